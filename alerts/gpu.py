@@ -47,7 +47,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
     memory_share = promql.per(promql.worst(gpu.MEMORY_USED, GPU), promql.worst(gpu.MEMORY_TOTAL, GPU))
     xid = promql.worst(dcgm.XID_ERRORS.metric, _DCGM_GPU)
     # also across a gap: an XID that was reported before stays reported
-    xid_before = f"max {by(_DCGM_GPU)} ({promql.seen(dcgm.XID_ERRORS.metric, hour, offset=hour)})"
+    xid_before = f"max {by(_DCGM_GPU)} ({promql.last_samples(dcgm.XID_ERRORS.metric, hour, offset=hour)})"
     damaged = " + ".join(
         promql.repeated(f.metric, quarter, _DCGM_GPU, per_second=False) for f in (dcgm.NVLINK_CRC, dcgm.NVLINK_REPLAY)
     )
@@ -62,7 +62,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMGPUMissing",
             Severity.WARNING,
-            f"group {by(GPU)} ({promql.seen(gpu.INFO, hour)}) unless group {by(GPU)} ({promql.series(gpu.INFO)}) "
+            f"group {by(GPU)} ({promql.last_samples(gpu.INFO, hour)})"
+            f" unless group {by(GPU)} ({promql.series(gpu.INFO)}) "
             f"and {on(TARGET)} ({promql.series(UP, (s.sidecar,))} == 1) "
             f"or {promql.current(sidecar.SOURCE_UP, _SOURCE, (_KIND_GPU,))} == 0 "
             # a host that never had a GPU has none missing

@@ -96,7 +96,7 @@ async def ask(
                 drained=await course(promql.per_second(vllm.REQUEST_SUCCESS, span, ENGINE, matchers), ENGINE),
                 p95={name: await course(promql.quantile(0.95, metric, span, MODEL, matchers), MODEL) for name,
                     metric in LATENCIES.items()},
-                observed={name: await course(promql.observed(metric, span, MODEL, matchers), MODEL) for name,
+                observed={name: await course(promql.observation_count(metric, span, MODEL, matchers), MODEL) for name,
                     metric in LATENCIES.items()},
                 bounds={name: await _bounds(prometheus, metric, matchers, over) for name, metric in LATENCIES.items()},
             )  # fmt: skip
@@ -116,7 +116,7 @@ async def _someone(
     settings: Settings,
     model: str | None,
 ) -> None:
-    question = promql.seen(vllm.NUM_REQUESTS_RUNNING, f"{round(window_s)}s", matchers)
+    question = promql.last_samples(vllm.NUM_REQUESTS_RUNNING, f"{round(window_s)}s", matchers)
     answer = await prometheus.as_of(question, now_s)
     if answer.error:
         raise NoEvidence(answer.error)

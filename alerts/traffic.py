@@ -237,7 +237,10 @@ def _disconnects(s: Settings) -> str:
     disconnected, requests = (recorded.requests(s, where) for where in (recorded.DISCONNECTED, ()))
     usually = promql.per(*(recorded.requests(s, where, "1d") for where in (recorded.DISCONNECTED, ())))
     logged = f"({promql.per(disconnected, requests)} > {ratio}) > 2 * ({usually}) and {disconnected} >= {few}"
-    begun, ended = recorded.observed(recorded.TTFT), promql.observed(vllm.E2E_REQUEST_LATENCY, s.window("5m"), MODEL)
+    begun, ended = (
+        recorded.observed(recorded.TTFT),
+        promql.observation_count(vllm.E2E_REQUEST_LATENCY, s.window("5m"), MODEL),
+    )
     open_ended = f"({begun} - {ended} - {promql.current(vllm.NUM_REQUESTS_RUNNING, MODEL)})"
     missing_in_log = f"{promql.per(open_ended, begun)} > {ratio} and {open_ended} >= {few}"
     return f"({logged}) or ({missing_in_log}) unless {on(MODEL)} {requests}"

@@ -1,7 +1,6 @@
-"""The page that Prometheus scrapes, from plain values: in the text format 0.0.4, or in OpenMetrics 1.0, which can carry
-exemplars.
+"""Exposition of plain values in the Prometheus text format 0.0.4, or in OpenMetrics 1.0 with exemplars.
 
-client_python stays the reference that both are compared with in the tests; it is not on the path of a scrape."""
+Tests compare both with client_python, which is not used for scrapes."""
 
 from __future__ import annotations
 
@@ -19,8 +18,9 @@ OPENMETRICS_TYPE = f"{OPENMETRICS}; version=1.0.0; charset=utf-8"
 
 
 class Exemplar(NamedTuple):
-    """An observation with its trace. value: in the histogram's unit. at_s: unix seconds, None where unknown. text: the
-    same in OpenMetrics."""
+    """Observation with a trace id.
+
+    value: in the histogram's unit. at_s: unix seconds, None if unknown. text: the exemplar in OpenMetrics."""
 
     trace_id: str
     value: float
@@ -29,11 +29,10 @@ class Exemplar(NamedTuple):
 
 
 class Distribution(NamedTuple):
-    """A histogram. bounds: upper bounds in seconds. counts: observations per bucket, one more than there are bounds.
-    sum: of all observations.
+    """Histogram. bounds: upper bounds in seconds. counts: observations per bucket, one more than bounds.
 
-    exemplars: one for each bucket or none at all. native: the same observations in exponential buckets, see
-    native_histogram; None: classic only."""
+    sum: of all observations. exemplars: one per bucket, or empty. native: the same observations in exponential
+    buckets, see native_histogram; None: classic only."""
 
     bounds: tuple[float, ...]
     counts: Sequence[int]
@@ -43,17 +42,16 @@ class Distribution(NamedTuple):
 
 
 Sample = tuple[Metric, Mapping[str, str], float | Distribution]
-Block = Mapping[str, tuple[Metric, str]]  # by family: the lines of some of its samples, without the head
+Block = Mapping[str, tuple[Metric, str]]  # by family: lines of some of its samples, without HELP and TYPE
 
 
 def render(samples: Iterable[Sample], openmetrics: bool = False) -> str:
-    """The page. Families stand together in the order in which they first come."""
+    """Return the exposition. Families are in the order of their first sample."""
     return page((block(samples, openmetrics),), openmetrics)
 
 
 def block(samples: Iterable[Sample], openmetrics: bool = False) -> Block:
-    """Samples as lines, to be put on a page now or later: who keeps a block of what has not changed pays for it
-    once."""
+    """Serialise samples to lines for one or more expositions, so that unchanged ones are serialised once."""
     metrics: dict[str, Metric] = {}
     lines: dict[str, list[str]] = {}
     for metric, labels, value in samples:
@@ -69,13 +67,13 @@ def block(samples: Iterable[Sample], openmetrics: bool = False) -> Block:
 
 
 def exemplar(trace_id: str, value: float, at_s: float | None) -> Exemplar:
-    """Return an exemplar with its text in OpenMetrics, which is written once and used at each scrape."""
+    """Return an exemplar with its OpenMetrics text, which is computed once."""
     at = "" if at_s is None else f" {at_s:.3f}"
     return Exemplar(trace_id, value, at_s, f' # {{trace_id="{_escaped(trace_id)}"}} {_number(value)}{at}')
 
 
 def page(blocks: Iterable[Block], openmetrics: bool = False) -> str:
-    """One page of several blocks."""
+    """Return the exposition of several blocks."""
     families: dict[str, list[str]] = {}
     for each in blocks:
         for name, (metric, text) in each.items():
@@ -88,7 +86,7 @@ def page(blocks: Iterable[Block], openmetrics: bool = False) -> str:
 
 @lru_cache(maxsize=4096)
 def head(metric: Metric, openmetrics: bool = False) -> str:
-    """The two lines that a family begins with."""
+    """Return the HELP and TYPE lines of a family."""
     kind = Kind.GAUGE if metric.kind is Kind.INFO else metric.kind
     family = metric.name.removesuffix("_total") if openmetrics and kind is Kind.COUNTER else metric.name
     return (
@@ -97,8 +95,7 @@ def head(metric: Metric, openmetrics: bool = False) -> str:
     )
 
 
-# Names, labels and bounds of a series are the same on every page; only its number changes. Of a page of 10,000 series
-# they are nine tenths.
+# Names, labels and bounds of a series never change; they are nine tenths of an exposition of 10,000 series.
 
 
 @lru_cache(maxsize=1 << 14)
@@ -109,7 +106,7 @@ def _plain_prefix(key: tuple[Any, ...]) -> str:
 
 @lru_cache(maxsize=1 << 12)
 def _places(key: tuple[Any, ...], bounds: tuple[float, ...], place: str) -> str:
-    """All lines of a histogram, with places for `%` to put their numbers in."""
+    """Return all lines of a histogram, with `%` placeholders for its numbers."""
     name, labels = key[0], _labels(key[1:]).replace("%", "%%")
     before, alone = (f"{labels},", f"{{{labels}}}") if labels else ("", "")
     buckets = "".join(f'{name}_bucket{{{before}le="{_number(bound)}"}} {place}\n' for bound in (*bounds, float("inf")))

@@ -1,8 +1,8 @@
-"""The fine ladder: classic buckets 9 % wide, for stores that take no native histograms.
+"""Fine histogram buckets, 9 % wide, for stores without native histograms.
 
-Each bound is one of the coarse ladder or 2^(i/8) s, which is also a bound of native buckets: the counts come from those
-and are exact. Nothing more is recorded or stored, so a sidecar may begin with either ladder at any start. An
-interpolated quantile is at most as far off as its bucket is wide, 9.05 %."""
+Each bound is one of the coarse ladder or 2^(i/8) s, which is also a bound of native buckets, so the counts come from
+those and are exact. Nothing more is recorded or stored, so a sidecar may switch ladders at any start. An
+interpolated quantile is off by at most its bucket's width, 9.05 %."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from exporters.exposition import Distribution, Exemplar, Sample
 from exporters.native_histogram import SCHEMA, NativeHistogram
 
 _PER_DOUBLING = 8
-_NATIVE = (1 << SCHEMA) // _PER_DOUBLING  # native buckets in one of these
-# First and last bound as powers of 2 s; outside of them the bounds are the coarse ones. 2^-10 is 0.98 ms.
+_NATIVE = (1 << SCHEMA) // _PER_DOUBLING  # native buckets per fine bucket
+# First and last fine bound as powers of 2 s; coarse bounds outside. 2^-10 is 0.98 ms.
 _RANGES: Mapping[Metric, tuple[int, int]] = {
     sidecar.TTFT: (-10, 6), sidecar.TPOT: (-10, 0), sidecar.E2E: (-8, 8), sidecar.QUEUE: (-10, 6),
     sidecar.ENGINE_QUEUE: (-10, 6),
@@ -27,7 +27,7 @@ _RANGES: Mapping[Metric, tuple[int, int]] = {
 
 
 def refine(samples: Iterable[Sample]) -> Iterator[Sample]:
-    """Yield the samples, the histograms of _RANGES with fine buckets as far as they have native ones."""
+    """Yield the samples, with fine buckets for histograms in _RANGES that have native ones."""
     for metric, labels, value in samples:
         if isinstance(value, Distribution) and value.native is not None and metric in _RANGES:
             yield metric, labels, _refined(value, value.native, *_merged(metric, value.bounds))
@@ -45,7 +45,7 @@ def _merged(metric: Metric, coarse: tuple[float, ...]) -> tuple[tuple[float, ...
     """Return all bounds in order, and for each the native bucket that ends there; None for a coarse bound."""
     first, last = (power * _PER_DOUBLING for power in _RANGES[metric])
     found: dict[float, int | None] = {2.0 ** (at / _PER_DOUBLING): at * _NATIVE for at in range(first, last + 1)}
-    found |= dict.fromkeys(coarse)  # a value that is exactly a bound of an objective stays where it was
+    found |= dict.fromkeys(coarse)  # a value equal to an SLO bound stays in its bucket
     bounds = tuple(sorted(found))
     return bounds, [found[bound] for bound in bounds]
 

@@ -1,6 +1,7 @@
-"""Request logs on their way into the books: followed, decoded, counted once, with what was wrong on the way beside it.
+"""Request log ingestion: follow, decode, count each record once, and record faults.
 
-Law: a line that is no record costs no other, is counted by its reason, and is never quoted: it may hold a prompt."""
+Invariant: an invalid line affects no other line, is counted by reason, and is never quoted because it may hold a
+prompt."""
 
 from __future__ import annotations
 
@@ -23,10 +24,10 @@ from exporters.tracing.span_queue import SpanQueue
 if TYPE_CHECKING:
     from exporters.tracing.genai_metrics import GenAiMetrics
 
-TOLD_AT_MOST = 50
+LOGGED_AT_MOST = 50
 CLOCKS_DIFFER_S = 1.0
-BATCH_BYTES = 2 << 20  # lines are counted by the thousand where there are as many
-# with GenAI metrics, which take 34 us for each record: a scrape waits for 15 ms of them, not 120
+BATCH_BYTES = 2 << 20  # lines per batch
+# with GenAI metrics at 34 us per record, so that a scrape waits 15 ms, not 120
 METERED_BATCH_BYTES = 1 << 18
 BAD_LINES = ("json", "type", "range", "size", "torn")
 
@@ -35,7 +36,7 @@ log = logging.getLogger("vllm_watch.sidecar")
 
 @dataclass(slots=True)
 class LogIngest:
-    """All request logs of this sidecar, and what is done with their lines."""
+    """All request logs of this sidecar and the consumers of their records."""
 
     tails: list[Tail]
     ledger: CounterStore
@@ -46,8 +47,8 @@ class LogIngest:
     lag_s: dict[str, float] = field(default_factory=dict)
     caught_up: set[str] = field(default_factory=set)
     failing: set[str] = field(default_factory=set)
-    told: set[str] = field(default_factory=set)
-    # behind the last line, of logs that were read to their end just now
+    logged_errors: set[str] = field(default_factory=set)
+    # end positions of logs that are read to their end
     _left_bytes: dict[str, int] = field(default_factory=dict)
     _faults: dict[str, Counter[str]] = field(default_factory=dict)
     _rotations: Counter[str] = field(default_factory=Counter)
@@ -62,8 +63,9 @@ class LogIngest:
                 tallies.faults.setdefault(path, {}).setdefault(why, 0)
 
     def poll(self, tail: Tail, now_s: float, clock_s: float) -> bool:
-        """Read and count what is new in one log. Return whether to read on at once. now_s: unix seconds, clock_s:
-        monotonic."""
+        """Read and count new lines of one log. Return True to read on at once.
+
+        now_s: unix seconds, clock_s: monotonic."""
         path = str(tail.path)
         self._left_bytes.pop(path, None)
         self.failing.add(path)
@@ -85,9 +87,10 @@ class LogIngest:
         return False
 
     def begin_commit(self) -> Callable[[], None] | None:
-        """As `Ledger.begin`, with how far the logs were counted. One that cannot be read keeps no other from being
-        complete; and as long as it could not even be looked at, nothing is known of it, which is not the same as
-        nothing read."""
+        """Begin a commit, like `CounterStore.begin`, with the positions up to which the logs were counted.
+
+        An unreadable log does not keep others from being complete. A log that was never opened has no position,
+        which differs from nothing read."""
         self.ledger.tallies.complete |= len(self.caught_up | self.failing) == len(self.tails)
         found = {str(tail.path): tail.positions() for tail in self.tails}
         return self.ledger.begin(
@@ -96,8 +99,7 @@ class LogIngest:
 
     @property
     def at_end(self) -> bool:
-        """Whether all logs were read to their end just now. Half a line, whose writer may be dead, is behind the
-        end."""
+        """Return True if all logs are read to their end. An incomplete last line is beyond the end."""
         return all(self._left_bytes.get(str(tail.path)) == tail.unread_bytes() for tail in self.tails)
 
     def _count(self, tail: Tail, fresh: Sequence[RequestRecord], now_s: float) -> None:
@@ -108,7 +110,7 @@ class LogIngest:
                 self.spans.add(record)
         if self.genai_metrics:
             self.genai_metrics.add_all(fresh)
-        self.accounts.ran(fresh, now_s)
+        self.accounts.on_requests(fresh, now_s)
         ended = ended_at(fresh[-1])
         lag_s = 0.0 if ended is None else now_s - ended
         tallies.ahead += lag_s < -CLOCKS_DIFFER_S
@@ -116,15 +118,15 @@ class LogIngest:
 
     def _refuse(self, tail: Tail, line: bytes, error: BadLine) -> None:
         self.ledger.tallies.bad[error.reason] += 1
-        # each fault once; never the line, which may hold a prompt
-        if str(error) not in self.told and len(self.told) < TOLD_AT_MOST:
-            self.told.add(str(error))
+        # each error once; never the line, which may hold a prompt
+        if str(error) not in self.logged_errors and len(self.logged_errors) < LOGGED_AT_MOST:
+            self.logged_errors.add(str(error))
             log.warning(
                 "%s: a line of %d bytes is no request record (%s): %s", tail.path, len(line), error.reason, error
             )
 
     def _note(self, tail: Tail) -> None:
-        """Add what happened to the file since the last look to what happened before a restart."""
+        """Add the file's faults since the last call to those of before a restart."""
         path, tallies = str(tail.path), self.ledger.tallies
         if tail.faults != (before := self._faults.setdefault(path, Counter())):
             for why, more in (tail.faults - before).items():
@@ -136,8 +138,9 @@ class LogIngest:
 
     @property
     def shown(self) -> bool:
-        """Whether the counts may be shown: once every log was read to its end. A scrape before that would take what
-        follows for new traffic."""
+        """Return True once every log was read to its end, so that counts may be exposed.
+
+        An earlier scrape would make later counts look like new traffic."""
         return self.ledger.complete
 
     def samples(self) -> Iterator[Sample]:

@@ -16,17 +16,17 @@ from operator import sub
 from typing import NamedTuple
 
 SCHEMA = 5
-ZERO_THRESHOLD_S = 2.0**-20  # about 1 us: a wait as short as this counts as no wait
+ZERO_THRESHOLD_S = 2.0**-20  # about 1 us; shorter waits count as zero
 
 _PER_DOUBLING = 1 << SCHEMA
 _ZERO_THRESHOLD_MS = ZERO_THRESHOLD_S * 1000
 # A key is a histogram's number x _KEYS + the place of a bucket. Place 0 is the zero bucket; place p > 0 is bucket p -
 # _PLACE_OF_0.
 _KEYS = 2048
-_HISTOGRAMS = 8  # that are counted together, at most
-_RECENT_BYTES = 1 << 16  # that are not counted yet
-_PLACE_OF_0 = _KEYS // 2  # so that there are places from below the zero threshold to 2^31 s, 68 years
-_MARGIN = 1e-9  # of a bucket; more than log2 is off, so that the estimate is the right place or the one below it
+_HISTOGRAMS = 8  # largest number counted together
+_RECENT_BYTES = 1 << 16  # not counted yet
+_PLACE_OF_0 = _KEYS // 2  # covers the zero threshold to 2^31 s, 68 years
+_MARGIN = 1e-9  # of a bucket; above the error of log2, so that the estimate is the right place or the one below
 _SHIFT = _PLACE_OF_0 - log2(1000.0) * _PER_DOUBLING - _MARGIN
 
 
@@ -38,7 +38,7 @@ def _bound_ms(step: int) -> float:
     return ldexp(bits, -43) if bits < 1 << 53 else ldexp(bits >> 1, -42)
 
 
-# of one doubling; all others are these times a power of 2
+# bounds of one doubling; all others are these times a power of 2
 _BOUNDS_MS = [_bound_ms(step) for step in range(_PER_DOUBLING)]
 # by key
 _UPPER_MS = [
@@ -49,8 +49,8 @@ _UPPER_MS = [
 class NativeHistogram(NamedTuple):
     """Observations per bucket, in the layout of the wire format.
 
-    spans: offset and length of each run of buckets, one after the other; the offset is counted from the end of the run
-    before it. counts: one for each bucket of the spans."""
+    spans: offset and length of each run of buckets; the offset counts from the end of the previous run. counts: one
+    per bucket of the spans."""
 
     zero_count: int
     spans: Sequence[int]
@@ -75,10 +75,10 @@ def observed_ms(histograms_ms: Iterable[Iterable[float]]) -> array[int]:
 
 
 class BucketCounts:
-    """Counts of several histograms by key, and their layout, which is computed anew only when a bucket was added.
+    """Counts of several histograms by key; their layout is recomputed only when a bucket was added.
 
-    What comes is kept as it came and counted when somebody looks: a few at a time wait for memory, as the counts of one
-    row push those of the others out of the processor's cache (450 ns each on a busy machine)."""
+    Observations are kept and counted on reading: counting a few at a time misses the processor's cache (450 ns each
+    on a busy machine)."""
 
     __slots__ = ("_counts", "_keys", "_recent", "_runs")
 
@@ -106,7 +106,7 @@ class BucketCounts:
         return self._counts
 
     def forget(self, histogram: int) -> None:
-        """Begin one histogram anew."""
+        """Reset one histogram."""
         counts = self.counts
         for key in [key for key in counts if key // _KEYS == histogram]:
             del counts[key]
@@ -117,7 +117,7 @@ class BucketCounts:
         return sum(count for key, count in self.counts.items() if key // _KEYS == histogram)
 
     def snapshot(self, histogram: int = 0) -> NativeHistogram:
-        """Return one histogram as it stands."""
+        """Return one histogram's current state."""
         counts, first = self.counts, histogram * _KEYS
         if len(counts) != len(self._keys):
             self._keys, self._runs = sorted(counts), {}
@@ -130,13 +130,12 @@ class BucketCounts:
 
 
 def deltas(counts: Sequence[int]) -> Iterable[int]:
-    """Yield each count less the one before it, as the wire format has them."""
+    """Yield the difference of each count from the previous one, as in the wire format."""
     return map(sub, counts, (0, *counts))
 
 
 def _spans_of(indices: Sequence[int]) -> Sequence[int]:
-    """Return the runs of consecutive indices, which are in order; of none, the one span that marks a histogram as
-    native."""
+    """Return the runs of consecutive sorted indices; without any, the one span that marks a histogram as native."""
     if not indices:
         return 0, 0
     starts = [0, *(at for at, step in enumerate(map(sub, indices[1:], indices), 1) if step != 1)]

@@ -1,5 +1,4 @@
-"""How each of our processes that run for weeks begins and keeps its memory: which event loop, which allocator, when
-garbage is looked for."""
+"""Setup of long-running processes: event loop, allocator and garbage collection."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 TIDY_EVERY_S = 60.0
-GARBAGE_AFTER = 50_000  # objects, not Python's 700: a batch of lines has thousands, and none of them is garbage
+GARBAGE_AFTER = 50_000  # objects, not Python's 700: a batch of lines has thousands of live objects
 
 # mallopt(3), by its numbers in malloc.h. Left alone, glibc makes an arena for each thread, up to eight for each core,
 # and raises the size from which a block is mapped on its own with the largest that was freed, up to 32 MiB: what a
@@ -23,25 +22,25 @@ _MMAP_THRESHOLD, _TRIM_THRESHOLD = (-3, 128 << 10), (-1, 128 << 10)
 
 
 def runner(garbage_after: int = GARBAGE_AFTER, batches: bool = False) -> asyncio.Runner:
-    """Runs what lasts. Call it when all is imported and nothing has made a thread: an arena that is there stays.
+    """Return the runner of a long-running process. Call it after all imports and before any thread starts.
 
-    batches: it takes megabytes at a time as a matter of course, which mapped anew each time would cost it a tenth of
-    its pace; `tidied` alone gives them back."""
+    An existing malloc arena stays. batches: the process regularly takes megabytes at a time, which would cost a
+    tenth of its speed if mapped anew each time; `tidied` alone releases them."""
     if libc := _glibc():
         for number, value in (_ARENA_MAX,) if batches else (_ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD):
             libc.mallopt(number, value)
-    gc.freeze()  # what is loaded by now stays, and need not be looked through again and again
+    gc.freeze()  # loaded objects stay, so they need not be scanned
     gc.set_threshold(garbage_after)
     return asyncio.Runner(loop_factory=_fast_loop())
 
 
 @contextlib.asynccontextmanager
 async def tidied(every_s: float = TIDY_EVERY_S) -> AsyncIterator[None]:
-    """Gives memory back now and then, while the block lasts.
+    """Release memory periodically while the block runs.
 
-    Little garbage is made, so its number alone would let it, and the interpreter's lists of freed tuples, lie for
-    hours; and what a heap has free below its end goes back to the system only when it is asked for. It takes some
-    milliseconds, so it is for those that answer no users: not the gateway."""
+    With little garbage, thresholds alone would leave it, and the interpreter's free lists, for hours; and free heap
+    memory returns to the system only on request. It takes some milliseconds, so use it where no users wait: not in
+    the gateway."""
     task = asyncio.create_task(_tidy(every_s), name="tidy")
     try:
         yield
@@ -57,18 +56,18 @@ async def _tidy(every_s: float) -> None:
 
 
 def trim() -> None:
-    """What is free on the heap goes back to the system, also from between what is in use."""
+    """Return free heap memory to the system, also from between used blocks."""
     if libc := _glibc():
         libc.malloc_trim(0)
 
 
 def tasks(loop: asyncio.AbstractEventLoop) -> int:
-    """Tasks of a loop that have not ended: a figure that only a leak lets grow without end."""
+    """Return the number of unfinished tasks of a loop, which only grows with a leak."""
     return len(asyncio.all_tasks(loop))
 
 
 def _glibc() -> Any:
-    """None where there is another: musl and macOS give memory back in their own way."""
+    """Return glibc; None on musl and macOS, which return memory on their own."""
     with contextlib.suppress(OSError):
         libc = ctypes.CDLL(None)
         return libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
@@ -78,7 +77,7 @@ def _glibc() -> Any:
 def _fast_loop() -> Callable[[], Any] | None:
     try:
         import uvloop
-    except ImportError:  # slower, the same otherwise
+    except ImportError:  # slower, otherwise equal
         return None
     loop: Callable[[], Any] = uvloop.new_event_loop
     return loop

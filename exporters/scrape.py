@@ -1,7 +1,7 @@
-"""The answer to a scrape, in the format that the scraper prefers: protobuf, OpenMetrics or text.
+"""Response to a scrape in the format that the client prefers: protobuf, OpenMetrics or text.
 
-Only protobuf carries native histograms, and Prometheus asks for it only where it stores them; everybody else gets the
-classic buckets as before."""
+Only protobuf carries native histograms, and Prometheus requests it only if it stores them; other clients get classic
+buckets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Block = exposition.Block | protobuf_exposition.Block
 
 
 class Format(Enum):
-    """A format of a scrape, with its content type. Of two that are wanted alike, the first one here is taken."""
+    """Exposition format with its content type. With equal preference the first one here is used."""
 
     PROTOBUF = protobuf_exposition.CONTENT_TYPE
     OPENMETRICS = exposition.OPENMETRICS_TYPE
@@ -24,7 +24,7 @@ class Format(Enum):
 
 
 def negotiate(accept: str) -> Format:
-    """Return the format with the highest q of an Accept header; text where it names none of ours."""
+    """Return the format with the highest q of an Accept header; text if it names none of ours."""
     wanted = dict(_wanted(accept))
     return max(Format, key=lambda one: wanted.get(one, 0.0)) if any(wanted.values()) else Format.TEXT
 
@@ -32,27 +32,27 @@ def negotiate(accept: str) -> Format:
 def answer(
     samples: Iterable[Sample], accept: str, blocks: Callable[[Format], Iterable[Block]] = lambda _: ()
 ) -> tuple[bytes, str]:
-    """Return the body and its content type. blocks: returns what was serialised before in a format."""
+    """Return the body and its content type. blocks: returns serialised samples in a format."""
     into = negotiate(accept)
     return page((block(samples, into), *blocks(into)), into), into.value
 
 
 def block(samples: Iterable[Sample], into: Format) -> Block:
-    """Serialise samples, to be put on a page now or later."""
+    """Serialise samples for one or more expositions."""
     if into is Format.PROTOBUF:
         return protobuf_exposition.block(samples)
     return exposition.block(samples, into is Format.OPENMETRICS)
 
 
 def page(blocks: Iterable[Block], into: Format) -> bytes:
-    """Return one page of blocks in its format."""
+    """Return one exposition of several blocks in their format."""
     if into is Format.PROTOBUF:
         return protobuf_exposition.page(cast("Iterable[protobuf_exposition.Block]", blocks))
     return exposition.page(cast("Iterable[exposition.Block]", blocks), into is Format.OPENMETRICS).encode()
 
 
 def _wanted(accept: str) -> Iterator[tuple[Format, float]]:
-    """Yield our formats with their q, the least wanted first."""
+    """Yield our formats with their q, least preferred first."""
     found = []
     for part in accept.lower().split(","):
         kind, *parameters = (piece.strip() for piece in part.split(";"))

@@ -1,7 +1,6 @@
-"""The sidecar: request logs, engines and GPUs read side by side, joined on one page.
+"""Sidecar: reads request logs, engines and GPUs, and exposes them joined.
 
-Law: one dead source never empties the page. Each source is guarded: what it last said stays, with its age and its
-errors beside it."""
+Invariant: a failing source never empties the exposition. Its last data stays, with its age and its errors."""
 
 from __future__ import annotations
 
@@ -48,20 +47,19 @@ from exporters.sidecar_config import OPEN_PATHS, EngineTarget, SidecarConfig, co
 from exporters.source_status import SourceStatus
 
 FIRST_GPU_READING_S = 10.0
-LOG_INTERVAL_S = 0.05  # how long a line waits at most before it is looked for
-COMMIT_S = 0.1  # how often what was counted is made safe while a backlog is read
+LOG_INTERVAL_S = 0.05  # maximum delay before a new line is read
+COMMIT_S = 0.1  # commit interval while a backlog is read
 RETRY_COMMIT_S = 1.0
-SETTLE_S = 0.5  # how often the log is compared with the engines
+SETTLE_S = 0.5  # interval of the reconciliation
 
 log = logging.getLogger("vllm_watch.sidecar")
 
 
 def open_ledger(config: SidecarConfig) -> tuple[CounterStore, Checkpoint | None, Mapping[str, bytes]]:
-    """The books as they were committed last, or new ones; the file that they are kept in; and what was stored of each
-    account.
+    """Open the counters: the store with its last commit or empty, its checkpoint, and the stored provider states.
 
-    Raises Locked where another sidecar keeps its books there, and OSError where the file cannot be read: to begin anew
-    would count all twice."""
+    Raises Locked if another sidecar uses the file, and OSError if it cannot be read: starting again would count
+    twice."""
 
     def fresh(checkpoint: Checkpoint | None) -> CounterStore:
         return CounterStore(
@@ -74,7 +72,7 @@ def open_ledger(config: SidecarConfig) -> tuple[CounterStore, Checkpoint | None,
     ledger, stored = fresh(checkpoint), {}
     try:
         stored = ledger.restore(checkpoint.open())
-        # One that was once written relative is the same log.
+        # a path that was relative before is the same log
         full = {
             path: whole if (whole := os.path.abspath(path)) in config.requests_log else path
             for path in ledger.positions
@@ -89,15 +87,16 @@ def open_ledger(config: SidecarConfig) -> tuple[CounterStore, Checkpoint | None,
 
 
 class Sidecar:
-    """Reads every source on its own beat and answers for all of them. GPU readings older than three beats and a
-    deadline are not shown."""
+    """Sidecar process: reads every source in its own interval and serves the result.
+
+    GPU readings older than three intervals plus a deadline are omitted."""
 
     def __init__(self, config: SidecarConfig, version: str = "0") -> None:
         self.config = config
         self.version = version
         self.started_s = time.time()
         self.ledger, self._checkpoint, stored = open_ledger(config)
-        # Records of before the start are history, unless a state says up to where every log was read.
+        # Records before the start are history, unless a state has the positions of every log.
         followed = bool(config.requests_log) and all(path in self.ledger.positions for path in config.requests_log)
         since_s = 0.0 if followed else self.started_s
         self.spans = SpanQueue(config.otlp, version, since_s) if config.otlp else None
@@ -145,18 +144,16 @@ class Sidecar:
         try:
             accounts = Joiner(*about, stored)
         except msgspec.MsgspecError as error:
-            log.error(
-                "what was stored of the engines and cards is of another release (%s); their accounts begin anew", error
-            )
+            log.error("the stored engine and GPU state is from another release (%s); it starts again", error)
             accounts = Joiner(*about, {})
-        self.ledger.keep(accounts.accounts())
+        self.ledger.keep(accounts.state_providers())
         return accounts
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._session = aiohttp.ClientSession()
         if not self.logs.tails and not self.config.engines:
-            log.warning("neither requests_log nor engines are configured: there is little to show")
+            log.warning("neither requests_log nor engines are configured: few metrics are available")
         for telemetry in (self.spans, self.genai_metrics):
             if telemetry:
                 telemetry.start()
@@ -184,9 +181,9 @@ class Sidecar:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._writing:  # in its thread, which cannot be cancelled
+        if self._writing:  # runs in a thread that cannot be cancelled
             await asyncio.wait((self._writing,))
-        # what was seen since the last beat; an event that is written twice has one id
+        # events since the last write; a repeated event keeps its id
         with contextlib.suppress(OSError):
             await self._write_events()
         if self._gpu_source:
@@ -202,15 +199,15 @@ class Sidecar:
 
     @property
     def ready(self) -> bool:
-        """Every source was tried once; whether it answered is told by its own series."""
+        """True once every source was read or failed; its own series report which."""
         return all(source.tried for source in self.sources)
 
     def page(self) -> str:
-        """What is known now, as plain text."""
+        """Return current data as plain text."""
         return self.answer("")[0].decode()
 
     def answer(self, accept: str) -> tuple[bytes, str]:
-        """Return what is known now, in the format that an Accept header prefers, and its content type."""
+        """Return current data in the format that an Accept header prefers, and its content type."""
         return scrape.answer(self.samples(time.time()), accept, self.logs.blocks)
 
     def samples(self, now_s: float) -> Iterator[Sample]:
@@ -219,7 +216,7 @@ class Sidecar:
         if self._loop:
             yield sidecar_series.TASKS, {}, process.tasks(self._loop)
         for reason, times in self.rejected.items():
-            yield sidecar_series.TURNED_AWAY, {"reason": reason}, times
+            yield sidecar_series.LISTENER_REJECTED, {"reason": reason}, times
         for source in self.sources:
             yield from source.samples(now_s)
         yield from self.logs.samples()
@@ -235,7 +232,7 @@ class Sidecar:
                 yield (
                     sidecar_series.GPU_COST,
                     {"currency": prices.currency},
-                    sum(prices.per_hour(card.name) for card in self._gpus),
+                    sum(prices.per_hour(reading.name) for reading in self._gpus),
                 )
         if isinstance(prices := self.config.prices, Prices) and prices.budget_per_1k_tokens is not None:
             yield sidecar_series.COST_BUDGET, {"currency": prices.currency}, prices.budget_per_1k_tokens
@@ -252,8 +249,7 @@ class Sidecar:
         self._tasks.append(asyncio.create_task(loop(), name=f"{source.kind} {source.name}"))
 
     async def _follow_logs(self, sources: Sequence[SourceStatus]) -> None:
-        """Read all logs in turns, and make safe what was counted: at once where little comes, every COMMIT_S in a
-        flood."""
+        """Read all logs in turn and commit: at once at low rates, every COMMIT_S under load."""
         committed_s = settled_s = 0.0
         while True:
             more = False
@@ -261,18 +257,18 @@ class Sidecar:
                 async with source.guard():
                     more |= self.logs.poll(tail, time.time(), time.monotonic())
                     if not tail.found and not tail.unread_bytes():
-                        raise FileNotFoundError(f"{tail.path} is not there (yet)")
+                        raise FileNotFoundError(f"{tail.path} does not exist (yet)")
             now_s = time.monotonic()
             if now_s - settled_s >= SETTLE_S:
-                with self._booking("log"):
+                with self._guard_update("log"):
                     self.accounts.settle(time.time(), now_s, at_end=self.logs.at_end)
                     await self.accounts.compare_hour(time.time())
                 settled_s = now_s
             if not more or now_s - committed_s >= COMMIT_S:
-                with self._booking("counts"):
+                with self._guard_update("counts"):
                     await self._commit()
                 committed_s = now_s
-            await asyncio.sleep(0 if more else LOG_INTERVAL_S)  # a long backlog must not keep a scrape waiting
+            await asyncio.sleep(0 if more else LOG_INTERVAL_S)  # a long backlog must not delay a scrape
 
     async def _commit(self) -> None:
         if not self.ledger.up and time.monotonic() < self._retry_s:
@@ -294,16 +290,15 @@ class Sidecar:
             self.ledger.succeeded()
 
     @contextlib.contextmanager
-    def _booking(self, what: str) -> Iterator[None]:
-        """Bring something into the books. What fails there is a fault of ours: neither the engine, the cards nor the
-        log is down."""
+    def _guard_update(self, what: str) -> Iterator[None]:
+        """Run an update of the counters. A failure here is a bug: engines, GPUs and logs are not marked as down."""
         source = self._accounts_source
         try:
             yield
         except Exception:
             source.errors["other"] += 1
             if what not in self._unbooked:
-                log.exception("what came of the %s cannot be taken into the books", what)
+                log.exception("bug: cannot process data of %s", what)
             self._unbooked.add(what)
         else:
             self._unbooked.discard(what)
@@ -318,29 +313,28 @@ class Sidecar:
             text, version = await client.scrape()
             view = await asyncio.to_thread(engine_view.parse, text, version, self._readers[target.name].parse)
         except Exception:
-            with self._booking(f"engine {target.name}"):
-                accounts.gone(target.name, time.time(), time.monotonic())
+            with self._guard_update(f"engine {target.name}"):
+                accounts.on_failure(target.name, time.time(), time.monotonic())
             raise
-        with self._booking(f"engine {target.name}"):
-            accounts.looked(target.name, view, asked_s, asked_clock_s, time.time(), time.monotonic(), logged)
+        with self._guard_update(f"engine {target.name}"):
+            accounts.on_scrape(target.name, view, asked_s, asked_clock_s, time.time(), time.monotonic(), logged)
         if accounts.reconciler.names_due(target.name, time.monotonic()):
-            accounts.reconciler.named(target.name, await client.served_names(), time.monotonic())
+            accounts.reconciler.record_names(target.name, await client.served_names(), time.monotonic())
         for event in self.histories[target.name].observe(view, time.time()):
             log.info("%s", event.what)
             if self.config.events:
                 self._unwritten.append(event)
 
     async def _read_gpu(self) -> None:
-        # A reading after none may have to load the driver, which takes seconds without persistence mode; this source is
+        # The first read may load the driver, which takes seconds without persistence mode; this source is
         # down meanwhile.
         first = self._gpu_source is not None and not self._gpu_source.up
         self._gpus = await self._gpu_reader.read(FIRST_GPU_READING_S if first else self.config.timeout_s / 2)
-        with self._booking("cards"):
-            self.accounts.cards(self._gpus, time.monotonic())
+        with self._guard_update("GPUs"):
+            self.accounts.on_gpus(self._gpus, time.monotonic())
 
     async def _read_events(self) -> None:
-        """Write what happened, then read what everyone wrote. A full disk is this source's failure, and the events wait
-        for it to end."""
+        """Write pending events, then read all. If the disk is full, this source fails and the events wait."""
         await self._write_events()
         self._events, _ = await asyncio.to_thread(events.read, Path(self.config.events or ""))
 
@@ -351,8 +345,9 @@ class Sidecar:
 
 
 def application(sidecar: Sidecar) -> web.Application:
-    """/metrics, /-/healthy (the process answers), /-/ready (every source was tried), and /events for those who have the
-    token."""
+    """Return the web application: /metrics, /-/healthy, /-/ready and /events.
+
+    healthy: the process responds. ready: every source was read once. /events needs the token."""
 
     async def metrics(request: web.Request) -> web.Response:
         page, content_type = sidecar.answer(request.headers.get("Accept", ""))
@@ -384,7 +379,7 @@ def application(sidecar: Sidecar) -> web.Application:
 
 
 async def serve(sidecar: Sidecar, stop: asyncio.Event) -> None:
-    """Serve until `stop` is set. Raises BadConfig when the address is taken or web_config cannot be used."""
+    """Serve until `stop` is set. Raises BadConfig if the address is in use or web_config is invalid."""
     runner = web.AppRunner(application(sidecar), access_log=None)
     where = sidecar.config.web_config
     guard = ListenerAuth(None if where is None else Path(where))

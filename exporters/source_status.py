@@ -1,4 +1,4 @@
-"""Health of what the sidecar reads: successes, failures and their reasons."""
+"""Health of the sidecar's sources: successes, failures and their reasons."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger("vllm_watch.sidecar")
 
 @dataclass(slots=True)
 class SourceStatus:
-    """How one source is doing. Times are unix seconds."""
+    """Health of one source. Times are unix seconds."""
 
     kind: str
     name: str
@@ -33,12 +33,11 @@ class SourceStatus:
 
     @contextlib.asynccontextmanager
     async def guard(self) -> AsyncIterator[None]:
-        """Run one reading; whatever goes wrong is counted by reason and told once, when the source goes down, and never
-        spreads."""
+        """Run one read. Failures are counted by reason, logged once when the source goes down, and never propagate."""
         began = time.perf_counter()
         try:
             yield
-        except Exception as error:  # the one place that must survive every failure of a source
+        except Exception as error:  # must survive every failure of a source
             self.errors[reason(error)] += 1
             if self.up or not self.tried:
                 log.warning(
@@ -64,8 +63,7 @@ class SourceStatus:
         yield from ((sidecar_series.SOURCE_ERRORS, {**labels, "reason": why}, self.errors[why]) for why in known)
 
 
-# Why a reading of each kind of source fails. All are shown at 0 from the start: growth needs a sample before the first
-# failure.
+# Failure reasons by kind of source. All are exposed at 0 from the start: rates need a sample before the first failure.
 REASONS: Mapping[str, tuple[str, ...]] = {
     "accounts": ("other",),
     "checkpoint": ("os", "other", "permission"),
@@ -77,11 +75,11 @@ REASONS: Mapping[str, tuple[str, ...]] = {
 
 
 def reason(error: BaseException) -> str:
-    """A failure as one of a few words, fit for a label."""
-    told = getattr(error, "reason", None)
+    """Return a failure as one of a few words for a label."""
+    gpu_reason = getattr(error, "reason", None)
     match error:
-        case gpu.GpuUnavailable() if isinstance(told, str):
-            return told
+        case gpu.GpuUnavailable() if isinstance(gpu_reason, str):
+            return gpu_reason
         case TimeoutError():
             return "timeout"
         case aiohttp.ClientResponseError():

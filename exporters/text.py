@@ -1,4 +1,4 @@
-"""Text that every package writes and reads: durations, Markdown tables, foreign text on a terminal, whole files.
+"""Text functions for all packages: durations, Markdown tables, untrusted text on a terminal, files.
 
 Invariant: this module imports nothing of ours, so that every package may use it."""
 

@@ -271,7 +271,7 @@ def _asked(answer: QueryResult, in_seconds: bool, only: Labels) -> LiveQuery:
 def _told(beyond: str | None, value: float, in_seconds: bool) -> str:
     """A value, or the bound that it lies beyond."""
     if beyond and in_seconds:
-        return bounds.told(beyond, value)
+        return bounds.format_bound(beyond, value)
     return f"{beyond or ''} {value:.6g}".strip()
 
 

@@ -1,2 +1,3 @@
-"""What keeps the project up: pins, audit, release. Not part of what is installed; `make pins`, `make audit`, `make
-release` run it."""
+"""Maintenance tools: pins, audit, release.
+
+Not part of the installed product; `make pins`, `make audit` and `make release` run them."""

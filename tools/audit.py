@@ -1,11 +1,10 @@
-"""Says what is known against the dependencies that requirements/run.txt pins: vulnerabilities, by pip-audit; licences,
-from what is installed.
+"""Audit of the dependencies in requirements/run.txt: vulnerabilities by pip-audit, licences from installed metadata.
 
-    python -m tools.audit [--pip-audit PROGRAM] [--osv-url URL] [--licences]
+python -m tools.audit [--pip-audit PROGRAM] [--osv-url URL] [--licences]
 
-Advisories come from a service on the internet: PyPI's, or one that speaks OSV (google.github.io/osv.dev/post-v1-query),
-such as a firm's own. Where it cannot be asked, or does not know a package, the audit fails and says so: no answer is no
-all-clear. There is no offline mode, because a saved list would only say what was known when it was saved."""
+Advisories come from an online service: PyPI's, or one that implements OSV (google.github.io/osv.dev/post-v1-query),
+such as a company's own. If it does not respond or does not know a package, the audit fails: no answer is no
+all-clear. There is no offline mode, because a saved list is out of date."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ FINE = (
     "3-Clause BSD License", "BSD License",
     "ISC", "PSF-2.0", "Python Software Foundation License", "MPL-2.0", "Mozilla Public License 2.0 (MPL 2.0)",
 )  # fmt: skip
-# Where the metadata says nothing: what the licence file in the package says.
+# Licences read from the package's licence file, for packages without metadata.
 READ = {"promql-parser": "MIT"}
 TIMEOUT_S = 300.0
 _NOT_REACHED = (
@@ -40,52 +39,52 @@ _NOT_REACHED = (
 
 @dataclass(frozen=True, slots=True)
 class Licence:
-    """What a distribution says of its licence; said: '' where it says nothing."""
+    """Licence of a distribution; said: '' if its metadata has none."""
 
     name: str
     said: str
 
     @property
     def fine(self) -> bool:
-        """Whether every part of it is on our list; of an OR one part is enough."""
+        """Return True if every part of it is on our list; of an OR one part is enough."""
         if re.search(r"\([^()]*\b(?:AND|OR)\b", self.said):
-            return False  # one within the other: let a person look
+            return False  # nested: needs a manual check
         alternatives = [re.split(r"\s+AND\s+|;", part.strip(" ()")) for part in re.split(r"\s+OR\s+", self.said)]
         return bool(self.said) and any(all(_bare(term) in map(_bare, FINE) for term in terms) for terms in alternatives)
 
 
 def _bare(term: str) -> str:
-    """A licence's name without the brackets around it, or at its own end."""
+    """Return a licence name without surrounding brackets."""
     return term.strip(" ()")
 
 
-def licence(name: str, its: metadata.PackageMetadata) -> Licence:
-    """The SPDX expression, else the classifiers, else the first line of the free text."""
-    told: dict[str, Any] = its.json
+def licence(name: str, package: metadata.PackageMetadata) -> Licence:
+    """Return the SPDX expression, else the classifiers, else the first line of the free text."""
+    fields: dict[str, Any] = package.json
     classified = [
         line.rpartition(" :: ")[2]
-        for line in told.get("classifier", [])
+        for line in fields.get("classifier", [])
         if line.startswith("License :: ") and line.count("::") > 1
     ]
-    free = (told.get("license") or "").strip().splitlines()
+    free = (fields.get("license") or "").strip().splitlines()
     return Licence(
         name,
-        told.get("license_expression") or "; ".join(classified) or (free[0].strip() if free else READ.get(name, "")),
+        fields.get("license_expression") or "; ".join(classified) or (free[0].strip() if free else READ.get(name, "")),
     )
 
 
 def licences(pinned: Sequence[pins.Pin]) -> list[Licence]:
-    """Of those that are installed here; what is pinned for other systems only is left out."""
+    """Return the licences of installed pinned packages; pins for other systems are skipped."""
     installed = {pins.normal(one.metadata["Name"]): one.metadata for one in metadata.distributions()}
     return [licence(pin.name, installed[pin.name]) for pin in pinned if pin.name in installed]
 
 
 def verdict(report: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """From pip-audit's JSON: what is known against the dependencies, and what could not be asked."""
+    """Return the known vulnerabilities and the unknown packages of a pip-audit report."""
     rows = report["dependencies"]
     found = [
         f"{row['name']} {row['version']}:"
-        f" {vuln['id']}{', mended in ' + ', '.join(vuln['fix_versions']) if vuln['fix_versions'] else ''}"
+        f" {vuln['id']}{', fixed in ' + ', '.join(vuln['fix_versions']) if vuln['fix_versions'] else ''}"
         for row in rows
         for vuln in row.get("vulns", [])
     ]
@@ -93,11 +92,10 @@ def verdict(report: dict[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def vulnerabilities(program: str, requirements: Path, osv_url: str = "") -> tuple[int, str]:
-    """Exit status and one sentence. 0: the service knows every package and nothing against it; 1: something is known;
-    2: it was not answered.
+    """Return exit status and one sentence.
 
-    osv_url: of OSV's query; such a service answers of a package that it does not know as of one with nothing against
-    it."""
+    0: the service knows every package and no vulnerability; 1: vulnerabilities; 2: no answer. osv_url: an OSV query
+    URL; such a service cannot distinguish unknown packages from safe ones."""
     command = [
         program,
         "--disable-pip",
@@ -114,7 +112,7 @@ def vulnerabilities(program: str, requirements: Path, osv_url: str = "") -> tupl
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
         found, unasked = verdict(json.loads(done.stdout))
     except FileNotFoundError:
-        return 2, f"vulnerabilities: {program} is not here; `make audit` installs it"
+        return 2, f"vulnerabilities: {program} is missing; `make audit` installs it"
     except subprocess.TimeoutExpired:
         return 2, f"{_NOT_REACHED}: it took longer than {TIMEOUT_S:.0f} s"
     except json.JSONDecodeError:
@@ -132,23 +130,23 @@ def vulnerabilities(program: str, requirements: Path, osv_url: str = "") -> tupl
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit 0: nothing against them; 1: a vulnerability or a licence; 2: it could not be found out."""
-    asked = argparse.ArgumentParser(
-        prog="python -m tools.audit", description="Vulnerabilities and licences of what requirements/run.txt pins."
+    """Run the audit. Exit 0: no findings; 1: a vulnerability or a licence; 2: unknown."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.audit", description="Check the packages in requirements/run.txt."
     )
-    asked.add_argument("--pip-audit", default="pip-audit", metavar="PROGRAM", help="the pip-audit to run")
-    asked.add_argument(
+    parser.add_argument("--pip-audit", default="pip-audit", metavar="PROGRAM", help="pip-audit program to run")
+    parser.add_argument(
         "--osv-url",
         default="",
         metavar="URL",
-        help="ask this OSV service instead of PyPI, such as https://api.osv.dev/v1/query",
+        help="query this OSV service instead of PyPI, such as https://api.osv.dev/v1/query",
     )
-    asked.add_argument("--licences", action="store_true", help="licences only: asks no service")
-    options = asked.parse_args(arguments)
+    parser.add_argument("--licences", action="store_true", help="check licences only, offline")
+    options = parser.parse_args(arguments)
     path = ROOT / "requirements" / "run.txt"
     read = licences(pins.read(path.read_text(), path.name))
     for one in read:
-        sys.stdout.write(f"{'' if one.fine else 'look at   '}{one.name}: {one.said or 'says nothing of its licence'}\n")
+        sys.stdout.write(f"{'' if one.fine else 'look at   '}{one.name}: {one.said or 'no licence in its metadata'}\n")
     wrong = [one.name for one in read if not one.fine]
     sys.stdout.write(
         f"licences: {'look at ' + ', '.join(wrong) if wrong else f'{len(read)} packages, all fine beside Apache-2.0'}\n"

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LAYERS = ("exporters", "alerts", "dashboards", "stack")  # each may import itself and those before it
+LAYERS = ("exporters", "alerts", "dashboards", "stack")  # each may import itself and the ones before it
 PACKAGES = (*LAYERS, "runbooks")
-NOT_OURS = ("stack/lab/tiny_model.py",)  # run by the engine's own Python
+NOT_OURS = ("stack/lab/tiny_model.py",)  # run by the engine's Python
 PAGE = ROOT / "docs/internals/architecture.md"
 _PLACE = re.compile(r"(<!-- printed: imports -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -68,7 +68,7 @@ def cycles(graph: Graph) -> list[tuple[str, ...]]:
 
 
 def reachable(graph: Graph) -> dict[str, set[str]]:
-    """Return what each node leads to, directly or through others."""
+    """Return the nodes that each node reaches, directly or indirectly."""
     reach = {node: set(graph[node]) for node in graph}
     for middle in graph:
         for found in reach.values():
@@ -101,8 +101,7 @@ def packages(graph: Graph) -> dict[str, set[str]]:
 
 
 def drawing(graph: Graph) -> str:
-    """Return the top-level packages with the packages inside, and an arrow for each import between top-level packages,
-    for Mermaid."""
+    """Return a Mermaid chart of the packages, with an arrow for each import between top-level packages."""
     inside = packages(graph)
     lines = ["flowchart TD"]
     for top in ("stack", "dashboards", "runbooks", "alerts", "exporters"):
@@ -114,7 +113,7 @@ def drawing(graph: Graph) -> str:
 
 
 def written(page: str, graph: Graph) -> str:
-    """Return the page with the drawing in its place."""
+    """Return the page with the drawing inserted."""
     return _PLACE.sub(lambda found: found[1] + drawing(graph) + found[2], page)
 
 

@@ -1,11 +1,10 @@
-"""Prints requirements/*.txt: each dependency of pyproject.toml, and all that these need in turn, as one version with
-the hashes of its files.
+"""Generator of requirements/*.txt: every dependency of pyproject.toml, pinned to one version with file hashes.
 
-Law: versions are chosen here and nowhere else; whatever installs the project (make, the image) takes these files with
---require-hashes. A file is right for CPython 3.11 and later on every platform that its packages have wheels for: what
-differs stands behind a marker. No address of an index and no path of a machine gets into them.
+Invariant: versions are chosen here only; every installation (make, the image) uses these files with --require-hashes. A
+file is valid for CPython 3.11 and later on every platform that its packages have wheels for; differences have markers.
+It contains no index URL and no local path.
 
-    python -m tools.pins [--upgrade] [--check]"""
+python -m tools.pins [--upgrade] [--check]"""
 
 from __future__ import annotations
 
@@ -24,20 +23,19 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "requirements"
-PYTHON = "3.11"  # the oldest that may read the files
+PYTHON = "3.11"  # oldest supported version
 HEAD = "# Printed by `make pins` from pyproject.toml; not edited by hand. {what}\n"
 _ENTRY = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;]+)(?: ; (?P<marker>[^\\]+?))? \\")
 _HASH = re.compile(r"    --hash=sha256:(?P<hash>[0-9a-f]{64})(?: \\)?")
 
 
 class BadPins(ValueError):
-    """A file of pins that cannot be trusted, or that could not be made; one sentence."""
+    """Pins that are invalid or could not be made; one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One version of one distribution. marker: where it is wanted, '' for everywhere; hashes: SHA-256 of each file that
-    may be installed."""
+    """One version of one distribution. marker: '' for everywhere; hashes: SHA-256 of each allowed file."""
 
     name: str
     version: str
@@ -47,8 +45,7 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """One file of pins. extra: the optional dependencies of pyproject.toml that it holds; with_project: whether the
-    project's own are in it too."""
+    """One pins file. extra: the optional dependencies that it includes; with_project: include the project's own."""
 
     extra: str
     with_project: bool
@@ -64,8 +61,9 @@ SETS: Mapping[str, Set] = {
 
 
 def read(text: str, name: str) -> tuple[Pin, ...]:
-    """The pins of a file, in its order. Raises BadPins at the first line that is anything else: an address, a path, a
-    loose version, no hash."""
+    """Parse pins in file order.
+
+    Raises BadPins at the first other line: a URL, a path, a loose version, no hash."""
     return tuple(
         _entries(
             [(at, line) for at, line in enumerate(text.splitlines(), 1) if line and not line.startswith("#")], name
@@ -84,41 +82,38 @@ def _entries(lines: Sequence[tuple[int, str]], name: str) -> Iterator[Pin]:
             yield _pin(head, hashes, name)
         head, hashes = _ENTRY.fullmatch(line), []
         if not head:
-            raise BadPins(
-                f"{name}, line {at}: {line.strip()[:60]!r} is no version with hashes; print the file anew with `make"
-                " pins`"
-            )
+            raise BadPins(f"{name}, line {at}: {line.strip()[:60]!r} is no version with hashes; run `make pins`")
     if head:
         yield _pin(head, hashes, name)
 
 
 def _pin(head: re.Match[str], hashes: Sequence[str], name: str) -> Pin:
     if not hashes:
-        raise BadPins(f"{name}: {head['name']} has no hash; print the file anew with `make pins`")
+        raise BadPins(f"{name}: {head['name']} has no hash; run `make pins`")
     return Pin(normal(head["name"]), head["version"], (head["marker"] or "").strip(), tuple(hashes))
 
 
 def normal(name: str) -> str:
-    """A distribution's name as indexes compare them."""
+    """Return a distribution's normalised name, as in indexes."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def wanted(project: Mapping[str, Any], one: Set) -> list[str]:
-    """The lines of pyproject.toml that a file answers. project: its table of that name."""
+    """Return the requirements of pyproject.toml for a pins file. project: the table [project]."""
     own = project["dependencies"] if one.with_project else []
     return [*own, *(project["optional-dependencies"][one.extra] if one.extra else [])]
 
 
 def printed(text: str, what: str) -> str:
-    """What uv wrote, with our head and without comments, which would hold the command line of whoever ran it."""
+    """Return uv's output with our header and without comments, which contain local command lines."""
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     made = HEAD.format(what=what) + "\n".join(lines) + "\n"
-    read(made, "what uv printed")
+    read(made, "uv's output")
     return made
 
 
 def compile_set(uv: str, name: str, project: Mapping[str, Any], upgrade: bool) -> str:
-    """One file, made anew; versions that still fit stay unless `upgrade`. Raises BadPins with what uv said."""
+    """Return one file, regenerated; versions that still fit stay unless `upgrade`. Raises BadPins with uv's error."""
     one = SETS[name]
     command = [
         uv,
@@ -133,12 +128,12 @@ def compile_set(uv: str, name: str, project: Mapping[str, Any], upgrade: bool) -
         "--no-header",
         "--quiet",
     ]
-    # dev and run go into one environment: they must choose alike.
+    # dev and run share one environment: their versions must agree.
     command += ["-c", str(FOLDER / "run.txt")] * (name == "dev")
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / f"{name}.txt"
         if not upgrade and (FOLDER / made.name).is_file():
-            shutil.copy(FOLDER / made.name, made)  # uv keeps what it finds there
+            shutil.copy(FOLDER / made.name, made)  # uv keeps versions of an existing output file
         asked = "\n".join(wanted(project, one))
         done = subprocess.run(
             [*command, "--output-file", str(made)],
@@ -154,8 +149,9 @@ def compile_set(uv: str, name: str, project: Mapping[str, Any], upgrade: bool) -
 
 
 def _clean() -> dict[str, str]:
-    """Our environment without wheels of this machine, whose hashes nobody else could check. UV_DEFAULT_INDEX may name a
-    mirror."""
+    """Return the environment without local wheels, whose hashes others cannot check.
+
+    UV_DEFAULT_INDEX may name a mirror."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -164,21 +160,16 @@ def _clean() -> dict[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit 0: the files are (now) those that pyproject.toml asks for; 1: --check found another; 2: they could not be
-    made."""
+    """Run the generator. Exit 0: files are up to date (now); 1: --check found a difference; 2: generation failed."""
     asked = argparse.ArgumentParser(
         prog="python -m tools.pins", description="Print requirements/*.txt from pyproject.toml."
     )
-    asked.add_argument(
-        "--upgrade",
-        action="store_true",
-        help="take the newest versions that fit, instead of keeping those that still do",
-    )
-    asked.add_argument("--check", action="store_true", help="change nothing; exit 1 when a file is out of date")
+    asked.add_argument("--upgrade", action="store_true", help="upgrade all pins to the newest matching versions")
+    asked.add_argument("--check", action="store_true", help="only check; exit 1 when a file is out of date")
     options = asked.parse_args(arguments)
     uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
     if uv is None:
-        return _said("uv is not here; `make pins` installs it", 2)
+        return _said("uv is missing; `make pins` installs it", 2)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     changed = 0
     for name in SETS:

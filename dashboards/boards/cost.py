@@ -27,13 +27,13 @@ _NOBODY = (
     " shows, or time that nobody knows of."
 )
 _GPUS = Precondition(
-    "gpu", "GPU", f"group({promql.seen(attributed.ALLOCATED, _RANGE, _WHOLE)})",
+    "gpu", "GPU", f"group({promql.last_samples(attributed.ALLOCATED, _RANGE, _WHOLE)})",
     "No sidecar sees a GPU with an engine in this range: start it on the GPU host, with engines in its configuration.",
 )  # fmt: skip
 _PRICES = Precondition(
     "price",
     "price",
-    f"group({promql.seen(attributed.COST, _RANGE, _WHOLE)})",
+    f"group({promql.last_samples(attributed.COST, _RANGE, _WHOLE)})",
     "No price is set for a GPU in sight, so nothing here is money: put prices into the sidecar's configuration;"
     " docs/guides/cost.md says how.",
 )

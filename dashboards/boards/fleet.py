@@ -32,7 +32,7 @@ def _titled(title: str, query: Query) -> Query:
 
 def _seen(by: Sequence[str]) -> str:
     """1 for every engine that was there at any time of the shown range, also when it does not answer now."""
-    return f"group by ({', '.join(by)}) ({promql.seen(vllm.NUM_REQUESTS_RUNNING, _RANGE, _HERE)})"
+    return f"group by ({', '.join(by)}) ({promql.last_samples(vllm.NUM_REQUESTS_RUNNING, _RANGE, _HERE)})"
 
 
 def _frozen(by: tuple[str, ...] = _BY) -> str:

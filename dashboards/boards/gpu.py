@@ -47,8 +47,8 @@ WATTS = f"sum({_ours(gpu.POWER)})"
 PRESENT = Precondition(
     "gpu",
     "GPU",
-    f"group({promql.seen(gpu.INFO, queries.RANGE, _PLACE)}) or"
-    f" group({promql.seen(dcgm.GPU_TEMP.metric, queries.RANGE, _PLACE)})",
+    f"group({promql.last_samples(gpu.INFO, queries.RANGE, _PLACE)}) or"
+    f" group({promql.last_samples(dcgm.GPU_TEMP.metric, queries.RANGE, _PLACE)})",
     "No GPU is seen in this range: start the sidecar on the GPU host, or NVIDIA's dcgm-exporter. An engine on a CPU has"
     " none, which is no fault.",
 )
@@ -90,7 +90,7 @@ def _others(expr: str, but: str = _SEEN) -> str:
 def _their_links(field: Field) -> str:
     """Growth on the links of a card."""
     grown = promql.repeated(field.metric, RATE, ("UUID",), _PLACE, per_second=False)
-    return _others(field.base(grown), f"({promql.seen(gpu.NVLINK_ERRORS, '5m', _PLACE)})")
+    return _others(field.base(grown), f"({promql.last_samples(gpu.NVLINK_ERRORS, '5m', _PLACE)})")
 
 
 # Queries. Lines carry the start of the uuid; figures of all cards together say which exporter they are from.
@@ -104,7 +104,7 @@ def _line(expr: str, unit: Unit, called: str = "", per_second: bool = False) -> 
 def _lines(metric: Metric, field: Field, called: str = "") -> tuple[Query, Query]:
     """A gauge by card: from our sidecar, else from dcgm-exporter."""
     if metric.unit is not field.metric.unit:
-        raise promql.WrongQuestion(
+        raise promql.InvalidQuery(
             f"{metric.name} is in {metric.unit} and {field.metric.name} in {field.metric.unit}: not the same figure"
         )
     return _line(_ours(metric), metric.unit, called), _line(_theirs(field), metric.unit, called)

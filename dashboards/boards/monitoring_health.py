@@ -49,7 +49,7 @@ def _targets(metric: Metric, by: tuple[str, ...], within: str) -> tuple[Query, .
     return tuple(
         Query(
             f"{metric.across} by ({', '.join(by)}) ({promql.series(metric, _PLACE)} and on ({_ON}) "
-            f"({' or '.join(promql.seen(shown, within, _PLACE) for shown in told)}))",
+            f"({' or '.join(promql.last_samples(shown, within, _PLACE) for shown in told)}))",
             queries.legend(by, called), shown_unit(metric.unit),
         )
         for called, told in (("engine", (vllm.NUM_REQUESTS_RUNNING,)), ("", _WATCHERS))
@@ -58,7 +58,7 @@ def _targets(metric: Metric, by: tuple[str, ...], within: str) -> tuple[Query, .
 
 def _near_limit() -> Query:
     kept, limit = (promql.series(metric, _PLACE) for metric in (SCRAPE_SAMPLES_KEPT, SAMPLE_LIMIT))
-    told = " or ".join(promql.seen(shown, "1h", _PLACE) for shown in (vllm.NUM_REQUESTS_RUNNING, *_WATCHERS))
+    told = " or ".join(promql.last_samples(shown, "1h", _PLACE) for shown in (vllm.NUM_REQUESTS_RUNNING, *_WATCHERS))
     return Query(
         f"max by (job, instance) ({promql.per(kept, limit)} and on ({_ON}) ({told}))",
         queries.legend(_TARGET),
@@ -634,8 +634,8 @@ BOARD = Dashboard(
                     " them out. pipelined: a client does not wait for its answers. head_too_large, bad_request_line,"
                     " bad_framing: a client that speaks no HTTP/1.1, or a proxy that changes it.",
                     (
-                        queries.growth(gateway.TURNED_AWAY, by=("listener", "reason"), called="gateway"),
-                        queries.growth(sidecar.TURNED_AWAY, by=("reason",), called="sidecar"),
+                        queries.growth(gateway.LISTENER_REJECTED, by=("listener", "reason"), called="gateway"),
+                        queries.growth(sidecar.LISTENER_REJECTED, by=("reason",), called="sidecar"),
                     ),
                 ),
             ),

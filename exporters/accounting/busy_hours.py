@@ -1,4 +1,4 @@
-"""GPU seconds of each team and model, hour by hour, from the requests that overlapped."""
+"""GPU seconds of each team and model, hour by hour, from overlapping requests."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ HOUR_S = 3600.0
 
 
 def sweep(requests: Iterable[tuple[float, float, Who]], window: tuple[float, float]) -> dict[Who, float]:
-    """Seconds by team of (start_s, end_s, team): at each instant the second is split evenly over the requests then
-    running.
+    """Return seconds by team of (start_s, end_s, team): each instant is split evenly over the running requests.
 
-    They sum to the time in which any ran. A clock that goes 1/n as fast while n run gives each request the time it
-    shows between its ends."""
+    The result sums to the time with any running request. Computed with a clock that runs 1/n as fast while n run:
+    each request gets the difference between its ends."""
     from_s, to_s = window
     inside = [
         (max(start, from_s) - from_s, min(end, to_s) - from_s, team)
@@ -48,15 +47,14 @@ def sweep(requests: Iterable[tuple[float, float, Who]], window: tuple[float, flo
 
 
 class Hour:
-    """The requests that ran in one hour (unix seconds / 3600); beyond `limit` a sample in which each has the same
-    chance.
+    """Requests that ran in one hour (unix seconds / 3600); beyond `limit` a uniform sample.
 
-    names: who they were of, as (model_name, team). Which one is next to be kept is drawn ahead, so that most cost
-    nothing (Li's algorithm L)."""
+    names: their (model_name, team). The next one to keep is drawn ahead, so that most cost nothing (Li's algorithm
+    L)."""
 
     def __init__(self, hour: int, names: list[tuple[str, str]], limit: int, rng: random.Random) -> None:
         self.hour = hour
-        self.seen = 0
+        self.count = 0
         self._names, self._limit, self._rng = names, limit, rng
         self._starts, self._ends, self._who = array("d"), array("d"), array("H")
         self._next, self._highest = limit + 1, 1.0
@@ -65,27 +63,28 @@ class Hour:
         return len(self._starts)
 
     def add(self, start_s: float, end_s: float, who: int) -> None:
-        self.seen += 1
-        if self.seen <= self._limit:
+        self.count += 1
+        if self.count <= self._limit:
             self._starts.append(start_s)
             self._ends.append(end_s)
             self._who.append(who)
-            if self.seen == self._limit:
+            if self.count == self._limit:
                 self._skip()
-        elif self.seen == self._next:
+        elif self.count == self._next:
             place = self._rng.randrange(self._limit)
             self._starts[place], self._ends[place], self._who[place] = start_s, end_s, who
             self._skip()
 
     def _skip(self) -> None:
-        """Draw which one is kept next."""
-        # 1 would mean never again
+        """Draw the next one to keep."""
+        # 1 would stop sampling
         self._highest = min(self._highest * (1 - self._rng.random()) ** (1 / self._limit), 1 - 1e-12)
-        self._next = self.seen + 1 + int(math.log(1 - self._rng.random()) / math.log1p(-self._highest))
+        self._next = self.count + 1 + int(math.log(1 - self._rng.random()) / math.log1p(-self._highest))
 
     def seconds(self) -> dict[str, dict[str, float]]:
-        """Busy seconds by model and team, by `sweep`. Minute by minute, so that a thread that does it holds up no other
-        for long."""
+        """Return busy seconds by model and team, by `sweep`.
+
+        Computed minute by minute, so that a thread never blocks others for long."""
         minutes: defaultdict[tuple[int, str], list[tuple[float, float, str]]] = defaultdict(list)
         began_s, ended_s = self.hour * HOUR_S, (self.hour + 1) * HOUR_S
         for start, end, who in zip(self._starts, self._ends, self._who, strict=True):
@@ -101,8 +100,7 @@ class Hour:
 
 
 class Hours:
-    """Collects finished requests until an hour is over and `late_s` has passed for those that began in it and ended
-    after it."""
+    """Collector of finished requests until an hour is over and `late_s` has passed for late ones."""
 
     def __init__(self, limit: int = 300_000, late_s: float = 600.0, rng: random.Random | None = None) -> None:
         self._limit, self._late_s = limit, late_s
@@ -113,7 +111,7 @@ class Hours:
         self._closed = -1
 
     def add(self, start_s: float, end_s: float, model_name: str, team: str, now_s: float) -> None:
-        """Lines of hours long past, or to come, are left out: there is no live figure to compare them with."""
+        """Add a request. Lines of past or future hours are skipped: there is no live value to compare."""
         last, now = int(end_s // HOUR_S), int(now_s // HOUR_S)
         if not now - 1 <= last <= now:
             return
@@ -127,7 +125,7 @@ class Hours:
                 found.add(start_s, end_s, who)
 
     def close_hour(self, now_s: float) -> Hour | None:
-        """The oldest hour that is over, which is then no longer kept; ask it for its seconds in a thread."""
+        """Remove and return the oldest complete hour; compute its seconds in a thread."""
         due = [hour for hour in self._open if (hour + 1) * HOUR_S + self._late_s <= now_s]
         if not due:
             return None

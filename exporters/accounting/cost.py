@@ -1,7 +1,7 @@
-"""What teams and models used and cost over a time: from what Prometheus recorded, or from request logs alone.
+"""Usage and cost of teams and models over a period, from Prometheus or from request logs.
 
-Law: the total is the sum of the rows. Idle and unattributed time have rows of their own, and so has aborted work that
-no record claims. Aborted work that a record claims is in its team's row, with a column that says how much."""
+Invariant: the total is the sum of the rows. Idle, unattributed and unclaimed aborted work have their own rows.
+Aborted work claimed by a record is in its team's row, with a column for its part."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from exporters.requests.record import UNKNOWN_TEAM, RequestRecord, ended_at, est
 from exporters.text import printable
 
 BY = {"team": ("team",), "model": ("model",), "team,model": ("team", "model")}
-SHARED = "the split between teams is an estimate of share; what it splits, and so every total, is exact"
+SHARED = "the split between teams is an estimate; every total is exact"
 DEFAULT_SINCE_S = 86_400.0
 _KWH = 3.6e6
 
 
 @dataclass(slots=True)
 class TeamUse:
-    """What one team used of one model. Seconds of a whole card; cost in the report's currency.
+    """Usage of one model by one team. Seconds of a full GPU; cost in the report's currency.
 
-    aborted_seconds: of seconds, what went into requests that broke off. est_...: tokens of requests whose usage never
-    came; in no other figure."""
+    aborted_seconds: part of seconds spent on aborted requests. est_...: tokens of requests without usage; not in
+    other values."""
 
     seconds: float = 0.0
     aborted_seconds: float = 0.0
@@ -65,54 +65,54 @@ Uses = defaultdict[tuple[str, str], TeamUse]  # by team and model
 
 @dataclass(slots=True)
 class SourceTotals:
-    """What a source told. knows: which of cost, api, joules, estimates it knows. notes: what was assumed."""
+    """Totals from one source. known: which of cost, api, joules, estimates it has. notes: assumptions."""
 
     source: str
     from_s: float
     to_s: float
     currency: str | None = None
     uses: Uses = field(default_factory=lambda: defaultdict(TeamUse))
-    knows: set[str] = field(default_factory=set)
+    known: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=lambda: [SHARED])
 
 
 def report(found: SourceTotals, by: str = "team,model") -> dict[str, Any]:
-    """Rows and their total, largest first and what is nobody's last; None: the source does not know."""
+    """Return the rows and their total, largest first and unowned ones last; None: not available from the source."""
     names = BY[by]
     rows: Uses = defaultdict(TeamUse)
     for (team, model), use in found.uses.items():
         rows[team if "team" in names else "", model if "model" in names else ""].add(use)
     ordered = sorted(rows.items(), key=lambda row: (row[0][0] in NOBODY, -row[1].seconds, row[0]))
-    whole = TeamUse()
+    total = TeamUse()
     for _, use in ordered:
-        whole.add(use)
-    told = [
-        {name: {"team": team, "model": model}[name] for name in names} | _figures(use, whole, found.knows)
+        total.add(use)
+    result = [
+        {name: {"team": team, "model": model}[name] for name in names} | _figures(use, total, found.known)
         for (team, model), use in ordered
     ]
     return {
         "source": found.source, "from_s": found.from_s, "to_s": found.to_s, "by": by, "currency": found.currency,
-        "rows": told, "total": _figures(whole, whole, found.knows), "notes": found.notes,
+        "rows": result, "total": _figures(total, total, found.known), "notes": found.notes,
     }  # fmt: skip
 
 
-def _figures(use: TeamUse, whole: TeamUse, knows: set[str]) -> dict[str, float | None]:
-    cost, usage = (use.cost_allocation, use.cost_usage) if "cost" in knows else (None, None)
+def _figures(use: TeamUse, total: TeamUse, known: set[str]) -> dict[str, float | None]:
+    cost, usage = (use.cost_allocation, use.cost_usage) if "cost" in known else (None, None)
     return {
         "gpu_hours": use.seconds / HOUR_S,
         "aborted_gpu_hours": use.aborted_seconds / HOUR_S,
-        "share": use.seconds / whole.seconds if whole.seconds else 0.0,
+        "share": use.seconds / total.seconds if total.seconds else 0.0,
         "cost_allocation": cost,
         "cost_usage": usage,
         "allocation_per_1k_tokens": _per_1k(cost, use.tokens),
         "usage_per_1k_tokens": _per_1k(usage, use.tokens),
-        "joules": use.joules if "joules" in knows else None,
+        "joules": use.joules if "joules" in known else None,
         "prompt_tokens": use.prompt_tokens,
         "cached_tokens": use.cached_tokens,
         "completion_tokens": use.completion_tokens,
-        "est_prompt_tokens": use.est_prompt_tokens if "estimates" in knows else None,
-        "est_completion_tokens": use.est_completion_tokens if "estimates" in knows else None,
-        "api_cost": use.api_cost if "api" in knows else None,
+        "est_prompt_tokens": use.est_prompt_tokens if "estimates" in known else None,
+        "est_completion_tokens": use.est_completion_tokens if "estimates" in known else None,
+        "api_cost": use.api_cost if "api" in known else None,
     }
 
 
@@ -120,28 +120,26 @@ def _per_1k(cost: float | None, tokens: float) -> float | None:
     return 1000 * cost / tokens if cost is not None and tokens else None
 
 
-def as_csv(told: Mapping[str, Any]) -> str:
-    """The rows and their total, with every digit."""
+def as_csv(result: Mapping[str, Any]) -> str:
+    """Return the rows and their total as CSV, with all digits."""
     text = io.StringIO()
-    names = told["by"].split(",")
-    writer = csv.DictWriter(text, [*names, "currency", *told["total"]], lineterminator="\n")
+    names = result["by"].split(",")
+    writer = csv.DictWriter(text, [*names, "currency", *result["total"]], lineterminator="\n")
     writer.writeheader()
-    for row in told["rows"]:
-        writer.writerow({"currency": told["currency"], **row, **{name: _no_formula(row[name]) for name in names}})
-    writer.writerow({"currency": told["currency"], **dict.fromkeys(names, ""), names[0]: "total", **told["total"]})
+    for row in result["rows"]:
+        writer.writerow({"currency": result["currency"], **row, **{name: _no_formula(row[name]) for name in names}})
+    writer.writerow({"currency": result["currency"], **dict.fromkeys(names, ""), names[0]: "total", **result["total"]})
     return text.getvalue()
 
 
 def _no_formula(name: str) -> str:
-    """A name that came from a client, so that no spreadsheet obeys it: they show an apostrophe before it, and not what
-    it would reckon."""
+    """Return a client-supplied name that no spreadsheet evaluates: it shows an apostrophe before it."""
     return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name
 
 
-def sheet(told: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of the table, the total last; columns of which nothing is known are left out, and those of
-    estimates where there are none."""
-    money = told["currency"] or ""
+def sheet(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return table head and rows, total last; columns without data and estimates of 0 are omitted."""
+    money = result["currency"] or ""
     columns = {
         "gpu_hours": ("GPU hours", 4, 1.0), "aborted_gpu_hours": ("of which aborted", 4, 1.0),
         "share": ("share %", 1, 100.0), "cost_allocation": (f"{money} allocated", 4, 1.0),
@@ -154,10 +152,10 @@ def sheet(told: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     }  # fmt: skip
     shown = {
         name: column for name, column in columns.items()
-        if told["total"][name] is not None and not (name.startswith("est_") and told["total"][name] == 0)
+        if result["total"][name] is not None and not (name.startswith("est_") and result["total"][name] == 0)
     }  # fmt: skip
-    names = told["by"].split(",")
-    rows = [*told["rows"], {names[0]: "total", **told["total"]}]
+    names = result["by"].split(",")
+    rows = [*result["rows"], {names[0]: "total", **result["total"]}]
     cells = [
         [
             *(printable(row.get(name, "")) for name in names),
@@ -176,16 +174,15 @@ def _cell(value: float | None, digits: int, times: float) -> str:
 
 
 async def from_prometheus(where: Address, since_s: float, now_s: float, prices: Prices | None = None) -> SourceTotals:
-    """By the growth of each recorded series within the time, resets respected, and only then summed.
+    """Return totals by the increase of each recorded series, with resets, summed afterwards.
 
-    With prices, cost is reckoned from the seconds instead of taken as it was booked. Raises ValueError with a
-    sentence."""
-    found = SourceTotals(where.shown, now_s - since_s, now_s, knows={"joules"})
+    With prices, cost is computed from the seconds instead of the recorded cost. Raises ValueError with a sentence."""
+    found = SourceTotals(where.shown, now_s - since_s, now_s, known={"joules"})
     async with Prometheus(where) as prometheus:
         if prices:
-            await _reckoned(prometheus, since_s, now_s, prices, found)
+            await _price_seconds(prometheus, since_s, now_s, prices, found)
         else:
-            await _booked(prometheus, since_s, now_s, found)
+            await _add_recorded_cost(prometheus, since_s, now_s, found)
         async for labels, joules in _grown(prometheus, attributed.TEAM_ENERGY, ("model_name", "team"), since_s, now_s):
             _use(found, labels).joules += joules
         async for labels, tokens in _grown(prometheus, sidecar.TOKENS, ("model_name", "team", "type"), since_s, now_s):
@@ -195,15 +192,12 @@ async def from_prometheus(where: Address, since_s: float, now_s: float, prices: 
         async for labels, tokens in _grown(
             prometheus, sidecar.ESTIMATED_TOKENS, ("model_name", "team", "type"), since_s, now_s
         ):
-            found.knows.add("estimates")
+            found.known.add("estimates")
             part = {"prompt": TeamUse(est_prompt_tokens=tokens), "completion": TeamUse(est_completion_tokens=tokens)}
             _use(found, labels).add(part.get(labels.get("type", ""), TeamUse()))
     if prices:
         _at_api_prices(found, prices)
-    found.notes.append(
-        "growth is Prometheus' increase(): it reaches to the ends of the time by extrapolation, the same way for"
-        " every row"
-    )
+    found.notes.append("increase() in Prometheus extrapolates to the ends of the period, equally for every row")
     return found
 
 
@@ -227,18 +221,18 @@ async def _seconds(prometheus: Prometheus, since_s: float, now_s: float) -> list
     ]
     if not rows:
         raise ValueError(
-            f"{prometheus.where.shown} has no {attributed.TEAM_SECONDS.name} in this time: is a sidecar that reads"
-            " engines and cards scraped? With the request log alone: vllm-watch cost --log FILE"
+            f"{prometheus.where.shown} has no {attributed.TEAM_SECONDS.name} in this period: scrape a sidecar that"
+            " reads engines and GPUs. With the request log only: vllm-watch cost --log FILE"
         )
     return rows
 
 
 def _aborted(labels: Mapping[str, str], seconds: float) -> float:
-    """Return the seconds of a series as far as they went into requests that broke off."""
+    """Return the part of a series' seconds spent on aborted requests."""
     return seconds if labels.get("method") == ABANDONED or labels.get("team") == ABORTED else 0.0
 
 
-async def _booked(prometheus: Prometheus, since_s: float, now_s: float, found: SourceTotals) -> None:
+async def _add_recorded_cost(prometheus: Prometheus, since_s: float, now_s: float, found: SourceTotals) -> None:
     for labels, seconds in await _seconds(prometheus, since_s, now_s):
         _use(found, labels).add(TeamUse(seconds=seconds, aborted_seconds=_aborted(labels, seconds)))
     currencies = set()
@@ -251,26 +245,30 @@ async def _booked(prometheus: Prometheus, since_s: float, now_s: float, found: S
             use.cost_usage += cost
         else:
             use.cost_allocation += cost
-        found.knows.add("cost")
+        found.known.add("cost")
     async for labels, cost in _grown(
         prometheus, attributed.API_COST, ("currency", "model_name", "team"), since_s, now_s
     ):
         currencies.add(labels.get("currency", ""))
         _use(found, labels).api_cost += cost
-        found.knows.add("api")
+        found.known.add("api")
     if len(currencies) > 1:
         raise ValueError(
-            f"cost was booked in {' and '.join(sorted(currencies))} within this time; name one --prices FILE, or a"
+            f"cost was recorded in {' and '.join(sorted(currencies))} within this time; name one --prices FILE, or a"
             " shorter --since"
         )
     found.currency = currencies.pop() if currencies else None
     if not found.currency:
-        found.notes.append("no cost was booked: the sidecar has no `prices`; --prices FILE reckons it from the seconds")
+        found.notes.append(
+            "no cost was recorded: the sidecar has no `prices`; --prices FILE computes it from the seconds"
+        )
 
 
-async def _reckoned(prometheus: Prometheus, since_s: float, now_s: float, prices: Prices, found: SourceTotals) -> None:
-    """Cost at these prices: a model's cards each at their own, and its teams at the mean of them."""
-    answer = await prometheus.as_of(promql.seen(gpu.INFO, f"{round(since_s)}s"), now_s)
+async def _price_seconds(
+    prometheus: Prometheus, since_s: float, now_s: float, prices: Prices, found: SourceTotals
+) -> None:
+    """Compute cost at these prices: GPUs of a model at their own price, its teams at the mean."""
+    answer = await prometheus.as_of(promql.last_samples(gpu.INFO, f"{round(since_s)}s"), now_s)
     names = {one.metric.get("uuid", ""): one.metric.get("name") for one in answer.series}
     held: dict[str, float] = defaultdict(float)
     worth: dict[str, float] = defaultdict(float)
@@ -292,10 +290,9 @@ async def _reckoned(prometheus: Prometheus, since_s: float, now_s: float, prices
             )
         )
     found.currency = prices.currency
-    found.knows.add("cost")
+    found.known.add("cost")
     found.notes.append(
-        "cost is reckoned at the prices of the file, instead of those of each moment; a MIG instance costs its part of"
-        " a card"
+        "cost uses the prices of the file, not those of each moment; a MIG instance costs its share of a GPU"
     )
     if prices.spread_idle:
         _spread_idle(found)
@@ -306,8 +303,9 @@ async def _reckoned(prometheus: Prometheus, since_s: float, now_s: float, prices
 
 @dataclass(slots=True)
 class CostLog:
-    """Request logs as far as cost needs them. spans: start, end, and team with whether it broke off, by model and hour;
-    tokens: by team and model."""
+    """Cost data of request logs.
+
+    spans: start, end, and team with aborted flag, by model and hour; tokens: by team and model."""
 
     spans: defaultdict[tuple[str, int], list[tuple[float, float, tuple[str, bool]]]] = field(
         default_factory=lambda: defaultdict(list)
@@ -319,8 +317,9 @@ class CostLog:
     bad: BadLines = field(default_factory=BadLines)
 
     def add(self, record: RequestRecord, from_s: float, to_s: float) -> None:
-        """Count a record that ran within the time. What was refused used nothing; what broke off was work of its team
-        all the same."""
+        """Add a record that ran within the period.
+
+        Rejected requests used nothing; aborted ones count for their team."""
         end_s = ended_at(record)
         if record.outcome == "rejected":
             return
@@ -335,10 +334,10 @@ class CostLog:
         for hour in range(int(max(start_s, from_s) // HOUR_S), int(min(end_s, to_s) // HOUR_S) + 1):
             self.spans[model, hour].append((start_s, end_s, (team, broke_off)))
         if end_s <= to_s:
-            told = record.prompt_tokens, record.cached_tokens, record.completion_tokens, *estimated_tokens(record)
+            result = record.prompt_tokens, record.cached_tokens, record.completion_tokens, *estimated_tokens(record)
             names = "prompt_tokens", "cached_tokens", "completion_tokens", "est_prompt_tokens", "est_completion_tokens"
             self.tokens[team, model].add(
-                TeamUse(**{name: float(tokens or 0) for name, tokens in zip(names, told, strict=True)})
+                TeamUse(**{name: float(tokens or 0) for name, tokens in zip(names, result, strict=True)})
             )
         self.first_s, self.last_s = min(self.first_s, start_s), max(self.last_s, end_s)
 
@@ -348,25 +347,24 @@ def from_log(
     since_s: float | None,
     now_s: float,
     prices: Prices | None = None,
-    cards: Mapping[str, float] | None = None,
+    gpus: Mapping[str, float] | None = None,
 ) -> SourceTotals:
-    """By requests running at each moment. cards: how many each model runs on, "" for any other model; one where nothing
-    is said.
+    """Return totals by running requests. gpus: number per model, "" for others; one by default.
 
-    Without since_s the time is that of the log, and there is no idle: nothing says how long the cards were there.
+    Without since_s the period is that of the log, without idle, because the log does not cover allocated time.
     Raises ValueError, OSError."""
     if len({path.resolve() for path in paths}) != len(paths):
-        raise ValueError("--log names one file twice; it would be counted twice")
+        raise ValueError("--log lists a file twice; it would be counted twice")
     from_s, to_s = (float("-inf"), float("inf")) if since_s is None else (now_s - since_s, now_s)
     log = CostLog()
     for record in read_records(paths, log.bad):
         log.add(record, from_s, to_s)
     if not log.spans:
-        since = "" if since_s is None else " since then; a longer --since, or none, takes older ones"
+        since = "" if since_s is None else " in this period; use a longer --since, or none"
         raise ValueError(f"{paths[0]} holds no request with a time (ts and e2e_ms){since}; {log.bad.total} bad lines")
     from_s, to_s = (log.first_s, log.last_s) if since_s is None else (from_s, to_s)
-    found = SourceTotals(", ".join(map(str, paths)), from_s, to_s, knows={"estimates"})
-    count = {"": 1.0, **(cards or {})}
+    found = SourceTotals(", ".join(map(str, paths)), from_s, to_s, known={"estimates"})
+    count = {"": 1.0, **(gpus or {})}
     busy: dict[str, float] = defaultdict(float)
     for (model, hour), spans in log.spans.items():
         for (team, broke_off), seconds in sweep(
@@ -391,22 +389,22 @@ def _at_prices(found: SourceTotals, prices: Prices) -> None:
         use.cost_allocation = use.seconds / HOUR_S * prices.per_hour(None)
         use.cost_usage = 0.0 if team == IDLE else use.cost_allocation
     found.currency = prices.currency
-    found.knows.add("cost")
+    found.known.add("cost")
     if prices.spread_idle:
         _spread_idle(found)
     _at_api_prices(found, prices)
 
 
 def _spread_idle(found: SourceTotals) -> None:
-    """Idle cost over those who used the model, by what they used."""
+    """Spread idle cost over the users of a model, by usage."""
     for (team, model), idle in list(found.uses.items()):
         users = [use for (other, of), use in found.uses.items() if of == model and other != IDLE and use.cost_usage > 0]
         if team == IDLE and users:
-            whole = sum(use.cost_usage for use in users)
+            total = sum(use.cost_usage for use in users)
             for use in users:
-                use.cost_allocation += idle.cost_allocation * use.cost_usage / whole
+                use.cost_allocation += idle.cost_allocation * use.cost_usage / total
             idle.cost_allocation = 0.0
-    found.notes.append("idle cost is spread over those who used the model (spread_idle)")
+    found.notes.append("idle cost is spread over the users of the model (spread_idle)")
 
 
 def _at_api_prices(found: SourceTotals, prices: Prices) -> None:
@@ -417,33 +415,31 @@ def _at_api_prices(found: SourceTotals, prices: Prices) -> None:
                 use.completion_tokens + use.est_completion_tokens,
             )
             use.api_cost = price.cost(prompt, use.cached_tokens, completion)
-            found.knows.add("api")
+            found.known.add("api")
 
 
 def _log_notes(log: CostLog, count: Mapping[str, float], since_s: float | None, prices: Prices | None) -> Iterator[str]:
-    told = ", ".join(
-        f"{cards:g} for {model}" if model else f"{cards:g} for each {'other ' * (len(count) > 1)}model"
-        for model, cards in count.items()
+    result = ", ".join(
+        f"{gpus:g} for {model}" if model else f"{gpus:g} for each {'other ' * (len(count) > 1)}model"
+        for model, gpus in count.items()
     )
     yield (
-        f"cards are assumed, not measured (--gpus): {told}; all of a model's are taken as busy while any of its"
+        f"GPUs are assumed, not measured (--gpus): {result}; all of a model's count as busy while any of its"
         " requests runs"
     )
-    yield (
-        "a request runs from when it left the gateway's queue to its end; one that broke off is its team's, as aborted"
-    )
+    yield ("a request runs from leaving the gateway's queue to its end; an aborted one counts for its team")
     if since_s is None:
-        yield "no idle time: the log does not say how long the cards were there; --since does"
+        yield "no idle time: the log does not cover allocated time; set --since"
     if prices and prices.gpus:
-        yield "the log does not name the cards: each costs the default gpu_hour"
+        yield "the log does not name the GPUs: each costs the default gpu_hour"
     if log.untimed:
-        yield f"{log.untimed} requests without ts or e2e_ms have no part in it"
+        yield f"{log.untimed} requests without ts or e2e_ms are not included"
     if log.bad.total:
         yield f"{log.bad.total} lines are no request records"
 
 
-def cards_of(given: Iterable[str]) -> dict[str, float]:
-    """--gpus: a number for each model, or MODEL=N. Raises ValueError."""
+def parse_gpus(given: Iterable[str]) -> dict[str, float]:
+    """Parse --gpus: a number for each model, or MODEL=N. Raises ValueError."""
     found = {}
     for text in given:
         model, _, number = text.rpartition("=")
@@ -452,11 +448,11 @@ def cards_of(given: Iterable[str]) -> dict[str, float]:
         except ValueError:
             found[model] = 0.0
         if not 0 < found[model] < float("inf"):
-            raise ValueError(f"--gpus {text!r} is no number of cards; write it like 4 or chat=4")
+            raise ValueError(f"--gpus {text!r} is no number of GPUs; write it like 4 or chat=4")
     return found
 
 
-def reckon(
+def compute_report(
     url: Address | None,
     logs: Sequence[Path],
     since_s: float | None,
@@ -465,9 +461,9 @@ def reckon(
     gpus: Iterable[str],
     by: str,
 ) -> dict[str, Any]:
-    """The report that the command prints. Raises ValueError or OSError with a sentence."""
+    """Return the report of the command. Raises ValueError or OSError with a sentence."""
     if url:
         found = asyncio.run(from_prometheus(url, since_s or DEFAULT_SINCE_S, now_s, prices))
     else:
-        found = from_log(logs, since_s, now_s, prices, cards_of(gpus))
+        found = from_log(logs, since_s, now_s, prices, parse_gpus(gpus))
     return report(found, by)

@@ -1,4 +1,4 @@
-"""What a model used of its GPUs between two looks, and what its engine did meanwhile."""
+"""GPU use and engine work of a model between two scrapes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ UNATTRIBUTED = "__unattributed__"
 
 NOBODY = (IDLE, ABORTED, UNATTRIBUTED)
 
-DEFAULT_DECODE_WEIGHT = 4.0  # what API prices of output and input differ by, for want of anything measured
-DECODE_WEIGHTS = (0.25, 256.0)  # beyond these, the evidence is wrong
+DEFAULT_DECODE_WEIGHT = 4.0  # ratio of API prices for output and input, used without a measurement
+DECODE_WEIGHTS = (0.25, 256.0)  # limits of plausible values
 EVIDENCE_TOKENS = 100.0
 EVIDENCE_S = 0.001
 EVIDENCE_HALF_LIFE_S = 600.0
 MIG_SLICES = 7
-# source: NVIDIA's MIG user guide, and `nvidia-smi mig -lgip` of such a card
+# source: NVIDIA's MIG user guide, and `nvidia-smi mig -lgip` of such a GPU
 _FOUR_SLICES = re.compile(r"\bA30\b|RTX PRO [56]000")
 
 Who = TypeVar("Who")
@@ -37,11 +37,10 @@ NOTHING = Work()
 
 @dataclass(frozen=True, slots=True)
 class GpuShare:
-    """A card, or the part of one, that an engine runs on.
+    """GPU, or MIG instance, that an engine runs on.
 
-    fraction: 1, or for a MIG instance `mig_fraction(profile, name)`. joules: used between the two looks; None where
-    nobody measures.
-    method: how the joules were had; those of an instance come from `split_energy`."""
+    fraction: 1, or for a MIG instance `mig_fraction(profile, name)`. joules: used between two scrapes; None if not
+    measured. method: source of the joules; those of an instance come from `split_energy`."""
 
     uuid: str
     name: str | None = None
@@ -53,17 +52,18 @@ class GpuShare:
 
 @dataclass(frozen=True, slots=True)
 class UsageSample:
-    """What one engine did between two looks at it, and what the log says of its model by now. Unix seconds.
+    """Work of one engine between two scrapes, and the log's current state for its model. Unix seconds.
 
-    The first look at an engine has from_s = to_s. One that follows a gap, or finds the engine silent, has
-    running_before or running_after None. All ranks of an engine are one look. Growth between the looks, by the engine's
-    counters (each series on its own, then summed; a restart counts from 0):
-    inference_s, decode_s, prefill_s: its sums over finished requests. decode_s is request_decode_time_seconds; the sum
-    over request_time_per_output_token_seconds is one mean per request, short by the length of the answer.
-    produced: all prompt, cached and generated tokens.
-    Cumulative, whoever served the model: logged: by team. abandoned: by team, of requests that broke off, with
-    estimates where no usage came.
-    aborted, missing_in_log: from the comparison of log and engine."""
+    The first scrape has from_s = to_s. After a gap or without a response, running_before or running_after is None. All
+    ranks of an engine are one sample. Increases by the engine's counters (per series, then summed; a restart counts
+    from 0):
+
+    inference_s, decode_s, prefill_s: sums over finished requests. decode_s is request_decode_time_seconds; the sum over
+    request_time_per_output_token_seconds is one mean per request, short by the length of the answer. produced: all
+    prompt, cached and generated tokens.
+
+    Cumulative over all engines of the model: logged: by team. abandoned: by team, of aborted requests, with
+    estimates where usage is missing. aborted, missing_in_log: from the reconciliation."""
 
     upstream: str
     model_name: str
@@ -80,7 +80,7 @@ class UsageSample:
     abandoned: Mapping[str, Work] = field(default_factory=dict)
     aborted: Work = NOTHING
     missing_in_log: Work = NOTHING
-    cards: tuple[GpuShare, ...] = ()
+    gpus: tuple[GpuShare, ...] = ()
 
     @property
     def length_s(self) -> float:
@@ -88,11 +88,10 @@ class UsageSample:
 
     @property
     def busy_s(self) -> float | None:
-        """For how long requests ran. None: nobody knows.
+        """Return the time with running requests; None if unknown.
 
-        Running at both looks: all the time. At neither: requests came and went, for as long as they took, at most all
-        the time.
-        At one: half of it, for want of knowing when the first began or the last ended."""
+        Running at both scrapes: all of it. At neither: the time requests took, at most all of it. At one: half of
+        it, because start or end is unknown."""
         if self.running_before is None or self.running_after is None:
             return None
         if self.running_before and self.running_after:
@@ -106,35 +105,35 @@ class UsageSample:
         return self.busy_s == 0 and not (self.running_before or self.running_after or self.waiting)
 
 
-def mig_fraction(profile: str, card: str | None = None) -> float:
-    """The part of a card that a MIG profile such as 3g.40gb is: its compute slices of 7, or of the 4 of some cards.
+def mig_fraction(profile: str, gpu_name: str | None = None) -> float:
+    """Return the fraction of a GPU of a MIG profile such as 3g.40gb: its compute slices of 7, or of 4 on some GPUs.
+
     Raises ValueError."""
-    if not (found := re.match(r"(?:\d+c\.)?([1-7])g\.", profile)):
+    if not (match := re.match(r"(?:\d+c\.)?([1-7])g\.", profile)):
         raise ValueError(f"{profile!r} is no MIG profile; write it like 1g.10gb")
-    return min(1.0, int(found[1]) / (4 if card and _FOUR_SLICES.search(card) else MIG_SLICES))
+    return min(1.0, int(match[1]) / (4 if gpu_name and _FOUR_SLICES.search(gpu_name) else MIG_SLICES))
 
 
 def split_energy(
     joules: float, parts: Mapping[str, tuple[float, float | None]]
 ) -> dict[str, tuple[float, EnergyMethod]]:
-    """A card's energy over its MIG instances, as joules and method by uuid. parts: fraction, and activity (0 to 1, or
-    not known).
+    """Split a GPU's energy over its MIG instances: joules and method by uuid. parts: fraction, and activity (0 to 1).
 
-    By fraction x activity where every instance tells it and one worked; else by fraction. What belongs to no instance
-    goes with them."""
+    By fraction x activity if every instance reports activity and one was active; else by fraction. Energy outside
+    instances is split with them."""
     weights = {uuid: fraction * activity for uuid, (fraction, activity) in parts.items() if activity is not None}
     by_activity = len(weights) == len(parts) and sum(weights.values()) > 0
     if not by_activity:
         weights = {uuid: fraction for uuid, (fraction, _) in parts.items()}
-    whole = sum(weights.values())
+    total = sum(weights.values())
     return {
-        uuid: (joules * weight / whole, "mig_activity" if by_activity else "mig_fraction")
+        uuid: (joules * weight / total, "mig_activity" if by_activity else "mig_fraction")
         for uuid, weight in weights.items()
     }
 
 
 class Pool(msgspec.Struct):
-    """What was used and has no team yet: seconds of a whole card, joules by method, cost by currency."""
+    """Usage without a team yet: seconds of a full GPU, joules by method, cost by currency."""
 
     seconds: float = 0.0
     joules: dict[str, float] = {}
@@ -156,7 +155,7 @@ class Pool(msgspec.Struct):
         )
 
     def take(self, share: float) -> Pool:
-        """This share of it (0 to 1), which is then no longer in it."""
+        """Remove and return a share (0 to 1) of the pool."""
         taken = self.times(share)
         self.seconds -= taken.seconds
         self.joules = {m: j - taken.joules[m] for m, j in self.joules.items()}
@@ -165,9 +164,9 @@ class Pool(msgspec.Struct):
 
 
 class PhaseTimes(msgspec.Struct):
-    """What a token of each kind took of its request's time; the past fades as new tokens come, and rest keeps it.
+    """Decaying average of the request time per token of each kind; no decay while idle.
 
-    It is time as a request waits, not as the card works: a batch waits together."""
+    This is time as a request waits, not GPU work: a batch waits together."""
 
     decode_s: float = 0.0
     prefill_s: float = 0.0
@@ -185,7 +184,7 @@ class PhaseTimes(msgspec.Struct):
 
     @property
     def decode_weight(self) -> float | None:
-        """A generated token's time over a computed prompt token's. None: not enough was seen."""
+        """Return the time of a generated token relative to a computed prompt token; None without enough data."""
         if min(self.generated, self.computed) < EVIDENCE_TOKENS or min(self.prefill_s, self.decode_s) < EVIDENCE_S:
             return None
         low, high = DECODE_WEIGHTS

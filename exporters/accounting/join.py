@@ -1,8 +1,7 @@
-"""What looks at engines and cards add to the books: the log against the engine, and whose the GPU time, the energy and
-the cost were.
+"""Join of engine and GPU readings with the log: reconciliation, and attribution of GPU time, energy and cost.
 
-The arithmetic is in reconcile.py and attribution.py, which know no engine, no card and no clock; here the readings are
-brought into their words."""
+The arithmetic is in reconciliation.py and attribution.py, which know no engine, GPU or clock; this module converts
+readings to their types."""
 
 from __future__ import annotations
 
@@ -32,34 +31,33 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @dataclass(slots=True)
 class _Energy:
-    """Joules of every card and MIG instance since the sidecar started; how they were had; and what each reader of them
-    has taken."""
+    """Joules of every GPU and MIG instance since start-up, the method, and the value at each reader's last read."""
 
     joules: dict[str, float] = field(default_factory=dict)
     method: dict[str, gpu_use.EnergyMethod] = field(default_factory=dict)
     _last: dict[str, float] = field(default_factory=dict)
     _taken: dict[tuple[str, str], float] = field(default_factory=dict)
 
-    def read(self, cards: Iterable[GpuReading]) -> None:
-        """Take in a reading. A counter that fell began anew with a driver: what it shows is all there is to add."""
-        for card in cards:
-            if card.energy_joules is None:
+    def read(self, gpus: Iterable[GpuReading]) -> None:
+        """Add a reading. A counter that decreased restarted with the driver: its value is the increase."""
+        for gpu in gpus:
+            if gpu.energy_joules is None:
                 continue
-            before = self._last.get(card.uuid, card.energy_joules)
-            self._last[card.uuid] = card.energy_joules
-            grown = card.energy_joules - before if card.energy_joules >= before else card.energy_joules
-            if card.instances:
-                named = [(i.mig_uuid, i.profile, i.graphics_ratio) for i in card.instances if i.mig_uuid and i.profile]
+            before = self._last.get(gpu.uuid, gpu.energy_joules)
+            self._last[gpu.uuid] = gpu.energy_joules
+            grown = gpu.energy_joules - before if gpu.energy_joules >= before else gpu.energy_joules
+            if gpu.instances:
+                named = [(i.mig_uuid, i.profile, i.graphics_ratio) for i in gpu.instances if i.mig_uuid and i.profile]
                 shares = {
-                    uuid: (gpu_use.mig_fraction(profile, card.name), activity) for uuid, profile, activity in named
+                    uuid: (gpu_use.mig_fraction(profile, gpu.name), activity) for uuid, profile, activity in named
                 }
                 for uuid, (joules, method) in gpu_use.split_energy(grown, shares).items() if shares else ():
                     self._add(uuid, joules, method)
             else:
-                self._add(card.uuid, grown, card.energy_method or "counter")
+                self._add(gpu.uuid, grown, gpu.energy_method or "counter")
 
     def since(self, reader: str, uuid: str) -> float | None:
-        """Joules since this reader last asked; None where nobody measures."""
+        """Return joules since this reader's last call; None if not measured."""
         if (now := self.joules.get(uuid)) is None:
             return None
         before = self._taken.get((reader, uuid), now)
@@ -72,12 +70,10 @@ class _Energy:
 
 
 class Joiner:
-    """Reconciliation and attribution for some engines. gpus: by engine, the UUIDs of its cards or MIG instances; an
-    engine alone has all.
+    """Reconciliation and attribution for some engines. gpus: by engine, its GPU or MIG UUIDs; a single engine has all.
 
-    now_s tells when something was (unix seconds), clock_s (monotonic) how long it took: a clock that is put right must
-    not cost a year of GPU time.
-    stored: what `accounts` told when it was last stored. Raises msgspec.MsgspecError for what is none of it."""
+    now_s (unix seconds) dates events, clock_s (monotonic) measures durations: a clock correction must not cost a
+    year of GPU time. stored: the last stored state of `accounts`. Raises msgspec.MsgspecError for any other."""
 
     def __init__(
         self,
@@ -101,15 +97,15 @@ class Joiner:
         self.hours = Hours()
         self._traffic = traffic
         self._gpus = gpus
-        self._views: dict[str, tuple[float, EngineView]] = {}  # the last look at each engine, by the monotonic clock
+        self._views: dict[str, tuple[float, EngineView]] = {}  # last scrape of each engine, monotonic time
         self._silent: set[str] = set()
         self._energy = _Energy()
-        self._cards: dict[str, GpuShare] = {}  # what can be claimed, by UUID
+        self._visible_gpus: dict[str, GpuShare] = {}  # GPUs and instances that engines can claim, by UUID
         self._unclaimed_s: float | None = None  # monotonic
         self._revision = 0
 
-    def accounts(self) -> list[StateProvider]:
-        """What is stored and shown with the counts of the log."""
+    def state_providers(self) -> list[StateProvider]:
+        """Return the state providers to store and expose with the log's counters."""
         return [
             StateProvider(
                 "reconcile", self._revised, lambda: _encode(self.reconciler.state()), self.reconciler.samples
@@ -122,7 +118,7 @@ class Joiner:
     def _revised(self) -> int:
         return self._revision
 
-    def looked(
+    def on_scrape(
         self,
         upstream: str,
         view: EngineView,
@@ -132,8 +128,9 @@ class Joiner:
         clock_s: float,
         logged: Mapping[str, FinishedRequest],
     ) -> None:
-        """Take in an engine's page. asked_s, asked_clock_s: when it was asked for, by both clocks; logged: what the log
-        held then."""
+        """Process an engine's scrape.
+
+        asked_s, asked_clock_s: request time, by both clocks; logged: the log's counts at that time."""
         self._revision += 1
         self.reconciler.look(upstream, view, asked_s, logged, self._traffic.e2e_p99_s(), asked_clock_s=asked_clock_s)
         before_clock_s, before = self._views.get(upstream, (clock_s, view))
@@ -141,7 +138,7 @@ class Joiner:
         silent = upstream in self._silent
         self._silent.discard(upstream)
         self._views[upstream] = clock_s, view
-        cards = self._claimed(upstream)
+        gpus = self._claimed(upstream)
         for model, grown in engine_view.growth(before, view).items():
             self._advance(
                 UsageSample(
@@ -151,16 +148,16 @@ class Joiner:
                     waiting=sum(core.waiting for (name, _), core in view.cores.items() if name == model),
                     inference_s=grown.inference_s, decode_s=grown.decode_s, prefill_s=grown.prefill_s,
                     produced=Work(grown.prompt_tokens, grown.cached_tokens, grown.completion_tokens),
-                    cards=cards,
+                    gpus=gpus,
                 )
             )  # fmt: skip
-            cards = ()  # they are the engine's, and counted once, whatever it serves
-        self.attribution.unclaimed(cards, before_s, now_s)  # where it serves nothing
+            gpus = ()  # count the engine's GPUs once, for its first model
+        self.attribution.add_unclaimed(gpus, before_s, now_s)  # if it serves no model
 
-    def gone(self, upstream: str, now_s: float, clock_s: float) -> None:
-        """This engine did not answer. Its cards are there all the same; what they did nobody knows."""
+    def on_failure(self, upstream: str, now_s: float, clock_s: float) -> None:
+        """Process a failed scrape. The engine's GPUs stay allocated; their load is unknown."""
         self._revision += 1
-        self.reconciler.gone(upstream)
+        self.reconciler.on_failure(upstream)
         self._silent.add(upstream)
         if upstream not in self._views:
             return
@@ -168,35 +165,34 @@ class Joiner:
         before_s = now_s - (clock_s - before_clock_s)
         self._views[upstream] = clock_s, view
         if model := next((name for name, _ in view.cores), None):
-            self._advance(UsageSample(upstream, model, before_s, now_s, None, None, cards=self._claimed(upstream)))
+            self._advance(UsageSample(upstream, model, before_s, now_s, None, None, gpus=self._claimed(upstream)))
         else:
-            self.attribution.unclaimed(self._claimed(upstream), before_s, now_s)
+            self.attribution.add_unclaimed(self._claimed(upstream), before_s, now_s)
 
     def settle(self, now_s: float, clock_s: float, at_end: bool) -> None:
-        """Take in the newest state of the log. at_end: it was read to its end just now."""
+        """Process the newest state of the log. at_end: it was just read to its end."""
         self._revision += 1
         self.reconciler.settle(now_s, self._traffic.finished(), at_end, clock_s)
 
-    def cards(self, cards: Sequence[GpuReading], clock_s: float) -> None:
-        """Take in a reading of the cards. Those that no engine has cost money too."""
+    def on_gpus(self, gpus: Sequence[GpuReading], clock_s: float) -> None:
+        """Process a GPU reading. GPUs without an engine have a cost too."""
         self._revision += 1
-        self._energy.read(cards)
-        self._cards = {card.uuid: card for reading in cards for card in _parts(reading)}
+        self._energy.read(gpus)
+        self._visible_gpus = {gpu.uuid: gpu for reading in gpus for gpu in _parts(reading)}
         before_s, self._unclaimed_s = self._unclaimed_s, clock_s
         taken = {uuid for upstream in self._views for uuid in self._owned(upstream)}
-        free = [self._with_energy("", card) for uuid, card in self._cards.items() if uuid not in taken]
+        free = [self._with_energy("", gpu) for uuid, gpu in self._visible_gpus.items() if uuid not in taken]
         if before_s is not None:
-            self.attribution.unclaimed(free, before_s, clock_s)
+            self.attribution.add_unclaimed(free, before_s, clock_s)
 
-    def ran(self, records: Sequence[RequestRecord], now_s: float) -> None:
-        """Keep when these requests ran, for the other way to share the hour; worth the time only where there is a card
-        to share."""
-        if not self._cards:
+    def on_requests(self, records: Sequence[RequestRecord], now_s: float) -> None:
+        """Record when these requests ran, for the hourly comparison; skipped without a GPU."""
+        if not self._visible_gpus:
             return
         if not any(
             ended and now_s - ended < 2 * busy_hours.HOUR_S for ended in (ended_at(records[0]), ended_at(records[-1]))
         ):
-            return  # a backlog of hours long past, for which there is no live figure
+            return  # a backlog of past hours, without live values to compare
         placed = self.reconciler.state().placed
         for record in records:
             if (
@@ -215,12 +211,12 @@ class Joiner:
             )
 
     async def compare_hour(self, now_s: float) -> None:
-        """Where an hour is over, lay the two ways to share it side by side."""
+        """Compare both cost splits if an hour is complete."""
         if hour := self.hours.close_hour(now_s):
             self.attribution.compare(hour.hour, await asyncio.to_thread(hour.seconds))
 
     def _advance(self, look: UsageSample) -> None:
-        """With what the log and its comparison with the engine say of the model by now."""
+        """Advance the attribution with the current log and reconciliation of the model."""
         placed = self.reconciler.state().placed
         logged, abandoned = (
             self._by_team(works, look.model_name, placed) for works in (self._traffic.work(), self._traffic.abandoned())
@@ -244,19 +240,20 @@ class Joiner:
         if named := self._gpus.get(upstream):
             yield from named
         elif len(self._gpus) == 1:
-            yield from self._cards
+            yield from self._visible_gpus
 
     def _claimed(self, upstream: str) -> tuple[GpuShare, ...]:
-        """The engine's cards, with what they used since its last look. One that is not seen is there all the same, if
-        the operator says so."""
+        """Return the engine's GPUs with their energy since its last scrape.
+
+        A configured GPU counts as allocated even if it is not visible."""
         return tuple(
-            self._with_energy(upstream, self._cards.get(uuid, GpuShare(uuid))) for uuid in self._owned(upstream)
+            self._with_energy(upstream, self._visible_gpus.get(uuid, GpuShare(uuid))) for uuid in self._owned(upstream)
         )
 
-    def _with_energy(self, reader: str, card: GpuShare) -> GpuShare:
-        joules = self._energy.since(reader, card.uuid)
+    def _with_energy(self, reader: str, gpu: GpuShare) -> GpuShare:
+        joules = self._energy.since(reader, gpu.uuid)
         return GpuShare(
-            card.uuid, card.name, card.fraction, card.profile, joules, self._energy.method.get(card.uuid, "counter")
+            gpu.uuid, gpu.name, gpu.fraction, gpu.profile, joules, self._energy.method.get(gpu.uuid, "counter")
         )
 
 
@@ -265,7 +262,7 @@ def _running(view: EngineView, model: str) -> int:
 
 
 def _parts(reading: GpuReading) -> Iterator[GpuShare]:
-    """What an engine can run on: the card, or its MIG instances."""
+    """Yield what an engine can run on: the GPU, or its MIG instances."""
     if not reading.instances:
         yield GpuShare(reading.uuid, reading.name)
     for instance in reading.instances:

@@ -1,6 +1,6 @@
-"""What GPU hours cost, and what the same tokens would cost elsewhere: prices.yaml, or `prices` in sidecar.yaml.
+"""Prices of GPU hours and of API tokens: prices.yaml, or `prices` in sidecar.yaml.
 
-Law: every card has a price: that of the longest name found in its own name, else the default `gpu_hour`."""
+Invariant: every GPU has a price: that of the longest matching name, else the default `gpu_hour`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ _PROFILE = re.compile(r"\d+g\.\d+gb(\+.*)?")
 
 
 class GpuPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An hour of a card whose name contains `name`, upper and lower case alike; mig: of an instance, by profile such as
-    1g.10gb."""
+    """Price per hour of a GPU whose name contains `name`, case-insensitive.
+
+    mig: of an instance, by profile such as 1g.10gb."""
 
     name: str
     gpu_hour: float
@@ -25,7 +26,7 @@ class GpuPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError(
-                "name is a part of the card's name, such as H100; the price of every other card is gpu_hour beside gpus"
+                "name is a part of the GPU's name, such as H100; the default for all others is gpu_hour beside gpus"
             )
         _above_zero("gpu_hour", (self.gpu_hour,))
         _above_zero("mig", self.mig.values())
@@ -37,8 +38,9 @@ class GpuPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ApiPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A thousand tokens of a served model (or of any other: "*") bought elsewhere; cached input costs as much as other
-    input unless said."""
+    """Price per thousand tokens of a served model (or any other: "*") from an API.
+
+    Cached input costs as much as other input unless set."""
 
     model: str
     input_per_1k: float
@@ -49,10 +51,10 @@ class ApiPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("input_per_1k", "output_per_1k", "cached_input_per_1k"):
             price = getattr(self, name)
             if price is not None and not (price >= 0 and math.isfinite(price)):
-                raise ValueError(f"{name} is {price}; a price is 0 or more")
+                raise ValueError(f"{name} is {price}; a price must not be negative")
 
     def cost(self, prompt_tokens: float, cached_tokens: float, completion_tokens: float) -> float:
-        """Of tokens; cached ones are part of the prompt."""
+        """Return the cost of tokens; cached ones are part of the prompt."""
         cached_price = self.input_per_1k if self.cached_input_per_1k is None else self.cached_input_per_1k
         computed = max(0.0, prompt_tokens - cached_tokens)
         return (
@@ -61,10 +63,9 @@ class ApiPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a GPU hour costs, and what a thousand tokens may cost, in one currency; without a budget nobody is told when
-    it is passed.
+    """Prices and budget in one currency. Without a budget there is no budget alert.
 
-    spread_idle: idle time is charged to the teams by their shares of the same hour, instead of to __idle__."""
+    spread_idle: charge idle time to the teams by their usage of the same hour, instead of to __idle__."""
 
     gpu_hour: float
     budget_per_1k_tokens: float | None = None
@@ -77,7 +78,7 @@ class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not (self.gpu_hour > 0 and math.isfinite(self.gpu_hour)) or (
             self.budget_per_1k_tokens is not None and self.budget_per_1k_tokens <= 0
         ):
-            raise ValueError("prices are more than 0; leave `prices` out where there are none")
+            raise ValueError("prices must be greater than 0; omit `prices` if there are none")
         if not self.currency:
             raise ValueError("currency is empty; write it like USD or EUR")
         for name, listed in (("gpus", [g.name.lower() for g in self.gpus]), ("api", [a.model for a in self.api])):
@@ -85,7 +86,7 @@ class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} has {twice!r} twice; keep one price for it")
 
     def per_hour(self, name: str | None, fraction: float = 1.0, profile: str | None = None) -> float:
-        """An hour of a card, or of a MIG instance: its profile's price, else its fraction of the card's."""
+        """Return the hourly price of a GPU, or of a MIG instance: its profile's, else its fraction of the GPU's."""
         known = max(
             (g for g in self.gpus if g.name.lower() in (name or "").lower()), key=lambda g: len(g.name), default=None
         )
@@ -94,10 +95,10 @@ class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return (known.gpu_hour if known else self.gpu_hour) * fraction
 
     def api_price(self, model: str) -> ApiPrice | None:
-        """That of this model, else that of any model."""
+        """Return the price of this model, else that of any model."""
         return next((a for wanted in (model, ANY_MODEL) for a in self.api if a.model == wanted), None)
 
 
 def _above_zero(name: str, prices: Iterable[float]) -> None:
     if not all(price > 0 and math.isfinite(price) for price in prices):
-        raise ValueError(f"{name}: a price is more than 0")
+        raise ValueError(f"{name}: a price must be greater than 0")

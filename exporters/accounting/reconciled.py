@@ -1,4 +1,4 @@
-"""Counters of requests and tokens that one engine and its log agree on, or do not."""
+"""State of the reconciliation: counters of requests and tokens by engine and model."""
 
 from __future__ import annotations
 
@@ -19,18 +19,16 @@ NOTHING = FinishedRequest()
 
 
 class TokenPair(NamedTuple):
-    """Tokens of prompts and of answers."""
+    """Prompt and completion tokens."""
 
     prompt: int = 0
     completion: int = 0
 
 
 class CoreSnapshot(msgspec.Struct):
-    """An engine core at the last look. Its unfinished tokens (worked on, in no finished request) are told from these
-    levels on:
+    """Engine core at the last scrape. Its unfinished tokens (in no finished request) are relative to these levels:
 
-    idle_from: as they were when it was last idle. aborted_from: the same, or as they were at the first look at a core
-    at work."""
+    idle_from: values when it was last idle. aborted_from: the same, or values at the first scrape of a busy core."""
 
     totals: EngineTotals
     idle_from: TokenPair = TokenPair()
@@ -38,13 +36,14 @@ class CoreSnapshot(msgspec.Struct):
 
 
 class ReconciledEngine(msgspec.Struct):
-    """An engine at the last look. cores: by model and rank. asked: what the log held of each model when the page was
-    asked for."""
+    """Engine at the last scrape. cores: by model and rank.
+
+    logged_at_request: the log's counts by model at the scrape request."""
 
     looked_s: float
     started_s: float | None
     cores: dict[str, dict[str, CoreSnapshot]]
-    asked: dict[str, FinishedRequest]
+    logged_at_request: dict[str, FinishedRequest] = msgspec.field(name="asked")
     names: dict[str, str] = {}
 
 
@@ -53,11 +52,10 @@ def _none(causes: Iterable[str]) -> dict[str, list[int]]:
 
 
 class ReconciledModel(msgspec.Struct):
-    """What is kept of a model: counters since its first look, by cause where there are causes.
+    """State of a model: counters since its first scrape, by cause where there are causes.
 
-    skip: what the log held at the first look, by the names in it. suspected: by cause, the lines among which extra
-    lines of that cause are.
-    suspecting: by cause, what the log held when such lines may have begun; they may still come."""
+    skip: the log's counts at the first scrape, by name in it. suspected: by cause, the lines that may include extra
+    lines of that cause. suspecting: by cause, the log's counts when such lines may have begun; more may come."""
 
     first_s: float
     skip: dict[str, FinishedRequest]
@@ -72,7 +70,7 @@ class ReconciledModel(msgspec.Struct):
     suspecting: dict[str, FinishedRequest] = {}
 
     def booked(self) -> list[int]:
-        """The gap that is booked so far, by kind."""
+        """Recorded gap, by kind."""
         return [
             sum(c[k] for c in self.missing_in_log.values()) - sum(c[k] for c in self.extra_in_log.values())
             for k in range(len(KINDS))
@@ -95,8 +93,9 @@ class ReconciledModel(msgspec.Struct):
 
 
 class ReconciliationState(msgspec.Struct):
-    """All that outlives the process. seen: by name in the log, what has been taken in. placed: name in the log ->
-    model."""
+    """State that outlives the process.
+
+    seen: counted log values by name in the log. placed: name in the log -> model."""
 
     models: dict[str, ReconciledModel] = {}
     upstreams: dict[str, ReconciledEngine] = {}

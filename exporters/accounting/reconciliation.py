@@ -1,29 +1,23 @@
-"""The request log against the engine, to the last token. Pure: looks at engines and states of the log come in, counters
-come out.
+"""Reconciliation of the request log with the engine, per token. Pure.
 
-Law: logged + missing_in_log - extra_in_log + open = engine, for each kind, at every moment; and what is booked as
-missing_in_log or extra_in_log is sure.
+Invariant: logged + missing_in_log - extra_in_log + open = engine, for each kind, at every moment; recorded
+missing_in_log and extra_in_log are certain.
 
-A page and a log cannot be read in the same instant, so each look at the engines has two states of the log beside it.
-With gap = missing_in_log - extra_in_log, E what the engines had finished at the look, and L(t) what the log held at t:
+A scrape and a log cannot be read at the same instant, so each scrape has two states of the log. With gap =
+missing_in_log - extra_in_log, E the engines' finished work at the scrape, and L(t) the log's counts at t: E - L(later)
+<= gap <= E - L(scrape request).
 
-    E - L(later)  <=  gap  <=  E - L(when the page was asked for)
+Upper bound: what was logged at the scrape request had finished before, so it is in E or in no engine. Lower bound: what
+had finished at the scrape has its line `later`, so the excess of E over L is in no log. Two values of later are used:
 
-On the right: what was logged when the page was asked for had been finished before, so it is in E or in no engine.
-On the left: what had been finished at the look has its line `later`, so what E has beyond L is in no log. How late is
-late:
+far: a line comes at most `patience` after the engine finished (twice the 99th percentile of e2e, 30 s to an hour:
+clients may be slow, but not slower). Holds for each request, and is exact after that long without lines. Under load it
+gives little.
 
-  far    a line comes at most `patience` after the engine is done (twice the 99th percentile of e2e, 30 s to an hour: a
-  reader may be
-         slow, but not slower than that). True of each request, and exact as soon as that long nothing came. Under load
-         it says little.
-  near   a line comes on the average within a quarter of `delay` (1 s, or more where lines are known to be late). True
-  of many: it is used
-         over 30 s and 100 lines at least, of which the smallest difference counts. So what lingers is never taken for
-         what is missing.
+near: a line comes on average within a quarter of `delay` (1 s, or more if lines are known to be late). Holds for many:
+it is used over at least 30 s and 100 lines, with the smallest difference. So delayed lines never count as missing.
 
-Where both sides meet, the gap is known exactly, and what was suspected of restarts, of the start and of missing usage
-is settled."""
+If both bounds meet, the gap is known exactly, and suspicions of restarts, start-up and missing usage are settled."""
 
 from __future__ import annotations
 
@@ -47,48 +41,47 @@ from exporters.exposition import Sample
 from exporters.requests.work import FinishedRequest
 
 PATIENCE_AT_LEAST_S, PATIENCE_AT_MOST_S = 30.0, 3600.0
-DELAY_AT_LEAST_S = 1.0  # within which the line of an ordinary request is written and read
+DELAY_AT_LEAST_S = 1.0  # typical delay until a request's line is written and read
 DELAY_PER_LATENESS = 4.0
 NEAR_AT_LEAST_S = 30.0
 NEAR_AT_LEAST_LINES = 100
 NEAR_LOOKS = 500
-LOOKS_APART_S = 1.0  # engines of one model that are looked at together make one comparison
+LOOKS_APART_S = 1.0  # scrapes of one model's engines this close are one comparison
 NAMES_EVERY_S = 60.0
-NAMES_TRIES = 10  # so often an engine may fail to tell its names before we go on without them
+NAMES_TRIES = 10  # failed name requests before the engine is used without names
 
 
 @dataclass(slots=True)
 class _Look:
-    """A state of all engines of a model, to be compared with the log as it becomes complete. whole: every engine
-    answered.
+    """Scrapes of all engines of a model, to compare with the log as it completes.
 
-    at_s: unix seconds, to be shown. clock_s: monotonic, by which is waited."""
+    complete: every engine responded. at_s: unix seconds, exposed. clock_s: monotonic, for waiting."""
 
     at_s: float
     clock_s: float
     engine: FinishedRequest
-    asked: FinishedRequest
-    whole: bool
+    logged_at_request: FinishedRequest
+    complete: bool
     suspecting: set[str]
 
 
 @dataclass(slots=True)
 class _Watch:
-    """The looks at a model that are still compared. Not stored: after a restart new ones come."""
+    """Scrapes of a model under comparison. Not stored: after a restart new ones come."""
 
     patience_s: float = PATIENCE_AT_LEAST_S
     delay_s: float = DELAY_AT_LEAST_S
     changed: bool = False
     new: deque[_Look] = field(default_factory=deque)  # for the near comparison
     open: deque[_Look] = field(default_factory=deque)  # for the far one
-    # when, E - L, lines of L
+    # time, E - L, lines of L
     near: deque[tuple[float, FinishedRequest, int]] = field(default_factory=lambda: deque(maxlen=NEAR_LOOKS))
     last: _Look | None = None
 
 
 @dataclass(slots=True)
 class _Naming:
-    """When an engine was last asked for its names, and for which unknown names of the log this has been its answer."""
+    """Time of an engine's last name request, and the unknown log names for which it was the answer."""
 
     at_s: float = float("-inf")  # monotonic
     about: frozenset[str] = frozenset()
@@ -96,12 +89,12 @@ class _Naming:
 
 
 class Reconciler:
-    """Compares what engines finished with what the logs hold, per model.
+    """Comparison of engines with the logs, per model.
 
-    aliases: name in the log -> model_name of the engine's series; goes before what engines tell. upstreams: the engines
-    that are configured; until each has answered, extra lines are not booked. Call `look` for each page, `gone` for each
-    that did not come, and `settle` with every new state of the log. Looks count from when the log was first read to its
-    end."""
+    aliases: name in the log -> model_name of the engine's series; overrides the engines' names. upstreams:
+    configured engines; extra lines are recorded only after each has responded. Call `look` for each scrape,
+    `on_failure` for each failed one, and `settle` with every new state of the log. Scrapes count after the log was
+    first read to its end."""
 
     def __init__(
         self,
@@ -132,18 +125,17 @@ class Reconciler:
         *,
         asked_clock_s: float | None = None,
     ) -> None:
-        """Take in a page. logged: the log when the page was asked for, by name in it.
+        """Process a scrape. logged: the log's counts at its request, by name in the log.
 
-        late_s: by how much, on the average, a line comes after the engine is done, where that is known. asked_s,
-        asked_clock_s: when the page was asked for, in unix seconds and by the monotonic clock; without the latter one
-        clock is both."""
+        asked_s, asked_clock_s: request time in unix seconds and monotonic; None: one clock for both. late_s: mean
+        delay of a line after the engine finished, if known."""
         self._take(logged, newest=False)
         clock_s = asked_s if asked_clock_s is None else asked_clock_s
         if self._read_s is None or self._read_s > clock_s:
             return
         self._silent.discard(upstream)
         kept = self._kept.upstreams.get(upstream)
-        began_anew = kept is not None and _anew(kept, view)
+        began_anew = kept is not None and _is_restarted(kept, view)
         same = None if began_anew else kept  # as this very process was seen before
         new_models = self._add_models(view, asked_s, logged)
         self._place()
@@ -180,7 +172,7 @@ class Reconciler:
             looked_s=asked_s,
             started_s=view.started_s,
             cores=cores,
-            asked={name: self._logged_at(name, logged) for name in cores},
+            logged_at_request={name: self._logged_at(name, logged) for name in cores},
             names=kept.names if kept else {},
         )
 
@@ -206,13 +198,14 @@ class Reconciler:
         watch.patience_s = min(PATIENCE_AT_MOST_S, max(self._patience_s, 2 * e2e_p99_s))
         watch.delay_s = min(watch.patience_s, max(DELAY_AT_LEAST_S, DELAY_PER_LATENESS * late_s))
 
-    def gone(self, upstream: str) -> None:
-        """This engine did not answer; until it does, no extra line of its models is sure."""
+    def on_failure(self, upstream: str) -> None:
+        """Process a failed scrape: until the next success no extra line of the engine's models is certain."""
         self._silent.add(upstream)
 
     def names_due(self, upstream: str, clock_s: float) -> bool:
-        """Whether to ask an engine that was looked at for its names: at first, after a restart, when the log has a new
-        one, and once a minute."""
+        """Return True if an engine's names should be requested.
+
+        At first, after a restart, for a new log name, and once a minute."""
         if upstream not in self._kept.upstreams:
             return False
         naming = self._naming.get(upstream, _Naming())
@@ -220,8 +213,8 @@ class Reconciler:
             return True
         return clock_s - naming.at_s >= NAMES_EVERY_S
 
-    def named(self, upstream: str, names: Mapping[str, str] | None, clock_s: float) -> None:
-        """What the engine calls its model (`engine.names`); None: it did not say, which may pass."""
+    def record_names(self, upstream: str, names: Mapping[str, str] | None, clock_s: float) -> None:
+        """Record the engine's names for its model (`engine.names`); None: not reported, which may be temporary."""
         kept, naming = self._kept.upstreams.get(upstream), self._naming.setdefault(upstream, _Naming())
         naming.at_s = clock_s
         naming.failures = 0 if names is not None else naming.failures + 1
@@ -234,10 +227,9 @@ class Reconciler:
     def settle(
         self, now_s: float, logged: Mapping[str, FinishedRequest], at_end: bool, clock_s: float | None = None
     ) -> None:
-        """Take in the newest state of the log and book what has become sure. at_end: it was read to its end just now.
+        """Process the newest log state and record what became certain. at_end: it was just read to its end.
 
-        clock_s: the monotonic clock, by which is waited, so that a clock that is set back stalls nothing; without it
-        now_s is both."""
+        clock_s: monotonic clock for waiting, so that a clock set back stalls nothing; None: now_s is used."""
         clock_s = now_s if clock_s is None else clock_s
         self._take(logged, newest=True)
         if at_end and self._read_s is None:
@@ -274,29 +266,28 @@ class Reconciler:
                 yield reconciled.UNFINISHED, {**who, "type": kind}, unfinished
 
     def state(self) -> ReconciliationState:
-        """All that has to outlive the process. Encode it before the next call: it is not a copy."""
+        """Return the state that outlives the process. Encode it before the next call: it is not a copy."""
         return self._kept
 
     def aborted(self, model: str) -> TokenPair:
-        """Tokens of aborted requests so far."""
+        """Return tokens of aborted requests."""
         return self._kept.models[model].aborted if model in self._kept.models else TokenPair()
 
     def missing_in_log(self, model: str) -> TokenPair:
-        """Tokens so far that engines finished and no log shows, or shows without figures."""
+        """Return tokens finished by engines that no log has, or has without token counts."""
         if model not in self._kept.models:
             return TokenPair()
         causes = self._kept.models[model].missing_in_log.values()
         return TokenPair(sum(amounts[1] for amounts in causes), sum(amounts[2] for amounts in causes))
 
     def unfinished(self, model: str) -> TokenPair:
-        """Tokens in flight, or aborted since the engine was last idle."""
+        """Return tokens in flight, or aborted since the engine was last idle."""
         seen = [seen for upstream in self._kept.upstreams.values() for seen in upstream.cores.get(model, {}).values()]
         above = [_above(_unfinished(each.totals), each.idle_from) for each in seen]
         return TokenPair(sum(each.prompt for each in above), sum(each.completion for each in above))
 
     def _take(self, logged: Mapping[str, FinishedRequest], newest: bool) -> None:
-        """Count what the log gained. A state that was left behind is passed over; a newest one that is less began
-        anew."""
+        """Count the log's increase. An outdated state is skipped; a newest one with lower counts restarted."""
         seen = self._kept.seen
         for name, now in logged.items():
             before = seen.get(name, NOTHING)
@@ -314,7 +305,7 @@ class Reconciler:
         return self._kept.seen.keys() - self._kept.placed.keys()
 
     def _place(self) -> None:
-        """Names of the log that have become known count for their model, with all that came since its first look."""
+        """Assign log names that became known to their model, with all counts since its first scrape."""
         for name in self._unplaced():
             model = self._kept.models.get(self._model_of(name))
             if model is not None:
@@ -322,24 +313,26 @@ class Reconciler:
                 model.logged = model.logged.plus(self._kept.seen[name].minus(model.skip.pop(name, NOTHING)))
 
     def _model_of(self, name: str) -> str:
-        told = (upstream.names[name] for _, upstream in sorted(self._kept.upstreams.items()) if name in upstream.names)
-        return self.aliases.get(name) or next(told, name)
+        reported_names = (
+            upstream.names[name] for _, upstream in sorted(self._kept.upstreams.items()) if name in upstream.names
+        )
+        return self.aliases.get(name) or next(reported_names, name)
 
     def _logged_at(self, model: str, logged: Mapping[str, FinishedRequest]) -> FinishedRequest:
-        """What the log held of a model at an earlier state, on the scale of its counter."""
+        """Return the log's counts of a model at an earlier state, on the scale of its counter."""
         found = self._kept.models[model].logged
-        for name, its in self._kept.placed.items():
-            if its == model:
+        for name, placed_model in self._kept.placed.items():
+            if placed_model == model:
                 found = found.minus(self._kept.seen[name].minus(logged.get(name, NOTHING)))
         return found
 
     def _lost(self, upstream: ReconciledEngine) -> None:
-        """What this engine finished after its last look is in no count: lines since then may be extra."""
-        for name, asked in upstream.asked.items():
-            self._suspect(name, "restart", asked)
+        """Suspect extra lines after an engine restart: work after its last scrape is in no count."""
+        for name, logged_at_request in upstream.logged_at_request.items():
+            self._suspect(name, "restart", logged_at_request)
 
     def _suspect(self, name: str, cause: str, since: FinishedRequest) -> None:
-        """Lines from here on may be extra, until a look that is yet to come has been settled."""
+        """Suspect later lines to be extra, until a future scrape is settled."""
         suspecting = self._kept.models[name].suspecting
         suspecting[cause] = FinishedRequest._make(map(min, since, suspecting.get(cause, since)))
         for look in self._watches[name].open:
@@ -350,29 +343,37 @@ class Reconciler:
         return not any(name not in upstreams or model in upstreams[name].cores for name in self._silent)
 
     def _held(self, model: str) -> bool:
-        """Whether the log has names that may yet turn out to be this model's."""
+        """Return True if unassigned log names may belong to this model."""
         skip = self._kept.models[model].skip
         open_names = {
             name for name in self._unplaced() if self._kept.seen[name].requests > skip.get(name, NOTHING).requests
         }
-        its = [
+        engine_names = [
             name
             for name, upstream in self._kept.upstreams.items()
             if model in upstream.cores and name not in self._silent
         ]
-        return any(open_names - self._naming.get(name, _Naming()).about for name in its)
+        return any(open_names - self._naming.get(name, _Naming()).about for name in engine_names)
 
     def _compare(self, name: str, model: ReconciledModel, watch: _Watch, now_s: float, clock_s: float) -> None:
-        """Begin a comparison, and book extra lines that two looks in a row show."""
-        asked = [upstream.asked[name] for upstream in self._kept.upstreams.values() if name in upstream.asked]
-        oldest = FinishedRequest._make(map(min, zip(*asked, strict=True))) if asked else model.logged
+        """Start a comparison, and record extra lines confirmed by two consecutive scrapes."""
+        logged_at_request = [
+            upstream.logged_at_request[name]
+            for upstream in self._kept.upstreams.values()
+            if name in upstream.logged_at_request
+        ]
+        oldest = (
+            FinishedRequest._make(map(min, zip(*logged_at_request, strict=True))) if logged_at_request else model.logged
+        )
         look = _Look(now_s, clock_s, model.engine, oldest, self._whole(name), set(model.suspecting))
         before, watch.last, watch.changed = watch.last, look, False
         watch.new.append(look)
         watch.open.append(look)
-        if before is None or not before.whole or not look.whole or model.suspecting:
+        if before is None or not before.complete or not look.complete or model.suspecting:
             return
-        at_most = zip(before.engine.minus(before.asked), look.engine.minus(look.asked), strict=True)
+        at_most = zip(
+            before.engine.minus(before.logged_at_request), look.engine.minus(look.logged_at_request), strict=True
+        )
         for kind, (gap, booked) in enumerate(zip(islice(map(max, at_most), len(KINDS)), model.booked(), strict=True)):
             if gap < booked:
                 model.book_extra_in_log(kind, booked - gap)
@@ -390,7 +391,7 @@ class Reconciler:
                 self._settle_far(model, look)
 
     def _settle_near(self, model: ReconciledModel, watch: _Watch) -> None:
-        """Under load: what the engine had beyond the log at every one of many looks."""
+        """Under load: record the engine's minimum excess over the log over many scrapes."""
         near = watch.near
         clock_s, _, lines = near[-1]
         while len(near) > 2 and clock_s - near[1][0] >= NEAR_AT_LEAST_S and lines - near[1][2] >= NEAR_AT_LEAST_LINES:
@@ -404,11 +405,11 @@ class Reconciler:
                 model.book_missing_in_log(kind, amount)
 
     def _settle_far(self, model: ReconciledModel, look: _Look) -> None:
-        """After all patience: no line of what was finished at the look can come any more."""
+        """After the full patience: no line of work finished at the scrape can come any more."""
         for cause in look.suspecting:
             if (since := model.suspecting.pop(cause, None)) is not None:
                 model.suspected[cause] = model.suspected.get(cause, NOTHING).plus(model.logged.minus(since))
-        exact = look.whole and not model.suspecting and look.asked == model.logged
+        exact = look.complete and not model.suspecting and look.logged_at_request == model.logged
         for kind, (gap, booked) in enumerate(
             zip(look.engine.minus(model.logged)[: len(KINDS)], model.booked(), strict=True)
         ):
@@ -419,12 +420,12 @@ class Reconciler:
         if exact:
             model.suspected.clear()
             model.settled_missing = model.logged.missing
-        if look.whole:
+        if look.complete:
             model.settled_s = look.at_s
 
 
-def _anew(kept: ReconciledEngine, view: EngineView) -> bool:
-    """Whether this is another process than at the last look: a newer start, or a counter that fell."""
+def _is_restarted(kept: ReconciledEngine, view: EngineView) -> bool:
+    """Return True if the process changed since the last scrape: a newer start, or a decreased counter."""
     if kept.started_s is not None and view.started_s is not None and view.started_s > kept.started_s + 1:
         return True
     return any(
@@ -445,7 +446,7 @@ def _above(level: TokenPair, ground: TokenPair) -> TokenPair:
 
 
 def _after(model: ReconciledModel, before: CoreSnapshot, totals: EngineTotals, idle: bool) -> CoreSnapshot:
-    """The core after a look. In an idle one nothing is in flight: what it worked on and did not finish was aborted."""
+    """Return the core after a scrape. In an idle core nothing is in flight: its unfinished work was aborted."""
     if not idle:
         return CoreSnapshot(totals, before.idle_from, before.aborted_from)
     level = _unfinished(totals)

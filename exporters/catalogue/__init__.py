@@ -1,5 +1,6 @@
-"""Every series that vllm-watch knows, and the questions one may ask of it. The only folder in which metric names are
-typed."""
+"""Catalogue of every series that vllm-watch knows, and PromQL checks.
+
+Invariant: metric names are typed in this package only."""
 
 from exporters.catalogue.dcgm import DCGM
 from exporters.catalogue.gateway import GATEWAY

@@ -1,72 +1,71 @@
-"""Whose the GPU time, the energy and the cost were: series that add up to what the cards were there for, used and cost.
+"""GPU time, energy and cost by team: series that sum to the allocated, used and paid totals.
 
-Law: over all teams, with __idle__, __aborted__ and __unattributed__ among them, and what is pending, a series sums to
-the whole."""
+Invariant: over all teams, including __idle__, __aborted__ and __unattributed__, and the pending part, a series sums
+to the total."""
 
 from __future__ import annotations
 
 from exporters.catalogue.metric import Across, Kind, Metric, Unit
 
 _PRICED = "`prices` in the sidecar's configuration"
-_CARD = ("model_name", "uuid")
-_ESTIMATE = "Requests in one batch cannot be told apart on the card: the split is an estimate of share, exact in sum."
+_GPU = ("model_name", "uuid")
+_ESTIMATE = "Requests of one batch cannot be separated on the GPU: the split is estimated, the sum is exact."
 
 ALLOCATED = Metric(
     "vllm_watch_gpu_allocated_seconds_total",
     Kind.COUNTER,
     Unit.SECONDS,
-    "Time a card was there for a model, in seconds of a whole card: a MIG instance counts as its compute slices of 7.",
-    labels=_CARD,
-    notes=("model_name is __none__ for a card that no engine claims.",),
+    "GPU time allocated to a model, in seconds of a full GPU; a MIG instance counts as its compute slices of 7.",
+    labels=_GPU,
+    notes=("model_name is __none__ for a GPU that no engine claims.",),
 )
 BUSY = Metric(
     "vllm_watch_gpu_busy_seconds_total", Kind.COUNTER, Unit.SECONDS,
-    "Part of the allocated time in which the engine had requests running, in seconds of a whole card.", labels=_CARD,
-    notes=("From the engine, so it holds under MIG too. Time in which the engine did not answer is not in it.",),
+    "Allocated GPU time during which the engine had running requests, in seconds of a full GPU.", labels=_GPU,
+    notes=("Measured at the engine, so also valid under MIG. Excludes time in which the engine did not respond.",),
 )  # fmt: skip
 TEAM_SECONDS = Metric(
     "vllm_watch_gpu_seconds_total",
     Kind.COUNTER,
     Unit.SECONDS,
-    "Seconds of a whole card by team, and by method: tokens (busy time shared by work that ended), aborted (by requests"
-    " of the team that broke off), measured (idle), unknown.",
+    "Full-GPU seconds by team and method: tokens (busy time split by completed work), aborted (the team's aborted"
+    " requests), measured (idle), unknown.",
     labels=("method", "model_name", "team"),
     notes=(
         (
-            "__idle__: nothing ran. __aborted__: work that was broken off and that no record claims. __unattributed__:"
-            " work that no log shows."
+            "__idle__: no running requests. __aborted__: aborted work without a record. __unattributed__: work in no"
+            " request log."
         ),
-        "aborted is by the tokens of the record, which the gateway estimates where no usage came.",
+        "aborted uses the record's tokens, estimated by the gateway if there is no usage.",
         _ESTIMATE,
     ),
 )
 PENDING = Metric(
     "vllm_watch_gpu_pending_seconds", Kind.GAUGE, Unit.SECONDS,
-    "Busy time that no team has yet: that of requests still running.", labels=("model_name",),
+    "GPU busy time not yet attributed to a team: requests still running.", labels=("model_name",),
 )  # fmt: skip
 TEAM_ENERGY = Metric(
     "vllm_watch_energy_joules_total",
     Kind.COUNTER,
     Unit.JOULES,
-    "Energy of the cards by team, state (active, idle, unknown) and method: counter, integrated (power over time),"
+    "GPU energy by team, state (active, idle, unknown) and method: counter, integrated (power over time),"
     " mig_activity, mig_fraction.",
     labels=("method", "model_name", "state", "team"),
-    notes=("What a card draws when nothing runs is idle also while something does, and is __idle__'s.", _ESTIMATE),
+    notes=("Idle draw counts as idle and belongs to __idle__, also while requests run.", _ESTIMATE),
 )
 IDLE_WATTS = Metric(
     "vllm_watch_gpu_idle_watts",
     Kind.GAUGE,
     Unit.WATTS,
-    "Mean power of a card over the last 30 s or more in which its engine neither ran nor queued anything.",
+    "Mean GPU power over the last idle period of at least 30 s: engine without running or queued requests.",
     labels=("uuid",),
-    notes=("Absent until it was measured, and for MIG instances: their neighbours' work is in what the card draws.",),
+    notes=("Absent until measured, and for MIG instances: the GPU's power includes neighbouring instances.",),
 )
 COST = Metric(
     "vllm_watch_cost_total",
     Kind.COUNTER,
     Unit.CURRENCY,
-    "Cost of the cards by team, at the price of the moment. Basis allocation: all the time they were there; usage: busy"
-    " time only.",
+    "GPU cost by team at the current price. Basis allocation: all allocated time; usage: busy time only.",
     labels=("basis", "currency", "model_name", "team"),
     needs=_PRICED,
     notes=(_ESTIMATE,),
@@ -75,8 +74,8 @@ API_COST = Metric(
     "vllm_watch_api_cost_total",
     Kind.COUNTER,
     Unit.CURRENCY,
-    "What the logged tokens would have cost at the API prices in `prices`, "
-    "estimated ones of requests that broke off included.",
+    "Equivalent cost of the logged tokens at the API prices in `prices`, including estimated tokens of aborted"
+    " requests.",
     labels=("currency", "model_name", "team"),
     needs="`api` under `prices` in the sidecar's configuration",
 )
@@ -84,16 +83,16 @@ DECODE_WEIGHT = Metric(
     "vllm_watch_decode_weight",
     Kind.GAUGE,
     Unit.NONE,
-    "How much a generated token weighs beside a computed prompt token, by method: engine (its prefill and decode times)"
-    " or default.",
+    "Weight of a generated token relative to a computed prompt token, by method: engine (measured prefill and decode"
+    " times) or default.",
     labels=("method", "model_name"),
     across=Across.MEAN,
 )
 SHARE_DIFFERENCE = Metric(
     "vllm_watch_share_difference_ratio", Kind.GAUGE, Unit.RATIO,
-    "Last full hour: a team's share of busy time by requests running at each moment, less its share by tokens.",
+    "Cost split over the last full hour: share of busy time by running requests minus share by tokens, per team.",
     labels=("model_name", "team"), across=Across.MEAN,
-    notes=("Far from 0 means that the two ways to share disagree: long waits on few tokens, or the reverse.",),
+    notes=("Far from 0: the two methods disagree, for example long waits with few tokens.",),
 )  # fmt: skip
 
 ATTRIBUTED: tuple[Metric, ...] = (

@@ -1,9 +1,8 @@
-"""The series of NVIDIA's dcgm-exporter that our boards read where a team runs it and no sidecar. Read in its source,
-never run by us.
+"""Series of NVIDIA's dcgm-exporter, for hosts that run it instead of the sidecar. Read in its source, not run.
 
-Law: a Metric here names its base unit, a Field adds the unit in which DCGM really counts. Boards hold Fields, and the
-only way from a Field to a figure goes through `base`, so that nobody shows percent as a ratio or nanoseconds as
-seconds.
+Invariant: a Metric here names its base unit; a Field adds the unit that DCGM uses. Dashboards hold Fields and convert
+with `base`, so that no panel shows percent as a ratio or nanoseconds as seconds.
+
 Sources: NVIDIA/dcgm-exporter at d5e5f51 (May 2026): etc/default-counters.csv for names, kinds and units,
 internal/pkg/rendermetrics for labels; NVIDIA/DCGM dcgmlib/dcgm_fields.h for the fields that the list does not name."""
 
@@ -14,16 +13,15 @@ from enum import Enum
 
 from exporters.catalogue.metric import Across, Kind, Metric, Provenance, Unit
 
-# GPU_I_ID and GPU_I_PROFILE only on MIG instances; on Kubernetes pod, namespace and container of the workload come on
-# top.
+# GPU_I_ID and GPU_I_PROFILE only on MIG instances; Kubernetes adds pod, namespace and container of the workload.
 _LABELS = ("GPU_I_ID", "GPU_I_PROFILE", "UUID", "device", "gpu", "hostname", "modelName", "pci_bus_id")
-_COMMENTED = "a line in dcgm-exporter's counters file, where the default one has it commented out"
-_UNLISTED = "a line in dcgm-exporter's counters file; the default one does not name it"
-_WHOLE_CARD = "Under MIG each instance repeats the figure of the whole card: take the highest by UUID, never the sum."
+_COMMENTED = "a line in dcgm-exporter's counters file (commented out in the default file)"
+_UNLISTED = "a line in dcgm-exporter's counters file (not in the default file)"
+_WHOLE_GPU = "Under MIG each instance repeats the value of the whole GPU: take the maximum by UUID, not the sum."
 
 
 class Raw(Enum):
-    """The unit in which DCGM counts; the value is the factor to the base unit."""
+    """Unit that DCGM uses; the value is the factor to the base unit."""
 
     PERCENT = 0.01
     MIB = 1048576.0
@@ -33,7 +31,7 @@ class Raw(Enum):
     BASE = 1.0
 
     @property
-    def called(self) -> str:
+    def label(self) -> str:
         return {"PERCENT": "%", "MIB": "MiB", "MHZ": "MHz", "MILLIJOULES": "mJ", "NANOSECONDS": "ns"}.get(
             self.name, "the base unit"
         )
@@ -41,13 +39,13 @@ class Raw(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A metric of dcgm-exporter and the unit in which it counts."""
+    """Metric of dcgm-exporter and the unit that it uses."""
 
     metric: Metric
     raw: Raw
 
     def base(self, expr: str) -> str:
-        """What was asked of this metric, in base units: seconds, bytes, joules, hertz, ratios from 0 to 1."""
+        """Convert an expression of this metric to base units: seconds, bytes, joules, hertz, ratios from 0 to 1."""
         return expr if self.raw is Raw.BASE else f"{expr} * {self.raw.value:.10g}"
 
 
@@ -59,14 +57,22 @@ def _field(
     meaning: str,
     across: Across = Across.MAX,
     needs: str = "",
-    notes: tuple[str, ...] = (_WHOLE_CARD,),
+    notes: tuple[str, ...] = (_WHOLE_GPU,),
     labels: tuple[str, ...] = _LABELS,
 ) -> Field:
-    counted = () if raw is Raw.BASE else (f"Counts in {raw.called}.",)
-    told = (*counted, *notes)
+    raw_unit = () if raw is Raw.BASE else (f"Counts in {raw.label}.",)
+    all_notes = (*raw_unit, *notes)
     return Field(
         Metric(
-            f"DCGM_FI_{name}", kind, unit, meaning, labels, across, needs=needs, evidence=Provenance.SOURCE, notes=told
+            f"DCGM_FI_{name}",
+            kind,
+            unit,
+            meaning,
+            labels,
+            across,
+            needs=needs,
+            evidence=Provenance.SOURCE,
+            notes=all_notes,
         ),
         raw,
     )
@@ -96,61 +102,61 @@ ENGINE_ACTIVE = _field(
     Kind.GAUGE,
     Unit.RATIO,
     Raw.BASE,
-    "Share of the time in which the compute engine was active; by instance under MIG.",
+    "Share of time with an active compute engine; per instance under MIG.",
     Across.MEAN,
-    notes=("Profiling field: data-centre cards from Volta on.",),
+    notes=("Profiling field: data-centre GPUs from Volta on.",),
 )
 DRAM_ACTIVE = _field(
     "PROF_DRAM_ACTIVE",
     Kind.GAUGE,
     Unit.RATIO,
     Raw.BASE,
-    "Share of the cycles in which the interface of device memory moved data.",
+    "Share of cycles in which the device memory interface moved data.",
     Across.MEAN,
-    notes=("Profiling field: data-centre cards from Volta on.",),
+    notes=("Profiling field: data-centre GPUs from Volta on.",),
 )
-SM_CLOCK = _field("DEV_SM_CLOCK", Kind.GAUGE, Unit.HERTZ, Raw.MHZ, "Clock of the SMs now.", Across.MIN)
-MEM_CLOCK = _field("DEV_MEM_CLOCK", Kind.GAUGE, Unit.HERTZ, Raw.MHZ, "Clock of device memory now.", Across.MIN)
+SM_CLOCK = _field("DEV_SM_CLOCK", Kind.GAUGE, Unit.HERTZ, Raw.MHZ, "Current SM clock.", Across.MIN)
+MEM_CLOCK = _field("DEV_MEM_CLOCK", Kind.GAUGE, Unit.HERTZ, Raw.MHZ, "Current memory clock.", Across.MIN)
 
-# Memory: under MIG each instance has its own, which add up.
-_OWN = ("Under MIG each instance shows its own memory; pods that share a card repeat the same series.",)
+# Memory: per instance under MIG; instances add up.
+_OWN = ("Per instance under MIG; pods that share a GPU repeat the same series.",)
 FB_USED = _field(
     "DEV_FB_USED",
     Kind.GAUGE,
     Unit.BYTES,
     Raw.MIB,
-    "Device memory in use, without what is reserved.",
+    "Device memory in use, without reserved memory.",
     Across.SUM,
     notes=_OWN,
 )
-FB_FREE = _field("DEV_FB_FREE", Kind.GAUGE, Unit.BYTES, Raw.MIB, "Device memory that is free.", Across.SUM, notes=_OWN)
+FB_FREE = _field("DEV_FB_FREE", Kind.GAUGE, Unit.BYTES, Raw.MIB, "Free device memory.", Across.SUM, notes=_OWN)
 FB_RESERVED = _field(
     "DEV_FB_RESERVED",
     Kind.GAUGE,
     Unit.BYTES,
     Raw.MIB,
-    "Device memory that driver and firmware keep for themselves.",
+    "Device memory reserved by driver and firmware.",
     Across.SUM,
     notes=_OWN,
 )
 
-# Power and heat.
-POWER_USAGE = _field("DEV_POWER_USAGE", Kind.GAUGE, Unit.WATTS, Raw.BASE, "Power the whole board draws.", Across.SUM)
+# Power and temperature.
+POWER_USAGE = _field("DEV_POWER_USAGE", Kind.GAUGE, Unit.WATTS, Raw.BASE, "Power draw of the whole board.", Across.SUM)
 POWER_LIMIT = _field(
-    "DEV_POWER_MGMT_LIMIT", Kind.GAUGE, Unit.WATTS, Raw.BASE, "The power limit in force.", Across.SUM, needs=_UNLISTED
+    "DEV_POWER_MGMT_LIMIT", Kind.GAUGE, Unit.WATTS, Raw.BASE, "Enforced power limit.", Across.SUM, needs=_UNLISTED
 )
 ENERGY = _field(
     "DEV_TOTAL_ENERGY_CONSUMPTION",
     Kind.COUNTER,
     Unit.JOULES,
     Raw.MILLIJOULES,
-    "Energy used since the driver was loaded.",
+    "Energy consumption since the driver was loaded.",
     Across.SUM,
 )
 GPU_TEMP = _field("DEV_GPU_TEMP", Kind.GAUGE, Unit.CELSIUS, Raw.BASE, "Temperature of the GPU.")
 MEMORY_TEMP = _field("DEV_MEMORY_TEMP", Kind.GAUGE, Unit.CELSIUS, Raw.BASE, "Temperature of device memory.")
 _NANO = (
-    _WHOLE_CARD,
+    _WHOLE_GPU,
     "NVIDIA's older lists say microseconds; the list was corrected to ns in November 2025 (dcgm-exporter #589).",
 )
 POWER_VIOLATION = _field(
@@ -158,12 +164,12 @@ POWER_VIOLATION = _field(
     Kind.COUNTER,
     Unit.SECONDS,
     Raw.NANOSECONDS,
-    "Time the clocks were held down by the power limit.",
+    "Time with clocks throttled by the power limit.",
     needs=_COMMENTED,
     notes=_NANO,
 )
 THERMAL_VIOLATION = _field(
-    "DEV_THERMAL_VIOLATION", Kind.COUNTER, Unit.SECONDS, Raw.NANOSECONDS, "Time the clocks were held down by heat.",
+    "DEV_THERMAL_VIOLATION", Kind.COUNTER, Unit.SECONDS, Raw.NANOSECONDS, "Time with clocks throttled by temperature.",
     needs=_COMMENTED, notes=_NANO,
 )  # fmt: skip
 SYNC_BOOST_VIOLATION = _field(
@@ -171,7 +177,7 @@ SYNC_BOOST_VIOLATION = _field(
     Kind.COUNTER,
     Unit.SECONDS,
     Raw.NANOSECONDS,
-    "Time the clocks were held down to keep a group of cards in step.",
+    "Time with clocks throttled to synchronise a group of GPUs.",
     needs=_COMMENTED,
     notes=_NANO,
 )
@@ -180,7 +186,7 @@ BOARD_LIMIT_VIOLATION = _field(
     Kind.COUNTER,
     Unit.SECONDS,
     Raw.NANOSECONDS,
-    "Time the clocks were held down by a limit of the board.",
+    "Time with clocks throttled by a board limit.",
     needs=_COMMENTED,
     notes=_NANO,
 )
@@ -189,22 +195,22 @@ RELIABILITY_VIOLATION = _field(
     Kind.COUNTER,
     Unit.SECONDS,
     Raw.NANOSECONDS,
-    "Time the clocks were held down by the reliability voltage limit.",
+    "Time with clocks throttled by the reliability voltage limit.",
     needs=_COMMENTED,
     notes=_NANO,
 )
 
 # Errors.
 XID_ERRORS = _field(
-    "DEV_XID_ERRORS", Kind.GAUGE, Unit.NONE, Raw.BASE, "Number of the last XID error; 0 while there was none.",
-    notes=("A code, not a count: an XID that comes twice looks like one.",), labels=(*_LABELS, "err_code", "err_msg"),
+    "DEV_XID_ERRORS", Kind.GAUGE, Unit.NONE, Raw.BASE, "Number of the last XID error; 0 if there was none.",
+    notes=("A code, not a count: a repeated XID does not change it.",), labels=(*_LABELS, "err_code", "err_msg"),
 )  # fmt: skip
 ECC_CORRECTED = _field(
     "DEV_ECC_SBE_AGG_TOTAL",
     Kind.COUNTER,
     Unit.COUNT,
     Raw.BASE,
-    "Single-bit memory errors, corrected, over the card's life.",
+    "Corrected single-bit memory errors over the GPU's lifetime.",
     needs=_COMMENTED,
 )
 ECC_UNCORRECTED = _field(
@@ -212,19 +218,19 @@ ECC_UNCORRECTED = _field(
     Kind.COUNTER,
     Unit.COUNT,
     Raw.BASE,
-    "Double-bit memory errors, not corrected, over the card's life.",
+    "Uncorrected double-bit memory errors over the GPU's lifetime.",
     needs=_COMMENTED,
 )
 _LEVEL = (
-    _WHOLE_CARD,
-    "dcgm-exporter's list calls it a counter; it is the number of rows remapped so far, and read as it stands.",
+    _WHOLE_GPU,
+    "dcgm-exporter's list calls it a counter; it is the number of rows remapped so far, so read the value itself.",
 )
 REMAPPED_CORRECTED = _field(
     "DEV_CORRECTABLE_REMAPPED_ROWS",
     Kind.GAUGE,
     Unit.COUNT,
     Raw.BASE,
-    "Memory rows replaced by spare ones after corrected errors.",
+    "Memory rows remapped after corrected errors.",
     Across.SUM,
     notes=_LEVEL,
 )
@@ -233,20 +239,20 @@ REMAPPED_UNCORRECTED = _field(
     Kind.GAUGE,
     Unit.COUNT,
     Raw.BASE,
-    "Memory rows replaced by spare ones after uncorrected errors.",
+    "Memory rows remapped after uncorrected errors.",
     Across.SUM,
     notes=_LEVEL,
 )
 REMAP_FAILURE = _field(
-    "DEV_ROW_REMAP_FAILURE", Kind.GAUGE, Unit.FLAG, Raw.BASE, "1 when a memory row could not be replaced."
+    "DEV_ROW_REMAP_FAILURE", Kind.GAUGE, Unit.FLAG, Raw.BASE, "1 if a memory row could not be remapped."
 )
-_REPAIRED = ("The link repeats what was damaged, so nothing is lost but time.",)
+_REPAIRED = ("The link retransmits damaged data: it costs time, no data.",)
 NVLINK_CRC = _field(
     "DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL",
     Kind.COUNTER,
     Unit.COUNT,
     Raw.BASE,
-    "Damaged packets on the card's NVLinks.",
+    "CRC errors on the GPU's NVLinks.",
     Across.SUM,
     needs=_COMMENTED,
     notes=_REPAIRED,
@@ -256,7 +262,7 @@ NVLINK_REPLAY = _field(
     Kind.COUNTER,
     Unit.COUNT,
     Raw.BASE,
-    "Packets that had to be sent again on the card's NVLinks.",
+    "Retransmitted packets on the GPU's NVLinks.",
     Across.SUM,
     needs=_COMMENTED,
     notes=_REPAIRED,
@@ -266,10 +272,10 @@ NVLINK_RECOVERY = _field(
     Kind.COUNTER,
     Unit.COUNT,
     Raw.BASE,
-    "Times an NVLink had to be trained again.",
+    "NVLink retrainings.",
     Across.SUM,
     needs=_COMMENTED,
-    notes=("Traffic of the card stands still meanwhile.",),
+    notes=("NVLink traffic of the GPU stops during a retraining.",),
 )
 
 FIELDS: tuple[Field, ...] = (

@@ -1,4 +1,4 @@
-"""A scraped /metrics page as values. The text is trusted to no one: a page that does not parse names the line."""
+"""Parser for the /metrics exposition format. Text is untrusted: an error names the line."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Labels = Mapping[str, str]
 
 
 class BadExposition(ValueError):
-    """Text that is no exposition page."""
+    """Text that is not a Prometheus exposition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exposition:
-    """Samples by sample name (`..._bucket` and the rest apart), and the declared kind of each family."""
+    """Samples by sample name (`..._bucket` and the like separately), and the declared kind of each family."""
 
     samples: Mapping[str, list[tuple[Labels, float]]] = field(default_factory=dict)
     kinds: Mapping[str, str] = field(default_factory=dict)
@@ -29,13 +29,14 @@ class Exposition:
         return self.samples.get(name, [])
 
     def total(self, name: str, **labels: str) -> float | None:
-        """Sum of the samples that carry these labels; None when there is none."""
-        found = [value for its, value in self.of(name) if all(its.get(k) == v for k, v in labels.items())]
+        """Return the sum of the samples that have these labels; None if there are none."""
+        found = [
+            value for sample_labels, value in self.of(name) if all(sample_labels.get(k) == v for k, v in labels.items())
+        ]
         return sum(found) if found else None
 
     def families(self) -> Iterator[str]:
-        """Family names as the catalogue writes them: counters with _total, histograms without a suffix; `_created` left
-        out."""
+        """Yield family names as in the catalogue: counters with _total, histograms without suffix, no `_created`."""
         seen: set[str] = set()
         for name in self.samples:
             family = self._family(name)
@@ -55,28 +56,28 @@ class Exposition:
 
 
 def parse(text: str) -> Exposition:
-    """A page in the Prometheus text format (OpenMetrics text is near enough). Raises BadPage."""
+    """Parse an exposition in the Prometheus text format (OpenMetrics is close enough). Raises BadExposition."""
     return Parser().parse(text)
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """A page but for its numbers. heads: of each line what stands before the number, of those without one the whole
-    line.
+    """Exposition text without its numbers.
 
-    still: which lines these are. places: line and column of every number, those of one sample name together. groups:
-    sample name and labels of each run of places. underscores: how many there are in the heads, since float() reads 1_0
-    and a page may not hold it."""
+    heads: the text before the number of each line; the full line where there is no number. fixed_lines: indices of
+    the latter. places: line and column of each number, grouped by sample name. groups: sample name and labels of
+    each run of places. underscores: their count in the heads, because float() accepts 1_0 and an exposition must not
+    hold it."""
 
     heads: tuple[str, ...]
-    still: tuple[int, ...]
+    fixed_lines: tuple[int, ...]
     places: tuple[tuple[int, int], ...]
     groups: tuple[tuple[str, tuple[Labels, ...]], ...]
     kinds: Mapping[str, str]
     underscores: int
 
     def read(self, text: str) -> Exposition | None:
-        """The page, if it has this layout."""
+        """Return the exposition if the text has this layout, else None."""
         lines = text.split("\n")
         if (
             len(lines) != len(self.heads)
@@ -84,7 +85,7 @@ class _Layout:
             or text.count("_") != self.underscores
         ):
             return None
-        if any(len(lines[at]) != len(self.heads[at]) for at in self.still):
+        if any(len(lines[at]) != len(self.heads[at]) for at in self.fixed_lines):
             return None
         try:
             values = iter([float(lines[at][column:]) for at, column in self.places])
@@ -94,12 +95,16 @@ class _Layout:
 
 
 def _layout(
-    page: Exposition, underscores: int, heads: list[str], still: list[int], places: Mapping[str, list[tuple[int, int]]]
+    page: Exposition,
+    underscores: int,
+    heads: list[str],
+    fixed_lines: list[int],
+    places: Mapping[str, list[tuple[int, int]]],
 ) -> _Layout:
     return _Layout(
         heads=tuple(heads),
-        still=tuple(still),
-        places=tuple(place for its in places.values() for place in its),
+        fixed_lines=tuple(fixed_lines),
+        places=tuple(place for run in places.values() for place in run),
         groups=tuple((name, tuple(labels for labels, _ in rows)) for name, rows in page.samples.items()),
         kinds=page.kinds,
         underscores=underscores,
@@ -108,7 +113,7 @@ def _layout(
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Name and label names of a series, and what stands outside its quotes."""
+    """Name and label names of a series, and the text outside its quotes."""
 
     name: str
     labels: tuple[str, ...]
@@ -116,39 +121,38 @@ class _Shape:
 
 
 class Parser:
-    """Reads the pages of one source, one after another. Of a page like the last one only the numbers are read, in a
-    thirtieth of the time.
+    """Parser for successive scrapes of one target.
 
-    Samples of the usual form are read here, and every other line is left to prometheus_client: what is sound and what
-    is not is its word.
-    Pages share their labels: nobody may change them."""
+    If a scrape has the layout of the previous one, only the numbers are read, in a thirtieth of the time. Samples in
+    the usual form are parsed here; prometheus_client decides on every other line. Invariant: scrapes share their
+    label dicts, so callers must not modify them."""
 
     def __init__(self) -> None:
         self._layout: _Layout | None = None
-        self._shapes: dict[str, _Shape] = {}  # by what stands before the first quote
+        self._shapes: dict[str, _Shape] = {}  # by the text before the first quote
 
     def parse(self, text: str) -> Exposition:
-        """Raises BadPage."""
+        """Parse one scrape. Raises BadExposition."""
         return (self._layout and self._layout.read(text)) or self._parse(text)
 
     def _parse(self, text: str) -> Exposition:
         found: dict[str, list[tuple[Labels, float]]] = {}
         places: dict[str, list[tuple[int, int]]] = {}
         heads = text.split("\n")
-        still: list[int] = []
+        fixed_lines: list[int] = []
         kinds: dict[str, str] = {}
-        bare = ""  # a counter declared without _total, while its samples follow; prometheus_client names these with it
+        bare = ""  # counter declared without _total, while its samples follow; prometheus_client adds it
         regular = True
         for at, line in enumerate(heads):
             try:
                 if not (stripped := line.strip()) or stripped[0] == "#":
-                    still.append(at)
+                    fixed_lines.append(at)
                     if stripped:
                         bare = _bare_after(stripped, kinds, bare)
                     continue
                 name, labels, value, head = self._sample(stripped)
             except (ValueError, KeyError, IndexError) as error:
-                raise BadExposition(f"this is no Prometheus metrics page: line {at + 1} is {line[:60]!r}") from error
+                raise BadExposition(f"not a Prometheus exposition: line {at + 1} is {line[:60]!r}") from error
             if bare and name == bare:
                 name += "_total"
             else:
@@ -162,14 +166,14 @@ class Parser:
             else:
                 regular = False
         if not found:
-            raise BadExposition("this page holds no samples; is it the address of /metrics?")
+            raise BadExposition("no samples found; is this the URL of a /metrics endpoint?")
         page = Exposition(found, kinds)
         if regular:
-            self._layout = _layout(page, text.count("_"), heads, still, places)
+            self._layout = _layout(page, text.count("_"), heads, fixed_lines, places)
         return page
 
     def _sample(self, line: str) -> tuple[str, Labels, float, str]:
-        """Name, labels and value of a line, and what stands before the value, if nothing follows it."""
+        """Return name, labels and value of a line, and the text before the value if nothing follows it."""
         if len(line) > _LINE_AT_MOST:
             raise ValueError(f"{len(line)} characters")
         series, _, written = line.rpartition(" ")
@@ -179,16 +183,16 @@ class Parser:
                 return *read, value, series + " "
             series, _, before = series.rpartition(" ")
             if (first := _number(before)) is not None and (read := self._series(series)):
-                return *read, first, ""  # what follows the value is its time
+                return *read, first, ""  # a timestamp follows the value
         (family,) = text_string_to_metric_families(line)
         (sample,) = family.samples
         alone = value is not None and sample.timestamp is None
         return sample.name, sample.labels, float(sample.value), line[: -len(written)] if alone else ""
 
     def _series(self, text: str) -> tuple[str, Labels] | None:
-        """Name and labels of a series whose labels hold no escapes; None for any other text.
+        """Return name and labels of a series without escapes in its labels; None for any other text.
 
-        What stands outside the quotes is the same for all series of a metric, so that it is looked at once."""
+        The text outside the quotes is the same for all series of a metric, so it is parsed once."""
         if "\\" in text:
             return None
         parts = text.split('"')
@@ -204,7 +208,7 @@ class Parser:
 
 
 _SHAPES_AT_MOST = 10_000
-# characters of a sample; prometheus_client takes the square of a line's length where quotes in it are escaped
+# characters of a sample; prometheus_client is quadratic in the line length if quotes are escaped
 _LINE_AT_MOST = 16 << 10
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 _LABEL = r"[a-zA-Z_][a-zA-Z0-9_]*"
@@ -216,7 +220,7 @@ _KIND = re.compile(r"# TYPE (\S+) (\w+)")
 
 
 def _shape(outside: list[str]) -> _Shape | None:
-    """A series from what stands outside its quotes; None where that is not the usual form, sound or not."""
+    """Return the series for the text outside its quotes; None if that is not the usual form."""
     found = _SHAPE.fullmatch('""'.join(outside))
     if not found:
         return None
@@ -225,7 +229,7 @@ def _shape(outside: list[str]) -> _Shape | None:
 
 
 def _number(text: str) -> float | None:
-    """As a page may write it: float() takes 1_0 as well."""
+    """Parse a sample value. float() also accepts 1_0, which is not valid here."""
     if "_" in text:
         return None
     try:
@@ -235,8 +239,9 @@ def _number(text: str) -> float | None:
 
 
 def _bare_after(comment: str, kinds: dict[str, str], bare: str) -> str:
-    """Note the kind that a comment declares. The counter without _total whose samples may follow, "" where there is
-    none. Raises ValueError."""
+    """Record the kind that a comment declares, and return the counter without _total whose samples may follow.
+
+    Returns "" if there is none. Raises ValueError."""
     declared = _declared(comment)
     if not declared:
         return bare
@@ -248,8 +253,7 @@ def _bare_after(comment: str, kinds: dict[str, str], bare: str) -> str:
 
 
 def _declared(comment: str) -> tuple[str, str, str] | None:
-    """What a comment says of a family: (TYPE or HELP, its name, its kind). Raises ValueError where it says nothing
-    sound."""
+    """Return the declaration in a comment: (TYPE or HELP, name, kind). Raises ValueError if malformed."""
     if usual := _DECLARED.fullmatch(comment):
         return (usual[1], usual[2], "") if usual[1] else (usual[4], usual[5], usual[6])
     list(text_string_to_metric_families(comment))

@@ -1,4 +1,4 @@
-"""What the gateway says about itself on its metrics port. What it did for whom in detail stands in the request log."""
+"""Series that the gateway exposes about itself. Details per request are in the request log."""
 
 from __future__ import annotations
 
@@ -10,152 +10,146 @@ REQUESTS = Metric(
     "vllm_watch_gateway_requests_total",
     Kind.COUNTER,
     Unit.REQUESTS,
-    "Requests that ended, one per record in the request log, by team, outcome and class of the status the client got.",
+    "Finished requests, one per request log record, by team, outcome and status class sent to the client.",
     labels=("team", "outcome", "status"),
     notes=(
-        "status is 2xx, 4xx, 5xx, or none when the client left before it got one.",
-        "A refused key counts for the team __unknown__.",
+        "status is 2xx, 4xx, 5xx, or none if the client disconnected before the response.",
+        "A rejected API key counts as team __unknown__.",
     ),
 )
 INFLIGHT = Metric(
     "vllm_watch_gateway_inflight_requests",
     Kind.GAUGE,
     Unit.REQUESTS,
-    "Requests that were accepted and have not ended, by team.",
+    "Requests accepted and not finished, by team.",
     labels=("team",),
 )
 LOG_ERRORS = Metric(
     "vllm_watch_gateway_log_errors_total",
     Kind.COUNTER,
     Unit.COUNT,
-    "Failed attempts to write the request log, such as on a full disk; the records wait in memory.",
+    "Failed writes of the request log, such as on a full disk; the records wait in memory.",
     labels=(),
 )
 LOG_LOST = Metric(
     "vllm_watch_gateway_log_lost_total",
     Kind.COUNTER,
     Unit.REQUESTS,
-    "Request records that were dropped because the log could not be written for too long.",
+    "Request records dropped because the log could not be written for too long.",
     labels=(),
 )
 LOG_LOST_BEFORE = Metric(
     "vllm_watch_gateway_log_lost_before_requests",
     Kind.GAUGE,
     Unit.REQUESTS,
-    "Requests that earlier runs of the gateway accepted and left without a record, as found at its starts within the"
-    " last hour, by state at the end of that run: waiting (the record waited in memory) or in_flight.",
+    "Requests of earlier gateway runs without a record, found at starts within the last hour, by state at the end of"
+    " that run: waiting (record in memory) or in_flight.",
     labels=("state",),
     notes=(
-        (
-            "From the journal beside the request log. 0 from an hour after the last such start on; 0 too where there"
-            " was no journal."
-        ),
+        ("Read from the journal next to the request log. 0 one hour after the last such start, and without a journal."),
     ),
 )
 LOG_WAITING = Metric(
     "vllm_watch_gateway_log_waiting_requests",
     Kind.GAUGE,
     Unit.REQUESTS,
-    "Request records that wait in memory for the request log to be writable.",
+    "Request records in memory that wait until the request log is writable.",
     labels=(),
 )
 UPSTREAM_UP = Metric(
     "vllm_watch_gateway_upstream_up",
     Kind.GAUGE,
     Unit.FLAG,
-    "Whether the gateway takes an upstream for well: an engine by its /health and by whether it takes connections,"
-    " another service by requests.",
+    "1 if the gateway considers an upstream healthy: an engine by /health and by accepted connections, another"
+    " service by requests.",
     labels=("upstream", "address"),
     across=Across.MIN,
-    notes=("address is host:port, as Prometheus calls an instance; upstream is its name in teams.yaml.",),
+    notes=("address is host:port, like Prometheus' instance label; upstream is the name in teams.yaml.",),
 )
 RUNNING = Metric(
     "vllm_watch_gateway_running_requests", Kind.GAUGE, Unit.REQUESTS,
-    "Requests that were admitted and have a slot at the engines, by team and band.", labels=("team", "band"),
+    "Admitted requests that hold an engine slot, by team and band.", labels=("team", "band"),
 )  # fmt: skip
 WAITING = Metric(
     "vllm_watch_gateway_waiting_requests", Kind.GAUGE, Unit.REQUESTS,
-    "Requests that wait in the gateway for admission, by team and band.", labels=("team", "band"),
+    "Requests queued for admission, by team and band.", labels=("team", "band"),
 )  # fmt: skip
 WAIT_ESTIMATE = Metric(
     "vllm_watch_gateway_wait_estimate_seconds",
     Kind.GAUGE,
     Unit.SECONDS,
-    "How long one more request of the team would wait for admission, by the estimate that refusals and Retry-After"
-    " rest on.",
+    "Estimated admission wait for the team's next request; basis of rejections and Retry-After.",
     labels=("team", "band"),
     across=Across.MAX,
-    notes=("0 until the first request has ended: nobody knows yet how long a slot is held.",),
+    notes=("0 until the first request has ended, because the slot hold time is unknown.",),
 )
 SLOTS = Metric(
     "vllm_watch_gateway_slots",
     Kind.GAUGE,
     Unit.REQUESTS,
-    "How many requests may be at the engines at once now; lower than the limit while an engine queues, preempts or has"
-    " a full cache.",
+    "Current limit of concurrent requests at the engines; below slots_limit while an engine queues, preempts or has a"
+    " full cache.",
     labels=(),
 )
 SLOTS_LIMIT = Metric(
     "vllm_watch_gateway_slots_limit", Kind.GAUGE, Unit.REQUESTS,
-    "How many requests may be at the engines at once when they have room: capacity.slots.", labels=(),
+    "Configured limit of concurrent requests at the engines (capacity.slots).", labels=(),
 )  # fmt: skip
 TOKENS = Metric(
     "vllm_watch_gateway_inflight_tokens", Kind.GAUGE, Unit.TOKENS,
-    "Prompt and expected output, in tokens, of the requests that have a slot.", labels=(),
+    "Prompt and expected output tokens of the requests that hold a slot.", labels=(),
 )  # fmt: skip
 REJECTED = Metric(
     "vllm_watch_gateway_rejected_total",
     Kind.COUNTER,
     Unit.REQUESTS,
-    "Requests that were refused, by us or by an engine, by team and reason.",
+    "Requests rejected by the gateway or an engine, by team and reason.",
     labels=("team", "reason"),
     notes=(
         (
-            "A refusal is a policy event, not a failure; the same requests are in vllm_watch_gateway_requests_total as"
+            "A rejection is policy, not a failure; vllm_watch_gateway_requests_total counts the same requests as"
             " rejected."
         ),
     ),
 )
 UPSTREAM_INFLIGHT = Metric(
     "vllm_watch_gateway_upstream_inflight_requests", Kind.GAUGE, Unit.REQUESTS,
-    "Requests that an upstream has been sent and has not wholly answered.", labels=("upstream", "variant"),
-    notes=("upstream is the name in teams.yaml, or host:port where only gateway.yaml names one.",),
+    "Requests in flight at an upstream.", labels=("upstream", "variant"),
+    notes=("upstream is the name in teams.yaml, or host:port if only gateway.yaml lists it.",),
 )  # fmt: skip
 ATTEMPTS = Metric(
     "vllm_watch_gateway_attempts_total",
     Kind.COUNTER,
     Unit.REQUESTS,
-    "Tries at an upstream that ended, by result: ok, or the reason why not. A request that fell back counts at each of"
-    " them.",
+    "Finished attempts at an upstream by result: ok, or the failure reason. A request with failover counts at each"
+    " upstream.",
     labels=("upstream", "variant", "result"),
-    notes=("A result shows no rise before its second time: it has no series before its first.",),
+    notes=("A series starts at a result's first occurrence, so rate() sees it from the second one on.",),
 )
 RELOADS = Metric(
     "vllm_watch_gateway_reloads_total",
     Kind.COUNTER,
     Unit.COUNT,
-    "How often teams.yaml was read again, by result: ok or failed, in which case the former terms stay in force.",
+    "Reloads of teams.yaml by result: ok, or failed (the previous configuration stays active).",
     labels=("result",),
 )
-TURNED_AWAY = Metric(
+LISTENER_REJECTED = Metric(
     "vllm_watch_gateway_turned_away_total",
     Kind.COUNTER,
     Unit.COUNT,
-    "Requests and connections that a listener of the gateway (clients, figures) turned away before anybody else looked"
-    " at them, by reason: login (none that is known), logins_waiting (too many unknown ones wait to be checked),"
-    " slow_head (a head that did not come in time), handshake (of TLS, failed or not in time), gave_way (cut to make"
-    " room: idle, or without a request yet), full (no room), pipelined (more requests or bytes behind a running request"
-    " than a connection may have); what the HTTP parser refused: head_too_large (431), bad_request_line, bad_framing"
-    " (400).",
+    "Requests and connections rejected by a gateway listener (clients, figures) before they were handled, by reason:"
+    " login (missing or wrong credentials), logins_waiting (too many password checks queued), slow_head (request head"
+    " timeout), handshake (TLS handshake failed or timed out), gave_way (idle connection closed to make room), full"
+    " (connection limit), pipelined (too much pipelined data); rejected by the HTTP parser: head_too_large (431),"
+    " bad_request_line, bad_framing (400).",
     labels=("listener", "reason"),
-    notes=("A team's wrong key is no such login: see vllm_watch_gateway_rejected_total.",),
+    notes=("Excludes wrong API keys of teams: see vllm_watch_gateway_rejected_total.",),
 )
 LOOP_LAG = Metric(
     "vllm_watch_gateway_event_loop_lag_seconds",
     Kind.HISTOGRAM,
     Unit.SECONDS,
-    "How much later than asked the gateway's event loop woke up; every request waits at least that long, unseen by its"
-    " timings.",
+    "Event loop lag: delay of a timer beyond its set time. It adds to every request and is not in the request timings.",
     labels=(),
     native=True,
 )
@@ -163,13 +157,12 @@ TASKS = Metric(
     "vllm_watch_gateway_tasks",
     Kind.GAUGE,
     Unit.COUNT,
-    "Tasks of the gateway's event loop: some for each connection and request under way, a dozen besides. Without"
-    " traffic it comes back to those.",
+    "Tasks of the gateway's event loop: a few per connection and request in flight, and about a dozen permanent ones.",
     labels=(),
 )
 
 GATEWAY = (
     REQUESTS, INFLIGHT, REJECTED, RUNNING, WAITING, WAIT_ESTIMATE, SLOTS, SLOTS_LIMIT, TOKENS, UPSTREAM_UP,
     UPSTREAM_INFLIGHT, ATTEMPTS,
-    RELOADS, LOG_ERRORS, LOG_LOST, LOG_LOST_BEFORE, LOG_WAITING, TURNED_AWAY, LOOP_LAG, TASKS,
+    RELOADS, LOG_ERRORS, LOG_LOST, LOG_LOST_BEFORE, LOG_WAITING, LISTENER_REJECTED, LOOP_LAG, TASKS,
 )  # fmt: skip

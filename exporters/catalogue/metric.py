@@ -1,7 +1,6 @@
-"""One Metric per series: what it is called, what it means, how it may be combined, and in which vLLM releases it
-exists.
+"""One Metric per series: name, meaning, kind, aggregation, and the vLLM releases that expose it.
 
-Law: nobody types a metric name outside this folder. Panels, rules, alerts, checks and docs read these values."""
+Invariant: metric names are typed in this package only. Panels, rules, alerts, checks and docs read these values."""
 
 from __future__ import annotations
 
@@ -15,17 +14,17 @@ _FIELD = "DCGM_FI_"  # dcgm-exporter calls a family after its DCGM field, whatev
 
 
 class Kind(StrEnum):
-    """How a series behaves in time; it decides which questions make sense."""
+    """Metric type. It decides which PromQL functions are valid."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
-    SUMMARY = "summary"  # a count and a sum, no quantiles: a mean can be asked of it, a percentile cannot
-    INFO = "info"  # a gauge that is always 1 and speaks through its labels
+    SUMMARY = "summary"  # a count and a sum without quantiles: gives a mean, no percentile
+    INFO = "info"  # a gauge that is always 1 and carries its values as labels
 
 
 class Unit(StrEnum):
-    """Base units only. The board turns them into what people read."""
+    """Base unit of a series. Dashboards convert it for display."""
 
     SECONDS = "seconds"
     BYTES = "bytes"
@@ -46,7 +45,7 @@ class Unit(StrEnum):
 
 
 class Across(StrEnum):
-    """How series of several engines become one figure. Summing two engines' cache use of 40 % does not make 80 %."""
+    """Aggregation over engines. Cache usage of 40 % on two engines does not make 80 %."""
 
     SUM = "sum"
     MEAN = "avg"
@@ -55,21 +54,20 @@ class Across(StrEnum):
 
 
 class Provenance(StrEnum):
-    """How we know that a series exists as described."""
+    """Evidence that a series exists as described."""
 
-    SEEN = "seen"  # on a page captured from a running vLLM, or on our own
-    SOURCE = "source"  # read in vLLM's source or release notes, never run by us
+    SEEN = "seen"  # in a scrape captured from a running vLLM, or in our own
+    SOURCE = "source"  # read in vLLM's source or release notes, not run
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric family, as a scrape shows it: counters with `_total` (but for DCGM's), histograms without `_bucket`.
+    """Metric family as exposed: counters with `_total` (except DCGM's), histograms without `_bucket`.
 
-    since: first vLLM release that has it; until: first release that no longer has it; None: not known, or still there.
-    needs: the flag or feature without which a running engine does not show it; empty: shown by default.
-    formerly: older names of the same quantity; a question about this metric also finds them.
-    native: whether a histogram is exposed as a native one too, for a Prometheus that asks for it: one series without
-    `le`. Raises ValueError for a name or release that cannot be."""
+    since: first vLLM release that has it; until: first release without it; None: unknown, or still exposed. needs:
+    the flag or feature that exposes it; empty: exposed by default. formerly: older names of the same quantity;
+    queries on this metric also match them. native: also exposed as a native histogram (one series without `le`) to a
+    Prometheus that negotiates it. Raises ValueError for an invalid name or release."""
 
     name: str
     kind: Kind
@@ -87,36 +85,38 @@ class Metric:
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            raise ValueError(f"{self.name!r} is no Prometheus metric name")
+            raise ValueError(f"{self.name!r} is not a valid Prometheus metric name")
         if self.kind is Kind.COUNTER and not self.name.endswith("_total") and not self.name.startswith(_FIELD):
             raise ValueError(f"{self.name}: a counter is exposed with _total")
         for release in filter(None, (self.since, self.until)):
             if not _RELEASE.fullmatch(release):
-                raise ValueError(f"{self.name}: {release!r} is no release; write it like 0.20 or 0.10.2")
+                raise ValueError(f"{self.name}: {release!r} is not a release; use a form like 0.20 or 0.10.2")
 
     @property
     def names(self) -> tuple[str, ...]:
-        """This name first, then the older ones."""
+        """Current name first, then the older ones."""
         return (self.name, *self.formerly)
 
     @property
     def samples(self) -> tuple[str, ...]:
-        """The sample names that a scrape holds for this family, older names included."""
+        """Sample names that a scrape holds for this family, older names included."""
         parts = {Kind.HISTOGRAM: ("_bucket", "_count", "_sum"), Kind.SUMMARY: ("_count", "_sum")}.get(self.kind, ("",))
         parts += ("",) if self.native else ()
         return tuple(name + part for name in self.names for part in parts)
 
     def lives_in(self, release: str) -> bool:
-        """Whether a release of vLLM has this family under its present name; unknown bounds count as yes."""
+        """Return True if a vLLM release has this family under its current name; unknown bounds count as yes."""
         return (self.since is None or key(self.since) <= key(release)) and (
             self.until is None or key(release) < key(self.until)
         )
 
 
 def key(release: str) -> tuple[int, ...]:
-    """A release as numbers that sort: '0.10.2' after '0.9'. Suffixes such as '+cpu' or '.post2' are ignored."""
-    found = re.match(r"\d+(?:\.\d+)*", release)
-    if not found:
-        raise ValueError(f"{release!r} is no release; write it like 0.20 or 0.10.2")
-    numbers = [int(part) for part in found[0].split(".")]
+    """Return a release as sortable numbers: '0.10.2' sorts after '0.9'.
+
+    Suffixes such as '+cpu' or '.post2' are ignored."""
+    match = re.match(r"\d+(?:\.\d+)*", release)
+    if not match:
+        raise ValueError(f"{release!r} is not a release; use a form like 0.20 or 0.10.2")
+    numbers = [int(part) for part in match[0].split(".")]
     return (*numbers, *[0] * (3 - len(numbers)))

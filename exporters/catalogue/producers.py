@@ -1,4 +1,4 @@
-"""Which part of the stack shows a series: a panel can then say what is missing instead of being empty."""
+"""Map from series to the component that exposes it, so that a panel can name the missing component."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from exporters.catalogue.metric import Metric
 
 
 class Component(Enum):
-    """What has to run (and be scraped) for a series to exist; the value is what to tell someone who has none."""
+    """Component that must run and be scraped for a series to exist; the value is its name in messages."""
 
     ENGINE = "a vLLM engine"
     SIDECAR = "the sidecar (vllm-watch sidecar run)"
@@ -43,10 +43,10 @@ _BY_NAME = {metric.name: component for component, metrics in GROUPS for metric i
 
 
 def shown_by(metric: Metric) -> Component:
-    """The part of the stack that shows a metric. Raises KeyError for one that the catalogue does not hold."""
+    """Return the component that exposes a metric. Raises KeyError for a metric outside the catalogue."""
     return _BY_NAME[metric.name]
 
 
 def needed(samples: Iterable[str]) -> frozenset[Component]:
-    """What must run for these samples to exist; a name that no catalogue holds is one of our recorded series."""
+    """Return the components required for these samples. Names outside the catalogue are recorded series."""
     return frozenset(_BY_SAMPLE.get(sample, Component.RULES) for sample in samples)

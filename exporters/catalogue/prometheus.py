@@ -1,4 +1,4 @@
-"""The few series that Prometheus itself makes for every target and every rule, and the one that its clients share."""
+"""Series that Prometheus makes for every target and rule, and the one that client libraries share."""
 
 from exporters.catalogue.metric import Across, Kind, Metric, Unit
 
@@ -10,30 +10,25 @@ SCRAPE_DURATION = Metric(
     "scrape_duration_seconds",
     Kind.GAUGE,
     Unit.SECONDS,
-    "How long the last scrape of a target took.",
+    "Duration of the target's last scrape.",
     labels=_TARGET,
     across=Across.MAX,
 )
 SCRAPE_SAMPLES = Metric(
-    "scrape_samples_scraped",
-    Kind.GAUGE,
-    Unit.COUNT,
-    "Samples that the last scrape of a target brought.",
-    labels=_TARGET,
+    "scrape_samples_scraped", Kind.GAUGE, Unit.COUNT, "Samples in the target's last scrape.", labels=_TARGET
 )
 SCRAPE_SAMPLES_KEPT = Metric(
     "scrape_samples_post_metric_relabeling",
     Kind.GAUGE,
     Unit.COUNT,
-    "Samples of the last scrape of a target that its job's metric_relabel_configs left: what sample_limit is held"
-    " against.",
+    "Samples of the target's last scrape after metric_relabel_configs. sample_limit applies to this value.",
     labels=_TARGET,
 )
 SAMPLE_LIMIT = Metric(
     "scrape_sample_limit",
     Kind.GAUGE,
     Unit.COUNT,
-    "The sample_limit of a target's job; 0 where it has none.",
+    "The sample_limit of the target's job; 0 without a limit.",
     labels=_TARGET,
     across=Across.MAX,
     needs="--enable-feature=extra-scrape-metrics on Prometheus",
@@ -49,10 +44,10 @@ PROCESS_START = Metric(
     "process_start_time_seconds",
     Kind.GAUGE,
     Unit.TIMESTAMP,
-    "When the process behind a target started.",
+    "Start time of the target's process.",
     labels=_TARGET,
     across=Across.MAX,
-    notes=("Our sidecar does not show it, and vLLM not with several API servers.",),
+    notes=("Not exposed by the sidecar, nor by vLLM with several API servers.",),
 )
 
 SCRAPE = (UP, SCRAPE_DURATION, SCRAPE_SAMPLES, SCRAPE_SAMPLES_KEPT, SAMPLE_LIMIT)

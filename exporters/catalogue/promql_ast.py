@@ -1,7 +1,6 @@
-"""Reading PromQL: which series an expression needs, what is done to them, and whether a given page could ever answer
-it.
+"""PromQL analysis: the series an expression reads, its operations, and whether an exposition can satisfy it.
 
-The one promql_parser door."""
+Invariant: this is the only module that imports promql_parser."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ _STRING = r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'"""
 _GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)")
 UNKNOWN_NAME = "__variable__"  # stands for a metric name, or a part of one, that a variable holds
 
-# Where a variable stands tells what it holds. Each rule is tried on what the ones before it left.
+# The position of a variable determines its value. Rules apply in this order.
 _PLACES: tuple[tuple[str, str], ...] = (
     (rf"(?<=\[)\s*{_VARIABLE}(?=\s*[:\]])", "5m"),  # x[$window], x[$window:]
     (rf"(?<=:)\s*{_VARIABLE}\s*(?=\])", "5m"),  # x[1h:$step]
@@ -35,29 +34,30 @@ Selector = tuple[str, list[tuple[str, str, str]]]  # metric name, (label, op, va
 
 
 class BadExpression(ValueError):
-    """Text that is no PromQL, also after dashboard variables were filled in."""
+    """Text that is not PromQL, even after dashboard variables were replaced."""
 
 
-# boards ask the same of the same few hundred texts again and again; nobody changes a parsed expression
+# dashboards repeat the same few hundred expressions; parsed ones are never modified
 @lru_cache(4096)
 def parse(text: str) -> ql.Expr:
-    """PromQL, or PromQL as Grafana holds it: variables are replaced by values of the right shape. Raises
-    BadExpression."""
+    """Parse PromQL, also with Grafana variables, which are replaced by values of the right type.
+
+    Raises BadExpression."""
     plain = text
     for pattern, value in _PLACES:
         plain = _outside_strings(pattern, value, plain)
     plain = _GROUPING.sub(lambda clause: re.sub(_VARIABLE, "model_name", clause[0]), plain)
-    told = None
-    for value in ("1", UNKNOWN_NAME):  # what is left holds a number, such as a quantile, or a whole metric name
+    first_error = None
+    for value in ("1", UNKNOWN_NAME):  # remaining variables hold a number, such as a quantile, or a metric name
         try:
             return ql.parse(_outside_strings(_VARIABLE, value, plain))
         except ValueError as error:
-            told = told or error
-    raise BadExpression(f"not PromQL: {told}: {text}")
+            first_error = first_error or error
+    raise BadExpression(f"not PromQL: {first_error}: {text}")
 
 
 def pretty(text: str) -> str:
-    """The same over several lines, for people. Raises BadExpression."""
+    """Format an expression over several lines. Raises BadExpression."""
     return str(parse(text).prettify())
 
 
@@ -66,7 +66,7 @@ def _outside_strings(pattern: str, value: str, text: str) -> str:
 
 
 def selectors(text: str) -> list[Selector]:
-    """Every series selector of an expression, in order. Raises BadExpression."""
+    """Return every series selector of an expression, in order. Raises BadExpression."""
     found: list[Selector] = []
 
     def visit(node: ql.Expr) -> bool:
@@ -80,21 +80,21 @@ def selectors(text: str) -> list[Selector]:
 
 @lru_cache(4096)
 def names(text: str) -> frozenset[str]:
-    """The sample names that an expression reads, as far as no variable holds them. Raises BadExpression."""
+    """Return the sample names that an expression reads, except names in variables. Raises BadExpression."""
     return frozenset(name for name, _ in selectors(text) if name and UNKNOWN_NAME not in name)
 
 
-def answers(text: str, page: Exposition, judge: Callable[[str], bool]) -> bool:
-    """Whether the expression can ever return something on a target whose page this is.
+def answers(text: str, page: Exposition, expected: Callable[[str], bool]) -> bool:
+    """Return True if an expression can return a value on a target with this exposition.
 
-    judge(name) says whether a sample name belongs on this page at all; series of other components count as there.
-    `or` needs one side, every other operator both, and `absent` asks for what is missing. Raises BadExpression."""
+    expected(name) is True if a sample name belongs in this exposition; series of other components count as present.
+    `or` needs one side, every other operator both, and `absent` matches what is missing. Raises BadExpression."""
 
     def alive(node: ql.Expr) -> bool:
         match node:
             case ql.VectorSelector():
                 name, matchers = _selector(node)
-                return UNKNOWN_NAME in name or not judge(name) or _matches(page, name, matchers)
+                return UNKNOWN_NAME in name or not expected(name) or _matches(page, name, matchers)
             case ql.MatrixSelector():
                 return alive(node.vector_selector)
             case ql.BinaryExpr():
@@ -124,9 +124,9 @@ def _selector(node: ql.VectorSelector) -> Selector:
 def _matches(page: Exposition, name: str, matchers: list[tuple[str, str, str]]) -> bool:
     rows = page.of(name)
     on_page = {label for labels, _ in rows for label in labels}
-    # job, instance and the like come from the scrape; what a variable holds is not known here
-    asked = [m for m in matchers if m[0] in on_page and not re.search(_VARIABLE, m[2])]
-    return any(all(_holds(labels.get(label, ""), op, value) for label, op, value in asked) for labels, _ in rows)
+    # job, instance and the like come from the scrape; values of variables are unknown
+    known = [m for m in matchers if m[0] in on_page and not re.search(_VARIABLE, m[2])]
+    return any(all(_holds(labels.get(label, ""), op, value) for label, op, value in known) for labels, _ in rows)
 
 
 def _holds(have: str, op: str, value: str) -> bool:
@@ -134,28 +134,28 @@ def _holds(have: str, op: str, value: str) -> bool:
         return (have == value) is (op == "=")
     try:
         return (re.fullmatch(value, have) is not None) is (op == "=~")
-    except re.error:  # Prometheus reads RE2, which knows a few forms that Python does not: not ours to judge
+    except re.error:  # RE2 has a few forms that Python lacks: assume a match
         return True
 
 
-# What is done to a series, and what an answer's labels are. Two answers are combined only when their labels are the
-# same, so both are worked out from below: `of` gives the labels of a sample name, the rest follows from PromQL's own
-# rules.
+# Operations on a series, and the labels of a result. Two results match only with equal labels, so both are derived
+# bottom-up: `of` gives the labels of a sample name, the rest follows from PromQL's rules.
 
 LabelsOf = Callable[[str], Set[str]]
 _RANGE = r"(?<!\[)\[\s*([^\[\]:]+?)\s*(?=[:\]])"  # x[5m], x[$__rate_interval], x[1h:]; not [[name]]
-_PRESENCE = ("and", "unless")  # the right side says only whether the left one counts
+_PRESENCE = ("and", "unless")  # the right side only filters the left one
 _COMPARISONS = ("==", "!=", ">", "<", ">=", "<=")
-_PICKS = ("topk", "bottomk", "limitk", "limit_ratio")  # aggregations that let series through as they are
-# aggregations whose answer is above 0 when all below is
+_PICKS = ("topk", "bottomk", "limitk", "limit_ratio")  # aggregations that return series unchanged
+# aggregations with a positive result for positive input
 _STAY_POSITIVE = ("sum", "min", "max", "avg", "group", *_PICKS)
 
 
 @dataclass(frozen=True, slots=True)
 class SelectorUse:
-    """One selector of an expression. above: what is done to it, from the inside out: functions, aggregations and
-    operators, a comparison that gives 0 or 1 as `> bool`, and `presence` where only its being there counts. window: as
-    written, else empty."""
+    """One selector of an expression and the operations on it.
+
+    above: innermost first: functions, aggregations and operators, a comparison that gives 0 or 1 as `> bool`, and
+    `presence` where only existence counts. window: as written, else empty."""
 
     name: str
     matchers: tuple[tuple[str, str, str], ...]
@@ -164,7 +164,7 @@ class SelectorUse:
 
 
 def reads(text: str) -> list[SelectorUse]:
-    """Every selector of an expression with what is done to it, in order. Raises BadExpression."""
+    """Return every selector of an expression with the operations on it, in order. Raises BadExpression."""
     written: list[str] = []
 
     def number(found: re.Match[str]) -> str:
@@ -188,35 +188,37 @@ def reads(text: str) -> list[SelectorUse]:
 
 
 def labels(text: str, of: LabelsOf) -> Set[str]:
-    """The labels that an answer can bear. Raises BadExpression."""
+    """Return the labels that the result can have. Raises BadExpression."""
     return _labels(parse(text), of)
 
 
 def some_labels(text: str, of: LabelsOf) -> Set[str]:
-    """Return the labels that at least one branch of `or` can bear: a legend leaves out those that a series lacks.
+    """Return the labels that at least one branch of `or` can have: a legend omits labels that a series lacks.
+
     Raises BadExpression."""
     return set().union(*(_labels(branch, of) for branch in _alternatives(parse(text))))
 
 
 def lost_labels(text: str, of: LabelsOf) -> list[str]:
-    """Where an expression relies on a label that is not there any more, or never was, one sentence each. Raises
-    BadExpression.
+    """Yield one sentence for each use of a label that was dropped or never existed. Raises BadExpression.
 
-    Grouping by such a label, a quantile of buckets without `le`, and two sides that never match because their labels
-    differ."""
+    Covers grouping by such a label, a quantile of buckets without `le`, and two sides that never match because their
+    labels differ."""
     return [sentence for node in _nodes(parse(text)) for sentence in _lost(node, of)]
 
 
 def unguarded(text: str) -> list[str]:
-    """The divisors that may be 0, which gives NaN or Inf; `> 0` around one makes the answer absent instead. Raises
-    BadExpression."""
+    """Yield the divisors that may be 0, which gives NaN or Inf. `> 0` around one omits the result instead.
+
+    Raises BadExpression."""
     divisions = [node for node in _nodes(parse(text)) if isinstance(node, ql.BinaryExpr) and str(node.op) in ("/", "%")]
     return [str(node.rhs) for node in divisions if not _never_zero(node.rhs)]
 
 
 def made_up(text: str) -> list[str]:
-    """The right sides of `or` that read no series, such as vector(0): they show a value where there is none. Raises
-    BadExpression."""
+    """Yield the right sides of `or` that read no series, such as vector(0): they show a value without data.
+
+    Raises BadExpression."""
     alternatives = [
         node.rhs for node in _nodes(parse(text)) if isinstance(node, ql.BinaryExpr) and str(node.op) == "or"
     ]
@@ -224,31 +226,30 @@ def made_up(text: str) -> list[str]:
 
 
 def quantiles(text: str) -> list[float]:
-    """The quantiles that are asked of histograms, 0 to 1, as far as no variable holds them. Raises BadExpression."""
+    """Return the quantiles computed from histograms, 0 to 1, except those in variables. Raises BadExpression."""
     calls = [
         node for node in _nodes(parse(text)) if isinstance(node, ql.Call) and node.func.name == "histogram_quantile"
     ]
-    asked = [node.args[0].val for node in calls if isinstance(node.args[0], ql.NumberLiteral)]
-    # a variable was read as 1; the least and the largest value are bounds of buckets
-    return [q for q in asked if 1e-9 < q < 1]
+    known = [node.args[0].val for node in calls if isinstance(node.args[0], ql.NumberLiteral)]
+    # a variable was read as 1; 0 and 1 give bucket bounds
+    return [q for q in known if 1e-9 < q < 1]
 
 
 def unconditional(text: str) -> list[str]:
-    """The branches of `or` that answer whenever there is data: nothing is compared in them, and nothing taken away.
-    Raises BadExpression.
+    """Yield the branches of `or` that return a value whenever there is data, without comparison or `unless`.
 
-    `>= 0` around a quantile lets every number pass and only NaN not: it is no condition."""
+    `>= 0` around a quantile only removes NaN: it is no condition. Raises BadExpression."""
     return [str(branch) for branch in _branches(parse(text)) if not _conditional(branch)]
 
 
 def windows_s(text: str) -> list[float]:
-    """Every range that is looked back over, of subqueries too, in seconds. Raises BadExpression."""
+    """Return every range of an expression in seconds, including subqueries. Raises BadExpression."""
     ranges = (node.range for node in _nodes(parse(text)) if isinstance(node, ql.MatrixSelector | ql.SubqueryExpr))
     return [over.total_seconds() for over in ranges if over]
 
 
 def _alternatives(node: ql.Expr) -> Iterator[ql.Expr]:
-    """Yield the branches of `or` that reach the answer, also through what only filters them."""
+    """Yield the branches of `or` that reach the result, also through filters."""
     if isinstance(node, ql.BinaryExpr) and str(node.op) in _PRESENCE:
         yield from _alternatives(node.lhs)
         return
@@ -271,7 +272,7 @@ def _branches(node: ql.Expr) -> Iterator[ql.Expr]:
 
 
 def _conditional(node: ql.Expr) -> bool:
-    """Whether an answer depends on more than there being data."""
+    """Return True if the result depends on more than the presence of data."""
     match node:
         case ql.Call() if node.func.name.startswith("absent"):
             return True
@@ -296,7 +297,7 @@ def _nodes(node: ql.Expr) -> Iterator[ql.Expr]:
 
 
 def _below(node: ql.Expr) -> Iterator[tuple[str, ql.Expr]]:
-    """What a node is made of, each with what the node does to it."""
+    """Yield the children of a node, each with the operation of the node."""
     match node:
         case ql.Call():
             yield from ((node.func.name, arg) for arg in node.args)
@@ -337,8 +338,8 @@ def _grouped(node: ql.AggregateExpr, below: Set[str]) -> Set[str]:
 
 def _returned(node: ql.Call, of: LabelsOf) -> Set[str]:
     if node.func.name.startswith("absent"):
-        asked = (_selector(below)[1] for below in _nodes(node) if isinstance(below, ql.VectorSelector))
-        return {label for matchers in asked for label, op, _ in matchers if op == "="}
+        known = (_selector(below)[1] for below in _nodes(node) if isinstance(below, ql.VectorSelector))
+        return {label for matchers in known for label, op, _ in matchers if op == "="}
     below = {label for arg in node.args for label in _labels(arg, of)}
     match node.func.name:
         case "scalar":
@@ -387,11 +388,11 @@ def _lost(node: ql.Expr, of: LabelsOf) -> Iterator[str]:
     match node:
         case ql.AggregateExpr() if node.modifier and node.modifier.type == ql.AggModifierType.By:
             gone = set(node.modifier.labels) - _labels(node.expr, of)
-            yield from (f"{node.op} by ({label}): nothing below has that label" for label in sorted(gone))
+            yield from (f"{node.op} by ({label}): no operand has that label" for label in sorted(gone))
         case ql.Call() if (
             node.func.name == "histogram_quantile" and _classic(node.args[1]) and "le" not in _labels(node.args[1], of)
         ):
-            yield "histogram_quantile: le was lost below it"
+            yield "histogram_quantile: its operand has no le label"
         case ql.BinaryExpr() if str(node.op) != "or" and not _scalar(node.lhs) and not _scalar(node.rhs):
             left, right = _labels(node.lhs, of), _labels(node.rhs, of)
             matching = node.modifier.matching if node.modifier else None

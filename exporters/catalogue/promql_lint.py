@@ -1,5 +1,4 @@
-"""Rules of PromQL for panels, alerts and recording rules alike, judged by the catalogue: Prometheus accepts what they
-refuse.
+"""PromQL rules for panels, alerts and recording rules, based on the catalogue. Prometheus accepts these mistakes.
 
 Invariant: a rule reads the expression and the catalogue, never the code that made the expression."""
 
@@ -37,7 +36,7 @@ _OF_BOTH = (
 _AGGREGATIONS = ("sum", "avg", "min", "max", "count", "group", "stddev", "stdvar", "quantile")
 _OF_BUCKETS = ("histogram_quantile", "histogram_fraction")
 
-Rule = Callable[[str, LabelsOf], Iterable[str]]  # of an expression that parses
+Rule = Callable[[str, LabelsOf], Iterable[str]]  # takes an expression that parses
 
 
 def only_grows(metric: Metric | None) -> bool:
@@ -45,42 +44,42 @@ def only_grows(metric: Metric | None) -> bool:
 
 
 def _raw_counter(expr: str, labels_of: LabelsOf) -> Iterator[str]:
-    """A counter is only asked how it grows, or whether it is there."""
+    """Report counters used without a rate, an increase or a presence check."""
     for read in promql_ast.reads(expr):
         first = read.above[0] if read.above else ""
         if not only_grows(METRICS.get(read.name)):
             continue
         if first in _OF_GAUGES:
-            yield f"{first}({read.name}): it only ever grows, and starts again with its process"
+            yield f"{first}({read.name}): counter that resets with its process; use rate or increase"
         elif first not in (*_OF_COUNTERS, *_OF_BOTH) and not {"presence", "group", "count"} & set(read.above):
-            yield f"{read.name} only ever grows: ask for its rate or increase"
+            yield f"{read.name} is a counter; use rate or increase"
 
 
 def _rate_of_gauge(expr: str, labels_of: LabelsOf) -> Iterator[str]:
-    """A gauge is never asked how it grows, and neither is a sum of counters; what is recorded is a gauge."""
+    """Report rates of gauges and of sums of counters. Recorded series are gauges."""
     for read in promql_ast.reads(expr):
         metric, first = METRICS.get(read.name), read.above[0] if read.above else ""
         if not only_grows(metric) and first in _OF_COUNTERS:
-            kind = "no counter" if metric is None else f"a {metric.kind}"
-            yield f"{first}({read.name}): it is {kind}, and every fall would pass for a restart"
+            kind = "not a counter" if metric is None else f"a {metric.kind}"
+            yield f"{first}({read.name}): it is {kind}, so each decrease would count as a reset"
         late = (
             step
             for at, step in enumerate(read.above)
             if step in _OF_COUNTERS and set(read.above[:at]) & set(_AGGREGATIONS)
         )
         for step in list(late)[:1]:
-            yield f"{step} stands outside an aggregation of {read.name}: a restart of one shows as a jump of all"
+            yield f"{step} is applied outside an aggregation of {read.name}: one restart shows as a jump of the sum"
 
 
 def _buckets(expr: str, labels_of: LabelsOf) -> Iterator[str]:
-    """Buckets are cumulative: they go through a quantile, or one bound is picked, or the answer keeps them apart."""
+    """Report sums over cumulative buckets without a quantile, a selected bound or a kept `le` label."""
     for name in cumulative(expr, labels_of):
         if "le" not in promql_ast.labels(expr, labels_of):
-            yield f"{name} is cumulative: a sum over its buckets counts an observation once for each"
+            yield f"{name} is cumulative: a sum over its buckets counts each observation several times"
 
 
 def cumulative(expr: str, labels_of: LabelsOf) -> Iterator[str]:
-    """Yield the series of buckets that go through no quantile and of which no bound is picked."""
+    """Yield bucket series used without a quantile and without a selected bound."""
     for read in promql_ast.reads(expr):
         picked = any(label == "le" for label, _, _ in read.matchers) or {"count", "presence"} & set(read.above)
         if "le" in labels_of(read.name) and not picked and not set(read.above) & set(_OF_BUCKETS):
@@ -89,12 +88,12 @@ def cumulative(expr: str, labels_of: LabelsOf) -> Iterator[str]:
 
 def _division(expr: str, labels_of: LabelsOf) -> Iterator[str]:
     for divisor in promql_ast.unguarded(expr):
-        yield f"it divides by what may be 0, and NaN compares with nothing; write ({divisor} > 0)"
+        yield f"divisor may be 0, which gives NaN; write ({divisor} > 0)"
 
 
 def _made_up(expr: str, labels_of: LabelsOf) -> Iterator[str]:
     for side in promql_ast.made_up(expr):
-        yield f"`or {side}` answers where there is nothing"
+        yield f"`or {side}` returns a value where there is no data"
 
 
 RULES: dict[str, Rule] = {

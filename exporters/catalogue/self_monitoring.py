@@ -1,40 +1,40 @@
-"""What the watchers say about themselves: Prometheus, Alertmanager and the OpenTelemetry collector.
+"""Series of the monitoring components: Prometheus, Alertmanager and the OpenTelemetry collector.
 
-Only the families that a board of ours reads. Names, kinds and labels are those of pages of Prometheus 3.5.3,
-Alertmanager 0.33.1 and otelcol 0.152.0, read from the running programs."""
+Only the families that a dashboard reads. Names, kinds and labels were read from running programs: Prometheus 3.5.3,
+Alertmanager 0.33.1 and otelcol 0.152.0."""
 
 from exporters.catalogue.metric import Across, Kind, Metric, Unit
 
-# Prometheus: does it evaluate, store and tell?
+# Prometheus: rule evaluation, storage, notifications
 RULE_FAILURES = Metric(
     "prometheus_rule_evaluation_failures_total", Kind.COUNTER, Unit.COUNT,
-    "Evaluations of a rule that failed; an alert whose rule fails cannot fire.", labels=("rule_group",),
+    "Failed rule evaluations; an alert whose rule fails cannot fire.", labels=("rule_group",),
     notes=("rule_group holds the file's path and the group's name, joined by a semicolon.",),
 )  # fmt: skip
 RULE_ITERATIONS_MISSED = Metric(
     "prometheus_rule_group_iterations_missed_total",
     Kind.COUNTER,
     Unit.COUNT,
-    "Evaluations of a group that were left out because the one before took longer than the interval.",
+    "Skipped evaluations of a rule group because the previous one took longer than the interval.",
     labels=("rule_group",),
 )
 RULE_GROUP_DURATION = Metric(
     "prometheus_rule_group_last_duration_seconds",
     Kind.GAUGE,
     Unit.SECONDS,
-    "How long the last evaluation of a group took.",
+    "Duration of the rule group's last evaluation.",
     labels=("rule_group",),
     across=Across.MAX,
 )
 RULE_GROUP_INTERVAL = Metric(
-    "prometheus_rule_group_interval_seconds", Kind.GAUGE, Unit.SECONDS, "How often a group is evaluated.",
+    "prometheus_rule_group_interval_seconds", Kind.GAUGE, Unit.SECONDS, "Evaluation interval of the rule group.",
     labels=("rule_group",), across=Across.MIN,
 )  # fmt: skip
 ALERTMANAGERS = Metric(
     "prometheus_notifications_alertmanagers_discovered",
     Kind.GAUGE,
     Unit.COUNT,
-    "Alertmanagers that Prometheus knows and sends to.",
+    "Discovered Alertmanagers that Prometheus sends to.",
     labels=(),
     across=Across.MIN,
 )
@@ -42,18 +42,18 @@ NOTIFICATIONS_ERRORS = Metric(
     "prometheus_notifications_errors_total",
     Kind.COUNTER,
     Unit.COUNT,
-    "Alerts that an Alertmanager did not take.",
+    "Alerts that failed to send to an Alertmanager.",
     labels=("alertmanager",),
 )
 NOTIFICATIONS_DROPPED = Metric(
     "prometheus_notifications_dropped_total", Kind.COUNTER, Unit.COUNT,
-    "Alerts that Prometheus gave up on: no Alertmanager took them, or the queue was full.", labels=(),
+    "Alerts dropped by Prometheus: no Alertmanager accepted them, or the queue was full.", labels=(),
 )  # fmt: skip
 HEAD_SERIES = Metric(
     "prometheus_tsdb_head_series",
     Kind.GAUGE,
     Unit.COUNT,
-    "Series in memory; Prometheus' own memory follows this number.",
+    "Series in memory; Prometheus' memory use follows this value.",
     labels=(),
 )
 SAMPLES_APPENDED = Metric(
@@ -63,26 +63,26 @@ SAMPLES_OUT_OF_ORDER = Metric(
     "prometheus_target_scrapes_sample_out_of_order_total",
     Kind.COUNTER,
     Unit.COUNT,
-    "Scraped samples refused because newer ones were stored.",
+    "Scraped samples rejected because newer ones were stored.",
     labels=(),
 )
 SAMPLES_DUPLICATE = Metric(
     "prometheus_target_scrapes_sample_duplicate_timestamp_total",
     Kind.COUNTER,
     Unit.COUNT,
-    "Scraped samples refused because another value stands at the same time: two targets share their labels, or a page"
-    " repeats a series.",
+    "Scraped samples rejected because another value has the same timestamp: two targets share their labels, or a"
+    " target repeats a series.",
     labels=(),
 )
 SCRAPES_OVER_LIMIT = Metric(
     "prometheus_target_scrapes_exceeded_sample_limit_total", Kind.COUNTER, Unit.COUNT,
-    "Scrapes thrown away whole because the page held more samples than sample_limit allows.", labels=(),
+    "Scrapes discarded because they held more samples than sample_limit allows.", labels=(),
 )  # fmt: skip
 CONFIG_LOADED = Metric(
     "prometheus_config_last_reload_successful",
     Kind.GAUGE,
     Unit.FLAG,
-    "1 when the last reading of the configuration succeeded.",
+    "1 if the last configuration reload succeeded.",
     labels=(),
     across=Across.MIN,
 )
@@ -92,7 +92,7 @@ PROMETHEUS_SERVER: tuple[Metric, ...] = (
     HEAD_SERIES, SAMPLES_APPENDED, SAMPLES_OUT_OF_ORDER, SAMPLES_DUPLICATE, SCRAPES_OVER_LIMIT, CONFIG_LOADED,
 )  # fmt: skip
 
-# Alertmanager: do alerts reach anyone?
+# Alertmanager: delivery of alerts
 ALERTMANAGER_ALERTS = Metric(
     "alertmanager_alerts",
     Kind.GAUGE,
@@ -100,28 +100,28 @@ ALERTMANAGER_ALERTS = Metric(
     "Alerts that Alertmanager holds, by state: active, suppressed, unprocessed.",
     labels=("state",),
     across=Across.MAX,
-    notes=("Members of a cluster hold the same alerts, so the highest counts and not the sum.",),
+    notes=("Cluster members hold the same alerts: use the maximum, not the sum.",),
 )
 ALERTMANAGER_INVALID = Metric(
     "alertmanager_alerts_invalid_total",
     Kind.COUNTER,
     Unit.COUNT,
-    "Alerts that Alertmanager received and refused as malformed.",
+    "Alerts received and rejected as malformed.",
     labels=("version",),
 )
 ALERTMANAGER_NOTIFICATIONS = Metric(
     "alertmanager_notifications_total",
     Kind.COUNTER,
     Unit.COUNT,
-    "Notifications that Alertmanager tried to send, by way: webhook, email and so on.",
+    "Notifications that Alertmanager attempted, by integration: webhook, email and so on.",
     labels=("integration",),
-    notes=("Ways that nobody configured are shown too and stay 0.",),
+    notes=("Integrations that are not configured are exposed too and stay 0.",),
 )
 ALERTMANAGER_NOTIFICATIONS_FAILED = Metric(
     "alertmanager_notifications_failed_total",
     Kind.COUNTER,
     Unit.COUNT,
-    "Notifications that did not arrive, by way and reason.",
+    "Failed notifications, by integration and reason.",
     labels=("integration", "reason"),
     notes=ALERTMANAGER_NOTIFICATIONS.notes,
 )
@@ -129,7 +129,7 @@ ALERTMANAGER_CONFIG_LOADED = Metric(
     "alertmanager_config_last_reload_successful",
     Kind.GAUGE,
     Unit.FLAG,
-    "1 when the last reading of the configuration succeeded.",
+    "1 if the last configuration reload succeeded.",
     labels=(),
     across=Across.MIN,
 )
@@ -142,20 +142,20 @@ ALERTMANAGER: tuple[Metric, ...] = (
 )
 
 # The collector. Its counters end in _total or not, depending on `without_type_suffix` of its metrics reader: 0.152.0
-# leaves the suffix out unless this is false. Both spellings are one quantity, so the bare one stands as a former name.
+# leaves the suffix out unless this is false. Both names mean one quantity, so the bare one is listed as a former name.
 _BARE = "The name ends in _total only with without_type_suffix: false."
 _FIRST = "Absent until the first span arrives."
 SPANS_ACCEPTED = Metric(
-    "otelcol_receiver_accepted_spans_total", Kind.COUNTER, Unit.ITEMS, "Spans that the collector took.",
+    "otelcol_receiver_accepted_spans_total", Kind.COUNTER, Unit.ITEMS, "Spans accepted by the collector.",
     labels=("receiver", "transport"), formerly=("otelcol_receiver_accepted_spans",), notes=(_BARE, _FIRST),
 )  # fmt: skip
 SPANS_REFUSED = Metric(
     "otelcol_receiver_refused_spans_total", Kind.COUNTER, Unit.ITEMS,
-    "Spans that the collector sent back because the pipeline was full; the memory limiter does that first.",
+    "Spans refused because the pipeline was full, usually by the memory limiter.",
     labels=("receiver", "transport"), formerly=("otelcol_receiver_refused_spans",), notes=(_BARE, _FIRST),
 )  # fmt: skip
 SPANS_SENT = Metric(
-    "otelcol_exporter_sent_spans_total", Kind.COUNTER, Unit.ITEMS, "Spans that arrived at the trace store.",
+    "otelcol_exporter_sent_spans_total", Kind.COUNTER, Unit.ITEMS, "Spans delivered to the trace store.",
     labels=("exporter",), formerly=("otelcol_exporter_sent_spans",),
     notes=(_BARE, _FIRST, "Exporters over HTTP and gRPC add the server's address and path as labels."),
 )  # fmt: skip
@@ -163,24 +163,24 @@ SPANS_SEND_FAILED = Metric(
     "otelcol_exporter_send_failed_spans_total",
     Kind.COUNTER,
     Unit.ITEMS,
-    "Spans that were given up after the last retry.",
+    "Spans dropped after the last retry.",
     labels=("exporter",),
     formerly=("otelcol_exporter_send_failed_spans",),
-    notes=(_BARE, "Absent until spans are given up for the first time."),
+    notes=(_BARE, "Absent until spans are first dropped."),
 )
 EXPORT_QUEUE = Metric(
     "otelcol_exporter_queue_size",
     Kind.GAUGE,
     Unit.ITEMS,
-    "Batches that wait to be sent.",
+    "Batches in the sending queue.",
     labels=("data_type", "exporter"),
-    notes=("Exporters without a sending queue, such as debug, do not show it.",),
+    notes=("Exporters without a sending queue, such as debug, do not expose it.",),
 )
 EXPORT_QUEUE_CAPACITY = Metric(
     "otelcol_exporter_queue_capacity",
     Kind.GAUGE,
     Unit.ITEMS,
-    "Batches that may wait to be sent; more are thrown away.",
+    "Capacity of the sending queue in batches; further ones are dropped.",
     labels=("data_type", "exporter"),
     notes=EXPORT_QUEUE.notes,
 )

@@ -1,4 +1,4 @@
-"""The series that vllm-watch adds: what the sidecar joins, and how well each of its sources is doing."""
+"""Series of the sidecar: joined metrics, and the health of each of its sources."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ REQUESTS = Metric(
     "vllm_watch_requests_total",
     Kind.COUNTER,
     Unit.REQUESTS,
-    "Requests that ended, by outcome: ok, client_abort, rejected, upstream_error, timeout; unknown where the log does"
-    " not say.",
+    "Finished requests by outcome: ok, client_abort, rejected, upstream_error, timeout; unknown if the log has none.",
     labels=("model_name", "outcome", "team"),
-    notes=("Client hang-ups are counted here; vLLM's own request_success never shows them.",),
+    notes=("Includes client disconnects; vLLM's request_success_total does not.",),
 )
-FAILED = ('outcome=~"upstream_error|timeout"',)  # a refusal is policy, and a client that hung up is no failure of ours
+FAILED = ('outcome=~"upstream_error|timeout"',)  # rejections are policy, and client disconnects are not server failures
 REASONS = Metric(
     "vllm_watch_request_reasons_total",
     Kind.COUNTER,
     Unit.REQUESTS,
-    "Requests that did not end well, by the reason in the record; at most 40 different reasons, the rest is counted as"
-    " __other__.",
+    "Requests that did not end with ok, by the record's reason: at most 40 reasons, further ones count as __other__.",
     labels=("model_name", "outcome", "reason", "team"),
 )
 FINISHES = Metric(
@@ -35,11 +33,11 @@ TOKENS = Metric(
     "vllm_watch_tokens_total",
     Kind.COUNTER,
     Unit.TOKENS,
-    "Tokens by kind: prompt, cached (part of prompt), completion; from the engine's usage.",
+    "Tokens from the engine's usage, by type: prompt, cached (part of prompt), completion.",
     labels=("model_name", "team", "type"),
     notes=(
         (
-            "Only requests whose usage arrived; a hang-up before the last chunk leaves none: see"
+            "Only requests with usage. A client disconnect before the last chunk leaves none: see"
             " vllm_watch_estimated_tokens_total."
         ),
     ),
@@ -48,12 +46,11 @@ ESTIMATED_TOKENS = Metric(
     "vllm_watch_estimated_tokens_total",
     Kind.COUNTER,
     Unit.TOKENS,
-    "Estimated tokens of requests whose usage never came, such as streams that the client left, by type: prompt,"
-    " completion.",
+    "Estimated tokens of requests without usage, such as aborted streams, by type: prompt, completion.",
     labels=("model_name", "team", "type"),
     notes=(
         (
-            "By the gateway: the prompt from its bytes, the output from the content events seen. Never part of"
+            "Estimated by the gateway: prompt from its bytes, completion from streamed content events. Not in"
             " vllm_watch_tokens_total."
         ),
     ),
@@ -62,53 +59,51 @@ TTFT = Metric(
     "vllm_watch_ttft_seconds",
     Kind.HISTOGRAM,
     Unit.SECONDS,
-    "Time to first token as the client saw it: gateway queue, engine queue and prefill together. Streams only.",
+    "Client TTFT: gateway queue, engine queue and prefill. Streams only.",
     labels=_WHO,
     native=True,
 )
 TPOT = Metric(
     "vllm_watch_tpot_seconds", Kind.HISTOGRAM, Unit.SECONDS,
-    "Mean time per output token after the first, one value per streamed request.", labels=_WHO, native=True,
+    "TPOT: mean time per output token after the first, one value per streamed request.", labels=_WHO, native=True,
 )  # fmt: skip
 E2E = Metric(
     "vllm_watch_e2e_seconds", Kind.HISTOGRAM, Unit.SECONDS,
-    "Time from accepted to ended, as the gateway saw it.", labels=_WHO, native=True,
+    "Request duration from acceptance to end, measured by the gateway.", labels=_WHO, native=True,
 )  # fmt: skip
 QUEUE = Metric(
     "vllm_watch_queue_seconds", Kind.HISTOGRAM, Unit.SECONDS,
-    "Time a request waited in the gateway before it was sent to an engine.", labels=_WHO, native=True,
+    "Time a request waited in the gateway before it was forwarded.", labels=_WHO, native=True,
 )  # fmt: skip
 ENGINE_QUEUE = Metric(
     "vllm_watch_engine_queue_seconds",
     Kind.HISTOGRAM,
     Unit.SECONDS,
-    "Time a request waited in the engine, as the engine told the client.",
+    "Time a request waited in the engine, as the engine reported it in the response.",
     labels=_WHO,
     native=True,
     needs="--enable-per-request-metrics",
 )
 CACHE_LOOKUPS = Metric(
     "vllm_watch_cache_lookups_total", Kind.COUNTER, Unit.REQUESTS,
-    "Requests whose record says whether the prefix cache helped, by result: hit, miss.",
+    "Requests by prefix cache result (hit, miss), where the record has one.",
     labels=("model_name", "result", "team"), needs="--enable-prompt-tokens-details",
 )  # fmt: skip
 TTFT_OVERHEAD = Metric(
     "vllm_watch_ttft_overhead_seconds",
     Kind.HISTOGRAM,
     Unit.SECONDS,
-    "What the way to the engine and back adds to the time to first token: the client's figure less what the request"
-    " took in the engine, its queue and from there to the first token, request by request.",
+    "TTFT overhead outside the engine, per request: client TTFT minus the engine's queue and prefill time.",
     labels=_WHO,
     native=True,
     needs="--enable-per-request-metrics",
-    notes=("Never a difference of two quantiles: each request is joined with what the engine said of it.",),
+    notes=("Computed per request, not as a difference of quantiles.",),
 )
 TTFT_NEGATIVE = Metric(
     "vllm_watch_ttft_overhead_negative_total",
     Kind.COUNTER,
     Unit.REQUESTS,
-    "Requests whose time to first token was shorter at the client than in the engine: their clocks or definitions"
-    " differ.",
+    "Requests with a client TTFT below the engine's queue and prefill time: clocks or definitions differ.",
     labels=_WHO,
     needs="--enable-per-request-metrics",
 )
@@ -117,99 +112,93 @@ REQUEST_TRAFFIC = (
     TTFT_OVERHEAD, TTFT_NEGATIVE,
 )  # fmt: skip
 
-# a bucket carries the trace of the last request in it, as an exemplar
+# each bucket has the trace of its last request as exemplar
 TRACED = (TTFT, TPOT, E2E, QUEUE, ENGINE_QUEUE, TTFT_OVERHEAD)
 
 # The log itself.
 LOG_LINES = Metric(
-    "vllm_watch_log_lines_total", Kind.COUNTER, Unit.COUNT, "Lines read from the request logs and counted.", labels=()
+    "vllm_watch_log_lines_total", Kind.COUNTER, Unit.COUNT, "Request log lines read and counted.", labels=()
 )
 LOG_BAD_LINES = Metric(
     "vllm_watch_log_bad_lines_total",
     Kind.COUNTER,
     Unit.COUNT,
-    "Lines that were no request record, by reason: json, type, range, size, long, torn (a writer died in the middle of"
-    " it). The sidecar's own log says what is wrong, never the line.",
+    "Lines that are not a valid request record, by reason: json, type, range, size, long, torn (incomplete last"
+    " line). The sidecar's log names the error, not the line.",
     labels=("reason",),
 )
 LOG_UNTIMED = Metric(
     "vllm_watch_log_untimed_lines_total", Kind.COUNTER, Unit.COUNT,
-    "Lines without a time of their own; the time they were read is used instead.", labels=(),
+    "Lines without a timestamp; their read time is used.", labels=(),
 )  # fmt: skip
 LOG_LAG = Metric(
     "vllm_watch_log_lag_seconds", Kind.GAUGE, Unit.SECONDS,
-    "How long after its request ended the newest record was counted.", labels=("path",), across=Across.MAX,
+    "Delay from the end of a request to its count, for the newest record.", labels=("path",), across=Across.MAX,
 )  # fmt: skip
 LOG_BYTES_BEHIND = Metric(
-    "vllm_watch_log_unread_bytes",
-    Kind.GAUGE,
-    Unit.BYTES,
-    "Bytes written to a request log and not read yet.",
-    labels=("path",),
+    "vllm_watch_log_unread_bytes", Kind.GAUGE, Unit.BYTES, "Bytes of the request log not yet read.", labels=("path",)
 )
 LOG_ROTATIONS = Metric(
     "vllm_watch_log_rotations_total",
     Kind.COUNTER,
     Unit.COUNT,
-    "Times a request log was replaced or cut under the reader.",
+    "Rotations and truncations of a request log.",
     labels=("path",),
 )
-TEAMS = Metric("vllm_watch_teams", Kind.GAUGE, Unit.COUNT, "Teams with series of their own.", labels=())
+TEAMS = Metric("vllm_watch_teams", Kind.GAUGE, Unit.COUNT, "Teams with their own series.", labels=())
 TEAMS_OVERFLOW = Metric(
     "vllm_watch_teams_overflow_total", Kind.COUNTER, Unit.REQUESTS,
-    "Requests counted under __other__ because their team came after the table was full.", labels=(),
+    "Requests counted as team __other__ because the team limit was reached.", labels=(),
 )  # fmt: skip
 MODELS_OVERFLOW = Metric(
     "vllm_watch_models_overflow_total",
     Kind.COUNTER,
     Unit.REQUESTS,
-    "Requests counted under model __other__ because their model came after the table was full, or was never served with"
-    " success.",
+    "Requests counted as model __other__ because the model limit was reached or the model never served a request.",
     labels=(),
 )
 LOG_DUPLICATES = Metric(
     "vllm_watch_log_duplicate_lines_total",
     Kind.COUNTER,
     Unit.COUNT,
-    "Lines whose request was counted before, as when a log is shipped twice; told by request_id and span_id.",
+    "Lines of requests already counted, such as a log delivered twice; matched by request_id and span_id.",
     labels=(),
 )
 LOG_AHEAD = Metric(
     "vllm_watch_log_ahead_total",
     Kind.COUNTER,
     Unit.COUNT,
-    "Readings whose newest record ended more than a second in the future, by our clock: the lag is then shown as 0.",
+    "Reads in which the newest record ended more than 1 s in the future; the lag is then reported as 0.",
     labels=(),
 )
 LOG_FAULTS = Metric(
     "vllm_watch_log_file_faults_total",
     Kind.COUNTER,
     Unit.COUNT,
-    "What happened to a request log, by reason: long (a line beyond 1 MiB, left out), nul (NUL bytes, left out), torn"
-    " (a last line without its end), cut (cut with lines unread and no copy found), gone (not there any more at a"
-    " start), reread (changed before the place where reading stood; lines may come again, and are known by their ids),"
-    " packed (a compressed file that is damaged, ends early or has a format that is not read; its lines that were not"
-    " read yet are lost), unreadable (a rotated file).",
+    "Damage and gaps of a request log, by reason: long (line over 1 MiB, skipped), nul (NUL bytes, skipped), torn"
+    " (incomplete last line), cut (truncated with unread lines and no copy), gone (missing at start), reread (changed"
+    " before the read position; repeated lines are matched by id), packed (compressed file damaged, incomplete or of"
+    " an unsupported format; unread lines are lost), unreadable (rotated file).",
     labels=("path", "reason"),
 )
 CHECKPOINT_UP = Metric(
     "vllm_watch_checkpoint_up",
     Kind.GAUGE,
     Unit.FLAG,
-    "1 when what the page shows of the log is safe on disk; 0 while it cannot be written: the page then keeps what was"
-    " written last.",
+    "1 when the exposed log counters are saved to disk; 0 while the state cannot be written: the last saved values"
+    " are exposed then.",
     labels=(),
     across=Across.MIN,
     needs=(_STATE := "`state` in the sidecar's configuration"),
 )
 CHECKPOINT_BYTES = Metric(
-    "vllm_watch_checkpoint_bytes", Kind.GAUGE, Unit.BYTES, "Size of the file of state.", labels=(), needs=_STATE
+    "vllm_watch_checkpoint_bytes", Kind.GAUGE, Unit.BYTES, "Size of the state file.", labels=(), needs=_STATE
 )
 CHECKPOINT_COMMITS = Metric(
     "vllm_watch_checkpoint_commits_total",
     Kind.COUNTER,
     Unit.COUNT,
-    "Times the state was written to disk.",
+    "Writes of the state file.",
     labels=(),
     needs=_STATE,
 )
@@ -219,12 +208,12 @@ REQUEST_LOG = (
     TEAMS, TEAMS_OVERFLOW, MODELS_OVERFLOW, CHECKPOINT_UP, CHECKPOINT_BYTES, CHECKPOINT_COMMITS,
 )  # fmt: skip
 
-# What vLLM says only in labels, as numbers, and what its restarts hide.
+# Engine facts that vLLM exposes only as labels, as numbers, and counters that survive restarts.
 ENGINE_INFO = Metric(
     "vllm_watch_engine_info",
     Kind.INFO,
     Unit.NONE,
-    "The engine behind a scrape: version, cache dtype, whether prefixes are cached.",
+    "Engine of an upstream: version, cache dtype, prefix caching.",
     labels=("cache_dtype", "enable_prefix_caching", "upstream", "version"),
     across=Across.MAX,
 )
@@ -232,46 +221,46 @@ KV_BLOCKS = Metric(
     "vllm_watch_kv_blocks",
     Kind.GAUGE,
     Unit.BLOCKS,
-    "KV-cache blocks of an engine.",
+    "KV-cache blocks of the engine.",
     labels=("engine", "model_name", "upstream"),
 )
 KV_BLOCK_SIZE = Metric(
-    "vllm_watch_kv_block_size_tokens", Kind.GAUGE, Unit.TOKENS, "Tokens that one KV-cache block holds.",
+    "vllm_watch_kv_block_size_tokens", Kind.GAUGE, Unit.TOKENS, "Tokens per KV-cache block.",
     labels=("engine", "model_name", "upstream"), across=Across.MAX,
 )  # fmt: skip
 KV_CAPACITY = Metric(
-    "vllm_watch_kv_capacity_tokens", Kind.GAUGE, Unit.TOKENS, "Tokens that an engine's KV cache holds.",
+    "vllm_watch_kv_capacity_tokens", Kind.GAUGE, Unit.TOKENS, "KV-cache capacity of the engine in tokens.",
     labels=("engine", "model_name", "upstream"),
-    notes=("The engine's own kv_cache_size_tokens where it says so (0.24 and later), else blocks x block size.",),
+    notes=("The engine's kv_cache_size_tokens (0.24 and later), else blocks x block size.",),
 )  # fmt: skip
 ENGINE_RESTARTS = Metric(
     "vllm_watch_engine_restarts_total",
     Kind.COUNTER,
     Unit.COUNT,
-    "Restarts of an engine seen by the sidecar: a newer process start time, or a counter that fell.",
+    "Engine restarts detected by the sidecar: a newer process start time, or a counter reset.",
     labels=("upstream",),
 )
 ENGINE_CHANGES = Metric(
     "vllm_watch_engine_config_changes_total", Kind.COUNTER, Unit.COUNT,
-    "Changes of an engine's version or cache configuration between two scrapes.", labels=("upstream",),
+    "Changes of the engine's version or cache configuration between two scrapes.", labels=("upstream",),
 )  # fmt: skip
 ENGINE_UNKNOWN_FAMILIES = Metric(
     "vllm_watch_engine_unknown_families",
     Kind.GAUGE,
     Unit.COUNT,
-    "vllm: families on the engine's page that this release of vllm-watch does not know.",
+    "vllm: families that the engine exposes and this release of vllm-watch does not know.",
     labels=("upstream",),
     across=Across.MAX,
 )
 ENGINES = (ENGINE_INFO, KV_BLOCKS, KV_BLOCK_SIZE, KV_CAPACITY, ENGINE_RESTARTS, ENGINE_CHANGES, ENGINE_UNKNOWN_FAMILIES)
 
-# What the cards cost, as far as the operator has said a price.
+# GPU cost, if the operator configured prices.
 _PRICED = "`prices` in the sidecar's configuration"
 GPU_COST = Metric(
     "vllm_watch_gpu_cost_per_hour",
     Kind.GAUGE,
     Unit.CURRENCY,
-    "What the cards of this host cost an hour: cards seen x price of a GPU hour.",
+    "GPU cost of this host per hour: visible GPUs x price per GPU hour.",
     labels=("currency",),
     needs=_PRICED,
 )
@@ -279,7 +268,7 @@ COST_BUDGET = Metric(
     "vllm_watch_cost_budget_per_1k_tokens",
     Kind.GAUGE,
     Unit.CURRENCY,
-    "What a thousand tokens, of prompts and answers together, may cost.",
+    "Cost budget per 1,000 tokens, prompt and completion together.",
     labels=("currency",),
     across=Across.MIN,
     needs=_PRICED,
@@ -291,12 +280,12 @@ EVENT_TIME = Metric(
     "vllm_watch_tuning_event_timestamp_seconds",
     Kind.GAUGE,
     Unit.TIMESTAMP,
-    "When the newest event of a kind happened.",
+    "Time of the newest tuning event, by kind.",
     labels=("kind",),
     across=Across.MAX,
 )
 EVENTS = Metric(
-    "vllm_watch_tuning_events_total", Kind.COUNTER, Unit.COUNT, "Events on record, by kind.", labels=("kind",)
+    "vllm_watch_tuning_events_total", Kind.COUNTER, Unit.COUNT, "Recorded tuning events, by kind.", labels=("kind",)
 )
 TUNING = (EVENT_TIME, EVENTS)
 
@@ -306,7 +295,7 @@ SPANS_SENT = Metric(
     "vllm_watch_spans_sent_total",
     Kind.COUNTER,
     Unit.ITEMS,
-    "Spans of requests that the collector took.",
+    "Request spans accepted by the collector.",
     labels=(),
     needs=_TRACING,
 )
@@ -314,9 +303,9 @@ SPANS_DROPPED = Metric(
     "vllm_watch_spans_dropped_total",
     Kind.COUNTER,
     Unit.ITEMS,
-    "Spans of requests that were lost, by reason: queue_full (more than can be sent), timeout and unavailable (the"
-    " queue was full while the collector did not answer, or could not take them), refused (by the collector, for good),"
-    " defect (of ours).",
+    "Request spans lost, by reason: queue_full (more than can be sent), timeout and unavailable (queue full while the"
+    " collector did not respond or was unavailable), refused (rejected permanently by the collector), defect (bug in"
+    " vllm-watch).",
     labels=("reason",),
     needs=_TRACING,
 )
@@ -324,27 +313,22 @@ SPANS_LEFT_OUT = Metric(
     "vllm_watch_spans_left_out_total",
     Kind.COUNTER,
     Unit.REQUESTS,
-    "Records that were to have no span, by reason: sampled (outside the share that is sent), history (ended before the"
-    " sidecar started), incomplete (no ids or no times, as in logs of other gateways).",
+    "Records without a span, by reason: sampled (not in the sample), history (ended before the sidecar started),"
+    " incomplete (no ids or timestamps, as in logs of other gateways).",
     labels=("reason",),
     needs=_TRACING,
 )
 SPANS_WAITING = Metric(
-    "vllm_watch_spans_waiting",
-    Kind.GAUGE,
-    Unit.ITEMS,
-    "Spans of requests that wait to be sent or are on their way.",
-    labels=(),
-    needs=_TRACING,
+    "vllm_watch_spans_waiting", Kind.GAUGE, Unit.ITEMS, "Request spans queued or in flight.", labels=(), needs=_TRACING
 )
 SPANS = (SPANS_SENT, SPANS_DROPPED, SPANS_LEFT_OUT, SPANS_WAITING)
 
-# How each source of the sidecar is doing.
+# Health of each source of the sidecar.
 SOURCE_UP = Metric(
     "vllm_watch_source_up",
     Kind.GAUGE,
     Unit.FLAG,
-    "1 when the last reading of this source succeeded.",
+    "1 if the last read of this source succeeded.",
     labels=("kind", "source"),
     across=Across.MIN,
 )
@@ -352,19 +336,19 @@ SOURCE_LAST_SUCCESS = Metric(
     "vllm_watch_source_last_success_timestamp_seconds",
     Kind.GAUGE,
     Unit.TIMESTAMP,
-    "When this source was last read with success; absent until the first time.",
+    "Time of the last successful read of this source; absent until the first success.",
     labels=("kind", "source"),
     across=Across.MIN,
 )
 SOURCE_AGE = Metric(
-    "vllm_watch_source_age_seconds", Kind.GAUGE, Unit.SECONDS, "Age of what the page says about this source.",
+    "vllm_watch_source_age_seconds", Kind.GAUGE, Unit.SECONDS, "Age of this source's exposed data.",
     labels=("kind", "source"), across=Across.MAX,
 )  # fmt: skip
 SOURCE_DURATION = Metric(
     "vllm_watch_source_duration_seconds",
     Kind.GAUGE,
     Unit.SECONDS,
-    "How long the last reading took.",
+    "Duration of the last read of this source.",
     labels=("kind", "source"),
     across=Across.MAX,
 )
@@ -372,22 +356,17 @@ SOURCE_ERRORS = Metric(
     "vllm_watch_source_errors_total",
     Kind.COUNTER,
     Unit.COUNT,
-    "Failed readings of a source, by reason.",
+    "Failed reads of a source, by reason.",
     labels=("kind", "reason", "source"),
 )
 SIDECAR_INFO = Metric(
-    "vllm_watch_sidecar_info",
-    Kind.INFO,
-    Unit.NONE,
-    "This sidecar's own release.",
-    labels=("version",),
-    across=Across.MAX,
+    "vllm_watch_sidecar_info", Kind.INFO, Unit.NONE, "Release of the sidecar.", labels=("version",), across=Across.MAX
 )
 SIDECAR_START = Metric(
     "vllm_watch_sidecar_start_timestamp_seconds",
     Kind.GAUGE,
     Unit.TIMESTAMP,
-    "When this sidecar started.",
+    "Start time of the sidecar.",
     labels=(),
     across=Across.MAX,
 )
@@ -395,20 +374,20 @@ TASKS = Metric(
     "vllm_watch_sidecar_tasks",
     Kind.GAUGE,
     Unit.COUNT,
-    "Tasks of the sidecar's event loop: one for each source, some for its listener and for who asks at the moment. It"
-    " does not grow with time.",
+    "Tasks of the sidecar's event loop: one per source, some for its listener and current requests. Constant over"
+    " time.",
     labels=(),
     across=Across.MAX,
 )
-TURNED_AWAY = Metric(
+LISTENER_REJECTED = Metric(
     "vllm_watch_sidecar_turned_away_total",
     Kind.COUNTER,
     Unit.COUNT,
-    "Requests and connections that the sidecar's listener turned away before anybody else looked at them, by reason:"
-    " login (none that is known), logins_waiting (too many unknown ones wait to be checked), slow_head (a head that did"
-    " not come in time), handshake (of TLS, failed or not in time), gave_way (cut to make room: idle, or without a"
-    " request yet), full (no room), pipelined (more requests or bytes behind a running request than a connection may"
-    " have); what the HTTP parser refused: head_too_large (431), bad_request_line, bad_framing (400).",
+    "Requests and connections rejected by the sidecar's listener before they were handled, by reason: login (missing"
+    " or wrong credentials), logins_waiting (too many password checks queued), slow_head (request head timeout),"
+    " handshake (TLS handshake failed or timed out), gave_way (idle connection closed to make room), full (connection"
+    " limit), pipelined (too much pipelined data); rejected by the HTTP parser: head_too_large (431),"
+    " bad_request_line, bad_framing (400).",
     labels=("reason",),
 )
 SOURCES = (
@@ -420,7 +399,7 @@ SOURCES = (
     SIDECAR_INFO,
     SIDECAR_START,
     TASKS,
-    TURNED_AWAY,
+    LISTENER_REJECTED,
 )
 
 # The embedded lab.
@@ -428,7 +407,7 @@ LAB_PROCESS_UP = Metric(
     "vllm_watch_lab_process_up",
     Kind.GAUGE,
     Unit.FLAG,
-    "1 while this process of the lab runs and answers.",
+    "1 while this lab process runs and responds.",
     labels=("process",),
     across=Across.MIN,
 )
@@ -436,7 +415,7 @@ LAB_PROCESS_RUNNING = Metric(
     "vllm_watch_lab_process_running",
     Kind.GAUGE,
     Unit.FLAG,
-    "1 while this process of the lab is alive, whether or not it answers.",
+    "1 while this lab process is alive, responding or not.",
     labels=("process",),
     across=Across.MIN,
 )

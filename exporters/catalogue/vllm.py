@@ -1,25 +1,22 @@
-"""What a vLLM page shows, release by release: every `vllm:` family, and the unprefixed ones beside them.
+"""vLLM metric families by release: every `vllm:` family, and the unprefixed ones exposed with them.
 
-Law: names, kinds and labels are those of pages captured from running engines (tests/golden). Where no page shows a
-family, the entry says SOURCE, and its first release may be off by one minor release, because it was inferred from merge
-dates.
+Invariant: names, kinds and labels are those of scrapes captured from running engines (tests/golden). Families in no
+scrape are marked SOURCE; their first release was inferred from merge dates and may be off by one minor release.
 
-Labels are those of the V1 engine with the Python frontend; the Rust frontend shows fewer families. A page also shows
-`_created` twins of counters and histograms (process start times, of no use to a question); they are left out here."""
+Labels are those of the V1 engine with the Python frontend; the Rust frontend exposes fewer families. `_created`
+twins of counters and histograms (process start times) are left out."""
 
 from exporters.catalogue.metric import Across, Kind, Metric, Provenance, Unit
 
-# Said of several families.
-_FROM_0_3_S = (
-    "The default bounds start at 0.3 s, so of any quantile of faster requests no more is known than that it is below."
-)
+# Notes shared by several families.
+_FROM_0_3_S = "The default bounds start at 0.3 s: quantiles of faster requests are only known to be below it."
 _BOUNDS_MOVE = (
-    "Bounds are configurable (--custom-histogram-buckets) and differ by release: read them from the page, never write"
-    " them down."
+    "Bounds are configurable (--custom-histogram-buckets) and differ by release: read them from the scrape, do not"
+    " hard-code them."
 )
-_FINISHED_ONLY = "One sample per finished request: clients that hung up and requests that were refused leave none."
-_RATIO_MEAN = "A share of one engine's own cache: average or maximise it over engines, never add it up."
-NOT_RUST = "The Rust frontend does not show it."
+_FINISHED_ONLY = "One sample per finished request: client disconnects and rejected requests leave none."
+_RATIO_MEAN = "A share of one engine's cache: take the mean or maximum over engines, not the sum."
+NOT_RUST = "Not exposed by the Rust frontend."
 _HIT_HISTORY = (
     (
         "Preempted tokens were counted as hits again until autumn 2025 (#25787), and allocation retries twice (#43736,"
@@ -36,20 +33,19 @@ _HIT_HISTORY = (
 )
 _RETRIES = (
     "Retries are counted too under preemption: on 0.20.2, 88827 queried tokens for 11296 prompt tokens; on 0.32.0 the"
-    " two are equal. The ratio survives it, the absolute figure does not: prompt_tokens_cached_total has it."
+    " two are equal. The ratio stays valid, the absolute value does not: prompt_tokens_cached_total has it."
 )
 _HIDDEN = (
     "Hidden one release before removal, unless --show-hidden-metrics-for-version names the previous minor release."
 )
 _NO_SWAP = "The V1 engine does not swap: it preempts and recomputes."
 
-# Scheduler: who runs, who waits, who is turned away
+# Scheduler: running, waiting and rejected requests
 NUM_REQUESTS_RUNNING = Metric(
     "vllm:num_requests_running",
     Kind.GAUGE,
     Unit.REQUESTS,
-    "Requests in the current execution batch; when it stays at max_num_seqs, configuration and not hardware is the"
-    " limit.",
+    "Requests in the current execution batch. At max_num_seqs, the configuration and not the hardware is the limit.",
     since="0.2.3",
     notes=("With several API server processes it was seen at 0 for seconds while clients waited.",),
 )
@@ -57,7 +53,7 @@ NUM_REQUESTS_WAITING = Metric(
     "vllm:num_requests_waiting",
     Kind.GAUGE,
     Unit.REQUESTS,
-    "Requests that the engine has accepted and not yet scheduled.",
+    "Requests accepted by the engine and not yet scheduled.",
     since="0.2.3",
     notes=(
         "Since 0.20 it includes deferred requests, so it equals the sum of num_requests_waiting_by_reason.",
@@ -68,17 +64,16 @@ NUM_REQUESTS_WAITING_BY_REASON = Metric(
     "vllm:num_requests_waiting_by_reason",
     Kind.GAUGE,
     Unit.REQUESTS,
-    "Waiting requests, split into those that wait for room (capacity) and those held back by LoRA limits or KV transfer"
-    " (deferred).",
+    "Waiting requests by reason: capacity (no room), deferred (LoRA limits or KV transfer).",
     labels=("engine", "model_name", "reason"),
     since="0.20",
-    notes=("Only capacity says that the engine is full.",),
+    notes=("Only capacity means that the engine is full.",),
 )
 NUM_PREEMPTIONS = Metric(
     "vllm:num_preemptions_total",
     Kind.COUNTER,
     Unit.COUNT,
-    "Times a running request lost its KV blocks and must be computed again, because the cache was promised twice.",
+    "Preemptions: a running request lost its KV blocks because the cache was over-committed, and is recomputed.",
     since="0.4.3",
     notes=(
         (
@@ -91,7 +86,7 @@ REQUEST_NUM_PREEMPTIONS = Metric(
     "vllm:request_num_preemptions",
     Kind.HISTOGRAM,
     Unit.COUNT,
-    "How often a finished request had been preempted; tells one unlucky request from a thrashing engine.",
+    "Preemptions per finished request; separates a few unlucky requests from a thrashing engine.",
     since="0.30",
     notes=(_FINISHED_ONLY, "A histogram: there is no request_num_preemptions_total."),
 )
@@ -99,31 +94,31 @@ ADMISSION_REJECTIONS = Metric(
     "vllm:admission_rejections_total",
     Kind.COUNTER,
     Unit.REQUESTS,
-    "Requests refused by --max-num-queued-reqs or --max-num-queued-tokens, by which limit.",
+    "Requests rejected by --max-num-queued-reqs or --max-num-queued-tokens, by limit.",
     labels=("model_name", "reason"),
     since="0.30",
     notes=(
         "No engine label: the limit sits in the API server.",
         "--max-num-queued-reqs counts running plus waiting requests, despite its name.",
-        "A refused stream may answer HTTP 200 and one error event: 19 of 28 refusals did, 9 were an HTTP 503.",
-        "Always on the page, also without a limit; the first release (0.30) is inferred, seen on 0.32.",
+        "A rejected stream may return HTTP 200 and one error event: 19 of 28 rejections did, 9 were an HTTP 503.",
+        "Always exposed, also without a limit; the first release (0.30) is inferred, seen on 0.32.",
     ),
 )
 ENGINE_SLEEP_STATE = Metric(
     "vllm:engine_sleep_state",
     Kind.GAUGE,
     Unit.FLAG,
-    "Whether the engine is awake, or asleep with weights offloaded or everything discarded.",
+    "Sleep state of the engine: awake, weights offloaded, or everything discarded.",
     labels=("engine", "model_name", "sleep_state"),
     across=Across.MAX,
     since="0.11.1",
-    notes=("Three series, one of which is 1; ask for sleep_state before combining engines.", NOT_RUST),
+    notes=("Three series, one of which is 1; select a sleep_state before combining engines.", NOT_RUST),
 )
 ITERATION_TOKENS = Metric(
     "vllm:iteration_tokens_total",
     Kind.HISTOGRAM,
     Unit.TOKENS,
-    "Tokens worked on in one engine step, prefill and decode together: how full the batches are.",
+    "Tokens processed in one engine step, prefill and decode together: the batch size.",
     since="0.6.4",
     notes=(
         "A histogram despite its name; the rate of its _count is engine steps per second, not tokens per second.",
@@ -135,11 +130,11 @@ ITERATION_TOKENS = Metric(
             "Cached prompt tokens are in it on 0.20.2 and not on 0.32.0 (measured), so batches of the two are not"
             " comparable."
         ),
-        "The Rust frontend shows it only since September 2026 (#56990).",
+        "Exposed by the Rust frontend since September 2026 (#56990).",
     ),
 )
 
-# KV cache: how full, how well reused
+# KV cache: usage and reuse
 KV_CACHE_USAGE = Metric(
     "vllm:kv_cache_usage_perc",
     Kind.GAUGE,
@@ -151,7 +146,7 @@ KV_CACHE_USAGE = Metric(
     notes=(
         _RATIO_MEAN,
         "A ratio although the name ends in _perc.",
-        "Counts blocks and not tokens: half-empty blocks made it show 66.7 % where tokens filled 36.5 % (#57336).",
+        "Counts blocks and not tokens: half-empty blocks gave 66.7 % where tokens filled 36.5 % (#57336).",
     ),
 )
 CACHE_CONFIG_INFO = Metric(
@@ -198,7 +193,7 @@ EXTERNAL_PREFIX_CACHE_QUERIES = Metric(
     Unit.TOKENS,
     "Prompt tokens looked up in a cache outside the engine, through a KV connector.",
     since="0.11.1",
-    notes=("Shown without a connector too, and then stays 0.",),
+    notes=("Exposed without a connector too, and stays 0.",),
 )
 EXTERNAL_PREFIX_CACHE_HITS = Metric(
     "vllm:external_prefix_cache_hits_total",
@@ -206,7 +201,7 @@ EXTERNAL_PREFIX_CACHE_HITS = Metric(
     Unit.TOKENS,
     "Prompt tokens that a KV connector supplied from a cache outside the engine.",
     since="0.11.1",
-    notes=("Shown without a connector too, and then stays 0.", _HIT_HISTORY[0]),
+    notes=("Exposed without a connector too, and stays 0.", _HIT_HISTORY[0]),
 )
 MM_CACHE_QUERIES = Metric(
     "vllm:mm_cache_queries_total",
@@ -240,7 +235,7 @@ KV_BLOCK_IDLE_BEFORE_EVICT = Metric(
     "vllm:kv_block_idle_before_evict_seconds",
     Kind.HISTOGRAM,
     Unit.SECONDS,
-    "Time between the last use of a KV block and its eviction; long means that the cache holds what nobody asks for.",
+    "Time between the last use of a KV block and its eviction; long times mean that the cache holds unused blocks.",
     since="0.13",
     needs="--kv-cache-metrics",
     notes=("Sampled like kv_block_lifetime_seconds.",),
@@ -254,13 +249,13 @@ KV_BLOCK_REUSE_GAP = Metric(
     needs="--kv-cache-metrics",
     notes=(
         (
-            "Sampled like kv_block_lifetime_seconds; only the latest accesses of a block are kept, so it leans towards"
-            " short gaps."
+            "Sampled like kv_block_lifetime_seconds; only the latest accesses of a block are kept, so it is biased"
+            " towards short gaps."
         ),
     ),
 )
 
-# Tokens: what was worked on
+# Tokens: work done
 PROMPT_TOKENS = Metric(
     "vllm:prompt_tokens_total",
     Kind.COUNTER,
@@ -269,7 +264,7 @@ PROMPT_TOKENS = Metric(
     since="0.3.1",
     notes=(
         (
-            "Equals the sum of prompt_tokens_by_source_total on every captured page: never add"
+            "Equals the sum of prompt_tokens_by_source_total in every captured scrape: never add"
             " prompt_tokens_cached_total to it."
         ),
         "Counted at prefill, while request_prompt_tokens counts at the finish: 13826 against 13663 in one run.",
@@ -317,12 +312,11 @@ ESTIMATED_FLOPS_PER_GPU = Metric(
     "vllm:estimated_flops_per_gpu_total",
     Kind.COUNTER,
     Unit.COUNT,
-    "Floating point operations per GPU as a formula estimates them; divided by the peak rate it is model FLOPs"
-    " utilisation.",
+    "Estimated floating point operations per GPU; divided by the peak rate: model FLOPs utilisation (MFU).",
     across=Across.MEAN,
     since="0.17",
     notes=(
-        "Shown by default and stays 0 without --enable-mfu-metrics (measured on 0.32).",
+        "Exposed by default and stays 0 without --enable-mfu-metrics (measured on 0.32).",
         "Already per GPU: average over engines.",
         "Unusable for DeepSeek-style MLA models before 0.24 (#39457).",
     ),
@@ -331,7 +325,7 @@ ESTIMATED_READ_BYTES_PER_GPU = Metric(
     "vllm:estimated_read_bytes_per_gpu_total",
     Kind.COUNTER,
     Unit.BYTES,
-    "Bytes read from GPU memory per GPU, as a formula estimates them.",
+    "Estimated bytes read from GPU memory per GPU.",
     across=Across.MEAN,
     since="0.17",
     notes=ESTIMATED_FLOPS_PER_GPU.notes,
@@ -340,13 +334,13 @@ ESTIMATED_WRITE_BYTES_PER_GPU = Metric(
     "vllm:estimated_write_bytes_per_gpu_total",
     Kind.COUNTER,
     Unit.BYTES,
-    "Bytes written to GPU memory per GPU, as a formula estimates them.",
+    "Estimated bytes written to GPU memory per GPU.",
     across=Across.MEAN,
     since="0.17",
     notes=ESTIMATED_FLOPS_PER_GPU.notes,
 )
 
-# Latency: how long the parts of a request take
+# Latency by part of a request
 TIME_TO_FIRST_TOKEN = Metric(
     "vllm:time_to_first_token_seconds",
     Kind.HISTOGRAM,
@@ -355,11 +349,11 @@ TIME_TO_FIRST_TOKEN = Metric(
     since="0.3.1",
     notes=(
         (
-            "Requests that never reach a first token leave no sample, so a stalled engine looks healthy here: watch"
+            "Requests that never reach a first token leave no sample, so a stalled engine looks healthy here: check"
             " running and waiting too."
         ),
         (
-            "A client that hangs up leaves a sample here and none in e2e_request_latency_seconds: only the two _count"
+            "A client disconnect leaves a sample here and none in e2e_request_latency_seconds: only the two _count"
             " series differ."
         ),
         "Default bounds run from 1 ms to 2560 s with none at 2 s; those above 40 s came with 0.8.5 (#15202).",
@@ -371,7 +365,7 @@ INTER_TOKEN_LATENCY = Metric(
     "vllm:inter_token_latency_seconds",
     Kind.HISTOGRAM,
     Unit.SECONDS,
-    "ITL: time between two outputs of the engine for the same request; what a reader of a stream feels.",
+    "ITL: time between two outputs of the engine for the same request; streaming smoothness for the client.",
     since="0.10.2",
     formerly=("vllm:time_per_output_token_seconds",),
     notes=(
@@ -379,8 +373,8 @@ INTER_TOKEN_LATENCY = Metric(
             "One sample per engine output and not per token: with speculative decoding one sample covers several tokens"
             " (#52853)."
         ),
-        "Long replies weigh more than short ones, because each token adds a sample.",
-        "The first default bound is 10 ms, so faster decoding cannot be told apart.",
+        "Long replies have more weight than short ones, because each token adds a sample.",
+        "The first default bound is 10 ms, so faster decoding cannot be resolved.",
         _BOUNDS_MOVE,
     ),
 )
@@ -457,18 +451,18 @@ REQUEST_DECODE_TIME = Metric(
     notes=("Grows with the length of the reply.", _FINISHED_ONLY, _FROM_0_3_S, _BOUNDS_MOVE),
 )
 
-# Requests: how they ended, what they asked for
+# Requests: finish reasons and parameters
 REQUEST_SUCCESS = Metric(
     "vllm:request_success_total",
     Kind.COUNTER,
     Unit.REQUESTS,
-    "Requests that ended inside the engine, by how: stop, length, abort, error or repetition.",
+    "Requests that ended in the engine, by finished_reason: stop, length, abort, error or repetition.",
     labels=("engine", "finished_reason", "model_name"),
     since="0.4.2",
     notes=(
         "The name misleads: aborts and errors are counted in it, so select finished_reason.",
-        "A client that hangs up is not counted at all: 15 of 15 left abort at 0 on 0.10.2, 0.20.2 and 0.32.0.",
-        "Requests refused with a 4xx or 5xx before the engine are not in it; see http_requests_total.",
+        "Client disconnects are not counted at all: 15 of 15 left abort at 0 on 0.10.2, 0.20.2 and 0.32.0.",
+        "Requests rejected with a 4xx or 5xx before the engine are not counted; see http_requests_total.",
         "error appeared late in 2025, repetition by 0.19; 0.10.2 has stop, length and abort only.",
     ),
 )
@@ -480,7 +474,7 @@ CORRUPTED_REQUESTS = Metric(
     since="0.12",
     needs="VLLM_COMPUTE_NANS_IN_LOGITS=1",
     evidence=Provenance.SOURCE,
-    notes=("Absent is not zero: without the variable nobody looks.", NOT_RUST),
+    notes=("Absent does not mean 0: without the variable it is not measured.", NOT_RUST),
 )
 REQUEST_PROMPT_TOKENS = Metric(
     "vllm:request_prompt_tokens",
@@ -508,15 +502,15 @@ REQUEST_MAX_NUM_GENERATION_TOKENS = Metric(
     "vllm:request_max_num_generation_tokens",
     Kind.HISTOGRAM,
     Unit.TOKENS,
-    "The longest reply among the n replies of one request.",
+    "Longest reply among the n replies of one request.",
     since="0.6.4",
-    notes=("What was generated and not what was asked for: that is request_params_max_tokens.", _FINISHED_ONLY),
+    notes=("Generated tokens, not the requested limit: see request_params_max_tokens.", _FINISHED_ONLY),
 )
 REQUEST_PARAMS_MAX_TOKENS = Metric(
     "vllm:request_params_max_tokens",
     Kind.HISTOGRAM,
     Unit.TOKENS,
-    "The max_tokens that finished requests carried: how much they might have asked of the cache.",
+    "Value of max_tokens in finished requests: an upper bound of their cache demand.",
     since="0.6.4",
     notes=(_FINISHED_ONLY,),
 )
@@ -524,7 +518,7 @@ REQUEST_PARAMS_N = Metric(
     "vllm:request_params_n",
     Kind.HISTOGRAM,
     Unit.COUNT,
-    "The number of replies (n) that finished requests asked for.",
+    "Number of replies (n) requested by finished requests.",
     since="0.4.2",
     notes=(_FINISHED_ONLY,),
 )
@@ -532,7 +526,7 @@ REQUEST_PREFILL_KV_COMPUTED_TOKENS = Metric(
     "vllm:request_prefill_kv_computed_tokens",
     Kind.HISTOGRAM,
     Unit.TOKENS,
-    "Prompt tokens that a finished request really had computed, cached ones left out.",
+    "Computed prompt tokens of a finished request, without cached ones.",
     since="0.13",
     notes=(_FINISHED_ONLY,),
 )
@@ -540,7 +534,7 @@ LORA_REQUESTS_INFO = Metric(
     "vllm:lora_requests_info",
     Kind.GAUGE,
     Unit.TIMESTAMP,
-    "Which LoRA adapters run and wait, as comma-separated labels; the value is the time of the last report.",
+    "Running and waiting LoRA adapters, as comma-separated labels; the value is the time of the last report.",
     labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
     across=Across.MAX,
     since="0.6.4",
@@ -551,8 +545,8 @@ LORA_REQUESTS_INFO = Metric(
             " newest value counts."
         ),
         (
-            "It is set to the current time whenever the engine reports, also when nothing changed: no age of a change"
-            " can be told from it."
+            "It is set to the current time whenever the engine reports, also when nothing changed: it gives no age of"
+            " a change."
         ),
         (
             "With several API server processes the timestamps are added up (3.59e9 was seen), so the value means"
@@ -570,7 +564,7 @@ TOOL_CALL_PARSER_INVOCATIONS = Metric(
     needs="--tool-call-parser",
     evidence=Provenance.SOURCE,
     notes=(
-        "Streaming counts once per delta and non-streaming once per reply: never mix the modes.",
+        "Streaming counts once per delta and non-streaming once per reply: do not mix the modes.",
         "An error inside the parser is counted as no_tool_call.",
         "No engine label.",
         NOT_RUST,
@@ -646,7 +640,7 @@ DIFFUSION_NUM_COMMITTED_TOKENS = Metric(
     notes=("Takes the place of spec_decode_num_accepted_tokens_total on such models.",),
 )
 
-# Connectors: KV cache moved between engines or tiers; none of them was run by us, none is in the Rust frontend
+# Connectors: KV cache moved between engines or tiers; none was run, none is in the Rust frontend
 _NIXL = "KV connector NixlConnector"
 _OFFLOAD = "KV connector OffloadingConnector"
 _TIERED = "KV connector OffloadingConnector with CPU or tiered offloading"
@@ -661,7 +655,7 @@ NIXL_XFER_TIME = Metric(
     since="0.11.1",
     needs=_NIXL,
     evidence=Provenance.SOURCE,
-    notes=("Failures are counted apart, in nixl_num_failed_transfers_total.",),
+    notes=("Failures are counted separately, in nixl_num_failed_transfers_total.",),
 )
 NIXL_POST_TIME = Metric(
     "vllm:nixl_post_time_seconds",
@@ -707,7 +701,7 @@ NIXL_NUM_FAILED_NOTIFICATIONS = Metric(
     "vllm:nixl_num_failed_notifications_total",
     Kind.COUNTER,
     Unit.COUNT,
-    "Completion notices over NIXL that failed, so that the other side keeps blocks it could free.",
+    "Failed completion notifications over NIXL: the peer keeps blocks that it could free.",
     since="0.11.1",
     needs=_NIXL,
     evidence=Provenance.SOURCE,
@@ -794,7 +788,7 @@ KV_OFFLOAD_TOTAL_BYTES = Metric(
     evidence=Provenance.SOURCE,
     notes=(
         (
-            "Deprecated and still shown beside kv_offload_load_bytes_total and kv_offload_store_bytes_total: counting"
+            "Deprecated and still exposed with kv_offload_load_bytes_total and kv_offload_store_bytes_total: counting"
             " both doubles."
         ),
     ),
@@ -810,7 +804,7 @@ KV_OFFLOAD_TOTAL_TIME = Metric(
     evidence=Provenance.SOURCE,
     notes=(
         (
-            "Deprecated and still shown beside kv_offload_load_time_total and kv_offload_store_time_total: counting"
+            "Deprecated and still exposed with kv_offload_load_time_total and kv_offload_store_time_total: counting"
             " both doubles."
         ),
     ),
@@ -824,17 +818,17 @@ KV_OFFLOAD_SIZE = Metric(
     since="0.16",
     needs=_OFFLOAD,
     evidence=Provenance.SOURCE,
-    notes=("Deprecated and still shown beside kv_offload_load_size and kv_offload_store_size: counting both doubles.",),
+    notes=("Deprecated and still exposed with kv_offload_load_size and kv_offload_store_size: counting both doubles.",),
 )
 KV_OFFLOAD_STORES_SKIPPED = Metric(
     "vllm:kv_offload_stores_skipped_total",
     Kind.COUNTER,
     Unit.COUNT,
-    "Stores left out because the blocks had not been reused often enough.",
+    "Stores skipped because the blocks had not been reused often enough.",
     since="0.24",
     needs=_TIERED,
     evidence=Provenance.SOURCE,
-    notes=("Grows only with a reuse threshold of 2 or more; it is a policy at work and no failure.",),
+    notes=("Grows only with a reuse threshold of 2 or more; it is policy, not a failure.",),
 )
 KV_OFFLOAD_ALLOCATION_FAILURE = Metric(
     "vllm:kv_offload_allocation_failure_total",
@@ -883,7 +877,7 @@ KV_OFFLOAD_CPU_ALLOCATION_SIZE = Metric(
     "vllm:kv_offload_cpu_allocation_size",
     Kind.HISTOGRAM,
     Unit.BLOCKS,
-    "CPU blocks asked for by one store.",
+    "CPU blocks requested by one store.",
     since="0.25",
     needs=_TIERED,
     evidence=Provenance.SOURCE,
@@ -893,11 +887,11 @@ KV_OFFLOAD_LOOKUP_SYNC_DELAY = Metric(
     "vllm:kv_offload_lookup_sync_delay_seconds",
     Kind.HISTOGRAM,
     Unit.SECONDS,
-    "Time that one lookup in the offload cache blocked the scheduler.",
+    "Time that a lookup in the offload cache blocked the scheduler.",
     since="0.25",
     needs=_OFFLOAD,
     evidence=Provenance.SOURCE,
-    notes=("It holds up every request of the engine, not only the one looked up.",),
+    notes=("It delays every request of the engine.",),
 )
 KV_OFFLOAD_LOOKUP_ASYNC_DELAY = Metric(
     "vllm:kv_offload_lookup_async_delay_seconds",
@@ -924,12 +918,12 @@ KV_OFFLOAD_TIERING_LOOKUP_ASYNC_DELAY = Metric(
     "vllm:kv_offload_tiering_lookup_async_delay_seconds",
     Kind.HISTOGRAM,
     Unit.SECONDS,
-    "Time a request was deferred while lower tiers were asked for its blocks.",
+    "Time a request was deferred while its blocks were looked up in lower tiers.",
     labels=("engine", "model_name", "tier"),
     since="0.25",
     needs=_TIERED,
     evidence=Provenance.SOURCE,
-    notes=("Tells a slow disk or network store from a slow engine.",),
+    notes=("Separates a slow disk or network store from a slow engine.",),
 )
 MOONCAKE_STORE_OPERATION_TIME = Metric(
     "vllm:mooncake_store_operation_time_seconds",
@@ -1027,7 +1021,7 @@ HF3FS_NUM_FAILED_LOAD = Metric(
     notes=("The blocks must be computed again.",),
 )
 
-# HTTP: what the API server answered, refused requests included
+# HTTP: responses of the API server, rejected requests included
 _WEBSOCKET = "a realtime (WebSocket) route"
 WEBSOCKET_CONNECTIONS_ACTIVE = Metric(
     "vllm:websocket_connections_active",
@@ -1055,7 +1049,7 @@ WEBSOCKET_CONNECTION_DURATION = Metric(
     "vllm:websocket_connection_duration_seconds",
     Kind.HISTOGRAM,
     Unit.SECONDS,
-    "How long closed WebSocket connections had lasted.",
+    "Duration of closed WebSocket connections.",
     labels=(),
     since="0.18",
     needs=_WEBSOCKET,
@@ -1064,18 +1058,18 @@ WEBSOCKET_CONNECTION_DURATION = Metric(
 )
 _NO_MODEL = "One API server, all its models: no model_name and no engine."
 _EXCLUDED = "Leaves out /metrics, /health, /load, /ping, /version and /server_info; an unknown path has handler 'none'."
-_FROM_START = "On the page from the start, without samples until the first request."
+_FROM_START = "Declared from the start, without samples until the first request."
 HTTP_REQUESTS = Metric(
     "http_requests_total",
     Kind.COUNTER,
     Unit.REQUESTS,
-    "HTTP requests by handler, method and class of status: the only place where 4xx and 5xx answers show.",
+    "HTTP requests by handler, method and status class: the only metric with 4xx and 5xx responses.",
     labels=("handler", "method", "status"),
     since="0.8.3",
     notes=(
         "status is a class such as 2xx, not a code.",
-        "A stream that is refused or fails after its start counts as 2xx; so does a client that hangs up.",
-        "Some 4xx answers were counted as 5xx until July 2026 (#44303).",
+        "A stream that is rejected or fails after its start counts as 2xx; so does a client disconnect.",
+        "Some 4xx responses were counted as 5xx until July 2026 (#44303).",
         _EXCLUDED,
         _FROM_START,
         _NO_MODEL,
@@ -1085,7 +1079,7 @@ HTTP_REQUEST_DURATION = Metric(
     "http_request_duration_seconds",
     Kind.HISTOGRAM,
     Unit.SECONDS,
-    "Time to answer an HTTP request, by handler; only coarse bounds (0.1, 0.5 and 1 s).",
+    "HTTP response time by handler; only coarse bounds (0.1, 0.5 and 1 s).",
     labels=("handler", "method"),
     since="0.8.3",
     notes=("For quantiles use the highr twin, which has no labels.", _EXCLUDED, _FROM_START, _NO_MODEL),
@@ -1094,7 +1088,7 @@ HTTP_REQUEST_DURATION_HIGHR = Metric(
     "http_request_duration_highr_seconds",
     Kind.HISTOGRAM,
     Unit.SECONDS,
-    "Time to answer an HTTP request, all handlers together, with 21 bounds from 0.01 to 60 s.",
+    "HTTP response time over all handlers, with 21 bounds from 0.01 to 60 s.",
     labels=(),
     since="0.8.3",
     notes=(_EXCLUDED, _NO_MODEL),
@@ -1115,10 +1109,10 @@ HTTP_RESPONSE_SIZE = Metric(
     "Size of HTTP response bodies, by handler: a count and a sum.",
     labels=("handler",),
     since="0.8.3",
-    notes=("A stream announces no size and counts as 0 bytes.", _FROM_START, _NO_MODEL, NOT_RUST),
+    notes=("A stream has no Content-Length and counts as 0 bytes.", _FROM_START, _NO_MODEL, NOT_RUST),
 )
 
-# Process: the API server's own process, not the engine's and not the GPU's
+# Process: the API server, not the engine or the GPU
 _ONE_PROCESS = (
     "Absent with more than one API server process or data parallelism (--api-server-count, --data-parallel-size"
     " above 1)."
@@ -1136,7 +1130,7 @@ PROCESS_RESIDENT_MEMORY = Metric(
     "process_resident_memory_bytes",
     Kind.GAUGE,
     Unit.BYTES,
-    "Memory that the API server holds.",
+    "Resident memory of the API server.",
     labels=(),
     notes=(_API_ONLY, _ONE_PROCESS),
 )
@@ -1144,7 +1138,7 @@ PROCESS_VIRTUAL_MEMORY = Metric(
     "process_virtual_memory_bytes",
     Kind.GAUGE,
     Unit.BYTES,
-    "Address space of the API server; says little about real use.",
+    "Virtual memory of the API server; a poor measure of real use.",
     labels=(),
     notes=(_API_ONLY, _ONE_PROCESS),
 )
@@ -1152,7 +1146,7 @@ PROCESS_START_TIME = Metric(
     "process_start_time_seconds",
     Kind.GAUGE,
     Unit.TIMESTAMP,
-    "When the API server started; a new value is a restart.",
+    "Start time of the API server; a new value is a restart.",
     labels=(),
     across=Across.MAX,
     notes=(_ONE_PROCESS, "In that case detect restarts by counter resets."),
@@ -1161,7 +1155,7 @@ PROCESS_OPEN_FDS = Metric(
     "process_open_fds",
     Kind.GAUGE,
     Unit.COUNT,
-    "File descriptors in use; each open stream takes one.",
+    "Open file descriptors of the API server; each open stream takes one.",
     labels=(),
     notes=(_API_ONLY, _ONE_PROCESS),
 )
@@ -1169,7 +1163,7 @@ PROCESS_MAX_FDS = Metric(
     "process_max_fds",
     Kind.GAUGE,
     Unit.COUNT,
-    "File descriptors that the API server may open.",
+    "Limit of open file descriptors of the API server.",
     labels=(),
     notes=(_API_ONLY, _ONE_PROCESS),
 )
@@ -1193,7 +1187,7 @@ PYTHON_GC_OBJECTS_UNCOLLECTABLE = Metric(
     "python_gc_objects_uncollectable_total",
     Kind.COUNTER,
     Unit.ITEMS,
-    "Objects that garbage collection found and could not free: a leak.",
+    "Objects that garbage collection could not free: a leak.",
     labels=("generation",),
     notes=(_API_ONLY, _ONE_PROCESS),
 )
@@ -1201,13 +1195,13 @@ PYTHON_INFO = Metric(
     "python_info",
     Kind.INFO,
     Unit.NONE,
-    "The Python that runs the API server.",
+    "Python version of the API server.",
     labels=("implementation", "major", "minor", "patchlevel", "version"),
     across=Across.MAX,
     notes=(_ONE_PROCESS,),
 )
 
-# Retired: old names, so that a question reaches back and a dead query can be explained
+# Retired: old names, so that queries cover older releases and dead queries can be explained
 _V0 = ("model_name",)
 GPU_CACHE_USAGE = Metric(
     "vllm:gpu_cache_usage_perc",
@@ -1217,7 +1211,7 @@ GPU_CACHE_USAGE = Metric(
     across=Across.MEAN,
     since="0.2.3",
     until="0.12",
-    notes=("Shown beside its successor from 0.9.2 on, so never add the two.", _HIDDEN, _RATIO_MEAN),
+    notes=("Exposed with its successor from 0.9.2 on, so never add the two.", _HIDDEN, _RATIO_MEAN),
 )
 GPU_PREFIX_CACHE_QUERIES = Metric(
     "vllm:gpu_prefix_cache_queries_total",
@@ -1250,11 +1244,11 @@ PROMPT_TOKENS_RECOMPUTED = Metric(
     "vllm:prompt_tokens_recomputed_total",
     Kind.COUNTER,
     Unit.TOKENS,
-    "Cached prompt tokens that were computed again all the same; no successor.",
+    "Cached prompt tokens that were recomputed; no successor.",
     since="0.16",
     until="0.20",
     evidence=Provenance.SOURCE,
-    notes=("Removed without a round of deprecation (#38709).",),
+    notes=("Removed without deprecation (#38709).",),
 )
 NUM_REQUESTS_SWAPPED = Metric(
     "vllm:num_requests_swapped",
@@ -1312,7 +1306,7 @@ TIME_IN_QUEUE_REQUESTS = Metric(
     since="0.6.4",
     until="0.9.1",
     evidence=Provenance.SOURCE,
-    notes=("Lived beside request_queue_time_seconds, so that name reaches as far back.",),
+    notes=("Existed with request_queue_time_seconds, which covers the same releases.",),
 )
 MODEL_FORWARD_TIME = Metric(
     "vllm:model_forward_time_milliseconds",
@@ -1347,7 +1341,7 @@ SPEC_DECODE_DRAFT_ACCEPTANCE_RATE = Metric(
     until="0.10",
     needs="speculative decoding in the V0 engine",
     evidence=Provenance.SOURCE,
-    notes=("Went with the V0 engine (#21152).",),
+    notes=("Removed with the V0 engine (#21152).",),
 )
 SPEC_DECODE_EFFICIENCY = Metric(
     "vllm:spec_decode_efficiency",
@@ -1360,7 +1354,7 @@ SPEC_DECODE_EFFICIENCY = Metric(
     until="0.10",
     needs="speculative decoding in the V0 engine",
     evidence=Provenance.SOURCE,
-    notes=("Went with the V0 engine (#21152).",),
+    notes=("Removed with the V0 engine (#21152).",),
 )
 SPEC_DECODE_NUM_EMITTED_TOKENS = Metric(
     "vllm:spec_decode_num_emitted_tokens_total",
@@ -1372,7 +1366,7 @@ SPEC_DECODE_NUM_EMITTED_TOKENS = Metric(
     until="0.10",
     needs="speculative decoding in the V0 engine",
     evidence=Provenance.SOURCE,
-    notes=("Went with the V0 engine (#21152).",),
+    notes=("Removed with the V0 engine (#21152).",),
 )
 AVG_PROMPT_THROUGHPUT = Metric(
     "vllm:avg_prompt_throughput_toks_per_s",
@@ -1400,12 +1394,12 @@ REQUEST_PARAMS_BEST_OF = Metric(
     "vllm:request_params_best_of",
     Kind.HISTOGRAM,
     Unit.COUNT,
-    "The best_of that requests asked for; no successor.",
+    "Value of best_of in requests; no successor.",
     labels=_V0,
     since="0.4.2",
     until="0.6.3",
     evidence=Provenance.SOURCE,
-    notes=("Went with the parameter (#9261).",),
+    notes=("Removed with the parameter (#9261).",),
 )
 TOKENS = Metric(
     "vllm:tokens_total",
@@ -1417,16 +1411,16 @@ TOKENS = Metric(
     since="0.6.4",
     until="0.8",
     evidence=Provenance.SOURCE,
-    notes=("Never filled: it stayed at 0 as long as it lived (#14134).",),
+    notes=("Never filled: always 0 (#14134).",),
 )
 
-# Gathered and not listed, so that no constant above can be forgotten; the order is that of the file.
+# Collected from the constants above, in file order, so that none can be forgotten.
 _ALL = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 RETIRED: tuple[Metric, ...] = tuple(metric for metric in _ALL if metric.until is not None)
 VLLM: tuple[Metric, ...] = tuple(metric for metric in _ALL if metric.name.startswith("vllm:") and metric.until is None)
 BESIDE: tuple[Metric, ...] = tuple(metric for metric in _ALL if not metric.name.startswith("vllm:"))
 
-# Names that guides, boards and alerts use although no release ever had them, and what to ask for instead.
+# Names that guides, dashboards and alerts use although no release had them, and the replacement.
 NEVER_EXISTED: dict[str, str] = {
     "vllm:cache_hit_tokens_total": (
         "vllm:prefix_cache_hits_total over vllm:prefix_cache_queries_total, or vllm:prompt_tokens_cached_total"
@@ -1441,11 +1435,11 @@ NEVER_EXISTED: dict[str, str] = {
     "vllm:request_counter": "vllm:request_success_total summed over finished_reason, or http_requests_total",
     "vllm:num_total_requests": "vllm:request_success_total summed over finished_reason, or http_requests_total",
     "vllm:num_aborted_requests": (
-        "the _count of vllm:time_to_first_token_seconds less that of vllm:e2e_request_latency_seconds; "
-        "vllm:request_success_total with finished_reason abort misses clients that hang up"
+        "the _count of vllm:time_to_first_token_seconds less that of vllm:e2e_request_latency_seconds;"
+        " vllm:request_success_total with finished_reason abort misses client disconnects"
     ),
     "vllm:request_latency_seconds": "vllm:e2e_request_latency_seconds; the name belongs to a router in front of vLLM",
     "vllm:request_num_preemptions_total": "vllm:num_preemptions_total, or the histogram vllm:request_num_preemptions",
-    "vllm:gpu_memory_usage_bytes": "the GPU's own exporter: vLLM shows no GPU memory",
-    "vllm:gpu_memory_total_bytes": "the GPU's own exporter: vLLM shows no GPU memory",
+    "vllm:gpu_memory_usage_bytes": "a GPU exporter: vLLM exposes no GPU memory",
+    "vllm:gpu_memory_total_bytes": "a GPU exporter: vLLM exposes no GPU memory",
 }

@@ -1,4 +1,4 @@
-"""What a live page, a user's dashboard, and our own panels and rules have in common, and where they part."""
+"""Comparison of an exposition with the catalogue, dashboards and rules."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from exporters.catalogue.metric import Metric, key
 ENGINE = "vllm:"
 ESCAPED = "vllm_"
 OURS = "vllm_watch_"
-OUR_BOARDS = "vllm-watch-"  # what their uids begin with
+OUR_BOARDS = "vllm-watch-"  # prefix of our dashboard uids
 ESCAPED_ADVICE = (
-    "the page was escaped by a re-exporter for Prometheus 2: scrape it with `scrape_protocols: [PrometheusText0.0.4]`,"
+    "names were escaped by a re-exporter for Prometheus 2: scrape it with `scrape_protocols: [PrometheusText0.0.4]`,"
     " or restore the names with metric_relabel_configs (source_labels: [__name__], regex: vllm_(.+), target_label:"
     " __name__, replacement: vllm:$1)"
 )
@@ -26,8 +26,7 @@ ESCAPED_ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class QueryRef:
-    """One place that reads series: a panel's query or a rule. optional: why it may be empty on a healthy engine, else
-    ''."""
+    """Query of a panel or rule. `optional`: the reason why it may be empty on a healthy engine, else ''."""
 
     place: str
     expr: str
@@ -36,7 +35,7 @@ class QueryRef:
 
 @dataclass(frozen=True, slots=True)
 class DeadQuery:
-    """A use that can return nothing on this page, with the names it misses."""
+    """Query that cannot return a value on this exposition, and the names it misses."""
 
     use: QueryRef
     missing: tuple[str, ...]
@@ -44,8 +43,9 @@ class DeadQuery:
 
 @dataclass(frozen=True, slots=True)
 class UnknownMetric:
-    """A name that never existed, with what to use instead or ''; name None: the query could not be read, for the reason
-    in `instead`."""
+    """Metric name that never existed, and its replacement or ''.
+
+    name None: the query is invalid, for the reason in `instead`."""
 
     use: QueryRef
     name: str | None
@@ -54,8 +54,9 @@ class UnknownMetric:
 
 @dataclass(frozen=True, slots=True)
 class CompatReport:
-    """What a page shows, against the catalogue. `releases`: the vLLM releases it can come from, oldest and first
-    impossible one."""
+    """Comparison of an exposition with the catalogue.
+
+    `releases`: the vLLM releases that match it: oldest one, and the first one excluded."""
 
     releases: tuple[str, str | None]
     known: tuple[Metric, ...]
@@ -68,7 +69,7 @@ class CompatReport:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the page holds anything of vLLM or vllm-watch at all."""
+        """True if the exposition holds any series of vLLM or vllm-watch."""
         return bool(self.known or self.unknown or self.escaped)
 
     @property
@@ -95,12 +96,11 @@ class CompatReport:
 def check(
     page: Exposition, catalogue: Iterable[Metric], uses: Iterable[QueryRef] = (), release: str | None = None
 ) -> CompatReport:
-    """Compare a page with the catalogue, and every use with the page.
+    """Compare an exposition with the catalogue, and every query with the exposition.
 
-    release: the engine's version where it is known; else the page's own families narrow it down.
-    Only engine series are judged on an engine's page; what other components expose is not expected here. Uses that
-    cannot be read are
-    passed over: `strangers` names them."""
+    release: the engine's version if known; otherwise the exposed families narrow it down. Only engine series are
+    compared on an engine; series of other components are not expected. Queries that cannot be parsed are skipped:
+    unknown_metrics reports them."""
     by_name = {metric.name: metric for metric in catalogue}
     families = set(page.families())
     escaped = tuple(sorted(_escaped(page, by_name)))
@@ -125,24 +125,25 @@ def check(
 
 
 def plausible(known: Iterable[Metric]) -> tuple[str, str | None]:
-    """The releases of vLLM that could show all these families: from the newest `since` up to the oldest `until`."""
-    seen = [m for m in known if m.name.startswith(ENGINE)]
-    since = max((m.since for m in seen if m.since), key=key, default="0.0")
-    until = min((m.until for m in seen if m.until), key=key, default=None)
+    """Return the vLLM releases that could expose all these families: newest `since` to oldest `until`."""
+    engine_metrics = [m for m in known if m.name.startswith(ENGINE)]
+    since = max((m.since for m in engine_metrics if m.since), key=key, default="0.0")
+    until = min((m.until for m in engine_metrics if m.until), key=key, default=None)
     return since, until
 
 
 def uses_of_dashboard(text: str, name: str) -> Iterator[QueryRef]:
-    """Every Prometheus query of a Grafana dashboard: panels, rows of either kind, variables, annotations.
+    """Yield every Prometheus query of a Grafana dashboard: panels, rows of either kind, variables, annotations.
 
-    A panel of ours may be empty, and says why by itself (noValue). Raises ValueError for what is no dashboard."""
+    Our own panels may be empty: they explain it themselves (noValue). Raises ValueError if the file is not a
+    dashboard."""
     try:
         board = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{name}, line {error.lineno}: this is not JSON: {error.msg}") from error
+        raise ValueError(f"{name}, line {error.lineno}: invalid JSON: {error.msg}") from error
     board = board.get("dashboard", board) if isinstance(board, dict) else board
     if not isinstance(board, dict) or not isinstance(board.get("panels", board.get("rows")), list):
-        raise ValueError(f"{name} is no Grafana dashboard: it has no list of panels")
+        raise ValueError(f"{name} is not a Grafana dashboard: no list of panels")
     is_ours = str(board.get("uid", "")).startswith(OUR_BOARDS)
     for panel in _panels([*(board.get("panels") or ()), *(board.get("rows") or ())]):
         for target in _dicts(panel.get("targets")):
@@ -163,7 +164,7 @@ def uses_of_dashboard(text: str, name: str) -> Iterator[QueryRef]:
 def unknown_metrics(
     uses: Iterable[QueryRef], catalogue: Iterable[Metric], never: Mapping[str, str]
 ) -> Iterator[UnknownMetric]:
-    """Names in queries that no release of vLLM (and none of ours) ever had, and queries that cannot be read."""
+    """Yield metric names in queries that no release ever had, and queries that cannot be parsed."""
     samples = {sample for metric in catalogue for sample in metric.samples}
     samples |= {metric.name.removesuffix("_total") + "_created" for metric in catalogue}
     for use in uses:
@@ -180,7 +181,7 @@ def unknown_metrics(
 
 
 def successor(sample: str, catalogue: Iterable[Metric]) -> str | None:
-    """Today's name of a renamed sample, its suffix kept; None for one that was not renamed."""
+    """Return the current name of a renamed sample, suffix kept; None if it was not renamed."""
     for metric in catalogue:
         for old in metric.formerly:
             if sample.startswith(old) and sample[len(old) :] in ("", "_bucket", "_count", "_sum"):
@@ -210,14 +211,13 @@ def _dicts(value: object) -> list[dict[str, Any]]:
 
 
 def _asks_prometheus(*owners: dict[str, Any]) -> bool:
-    """The nearest data source that names its type decides; boards that name none are taken for Prometheus."""
+    """Return True if the nearest data source with a type is Prometheus, or none has a type."""
     types = (owner["datasource"].get("type") for owner in owners if isinstance(owner.get("datasource"), dict))
     return next((kind for kind in types if kind), "prometheus") == "prometheus"
 
 
 def _escaped(page: Exposition, by_name: Mapping[str, Metric]) -> Iterator[str]:
-    """Families whose colon became an underscore: metadata lines keep the colon, or the catalogue knows the name with
-    one."""
+    """Yield families whose colon became an underscore: metadata lines or the catalogue have the name with a colon."""
     samples = {
         ENGINE + n.removeprefix(ESCAPED): rows
         for n, rows in page.samples.items()

@@ -1,9 +1,8 @@
-"""What a vLLM shows against what the catalogue says of it, and what to write into the catalogue so that the two agree
-again.
+"""Differences between a vLLM and the catalogue, and the catalogue edits that resolve them.
 
-A page says what one engine shows: kinds, labels, bounds, help. The source of a vLLM says what any flag could bring
-(installed.py). The catalogue has no help and no bounds of its own, because both may be worded and set anew by each
-release: these are compared with an earlier page."""
+A scrape shows what one engine exposes: kinds, labels, bounds, help. vLLM's source shows what any flag could add
+(source_scan.py). The catalogue has no help texts and bounds because releases change them; these are compared with an
+earlier scrape."""
 
 from __future__ import annotations
 
@@ -20,18 +19,18 @@ from exporters.compat.check import ENGINE, QueryRef
 from exporters.compat.source_scan import SourceFamily, SourceScan
 
 CATALOGUE: tuple[Metric, ...] = (*vllm.VLLM, *vllm.RETIRED, *vllm.BESIDE)
-LIKE = 0.6  # names less alike than this (difflib's ratio) are taken for two quantities, not for one that was renamed
-# Families that the catalogue leaves out on purpose, by how their names begin: no board or alert could rest on them yet.
+LIKE = 0.6  # minimum name similarity (difflib ratio) of a renamed family
+# Families excluded from the catalogue, by name prefix: no dashboard or alert uses them.
 LEFT_OUT: Mapping[str, str] = {
     "vllm:hisparse_": "the HiSparse connector",
     "vllm:kv_offload_tiering_": (
-        "tiers below the CPU cache: they change with each release; the two that say most are listed"
+        "tiers below the CPU cache: they change with each release; the two most useful are listed"
     ),
-    "vllm:nixl_num_notifications_": "NIXL's own book-keeping; failed transfers and expired requests are listed",
+    "vllm:nixl_num_notifications_": "internals of NIXL; failed transfers and expired requests are listed",
     "vllm:num_requests_kv_fetch_": "stages of a load through a KV connector, on an engine that consumes from one",
-    "vllm:rl_weight_update_": "weights that a trainer replaces, not serving",
+    "vllm:rl_weight_update_": "weight updates by a trainer, not serving",
     "vllm:simple_kv_offload_": "the SimpleCPUOffloadConnector",
-    "vllm:sleep_mode_": "how long falling asleep and waking take; engine_sleep_state is listed",
+    "vllm:sleep_mode_": "duration of sleep and wake-up; engine_sleep_state is listed",
     "vllm:watermark_": "only with a watermark configuration",
 }
 _DEFAULT_LABELS = ("engine", "model_name")
@@ -50,30 +49,28 @@ _UNITS = {
 
 @dataclass(frozen=True, slots=True)
 class ObservedVllm:
-    """What was read of a vLLM. whole: with what any flag could bring, so that what is missing is gone; else only what
-    needs no flag is expected.
+    """Families observed in a vLLM.
 
-    release: None where nobody says, else like 0.32.0. unread: places whose names are put together at run time.
-    openmetrics: a page that ends as OpenMetrics does."""
+    complete: includes families of any flag, so that missing ones are gone; otherwise only families without a flag
+    are expected. release: None if unknown, else like 0.32.0. unread: places with metric names built at run time.
+    openmetrics: the scrape ends as OpenMetrics does."""
 
     families: Mapping[str, SourceFamily]
     release: str | None = None
-    whole: bool = False
+    complete: bool = False
     unread: tuple[str, ...] = ()
     openmetrics: bool = False
 
     @property
-    def of_rust(self) -> bool:
-        """Whether it is a page of the Rust frontend: OpenMetrics unasked, and none of the families that this frontend
-        lacks."""
+    def is_rust_frontend(self) -> bool:
+        """True for the Rust frontend: OpenMetrics without negotiation, and none of the families it lacks."""
         return self.openmetrics and self.families.keys().isdisjoint(
             metric.name for metric in CATALOGUE if vllm.NOT_RUST in metric.notes
         )
 
 
 class _Sorted(NamedTuple):
-    """Families by name: those that are there, of these the ones that the catalogue lacks, and what is missing of it.
-    renamed: old name -> new."""
+    """Families by name: exposed, unknown to the catalogue, missing from the exposition, and renamed (old -> new)."""
 
     shown: dict[str, SourceFamily]
     new: dict[str, SourceFamily]
@@ -85,8 +82,8 @@ class _Sorted(NamedTuple):
 class Change:
     """One difference. what: new, gone, renamed, kind, labels, release, bounds or help; was, now: before and as found.
 
-    advice: what to change; paste: an entry for the catalogue, where one is missing; places: panels, alerts and
-    recordings that read the family."""
+    advice: what to change; paste: a catalogue entry, if one is missing; places: panels, alerts and recordings that
+    read the family."""
 
     what: str
     name: str
@@ -97,8 +94,8 @@ class Change:
     places: tuple[str, ...] = ()
 
 
-def of_page(text: str, release: str | None = None) -> ObservedVllm:
-    """What a page shows. Raises BadPage."""
+def from_scrape(text: str, release: str | None = None) -> ObservedVllm:
+    """Return the families of a scrape. Raises BadExposition."""
     parsed = exposition_parser.parse(text)
     helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
     declared = {
@@ -106,7 +103,7 @@ def of_page(text: str, release: str | None = None) -> ObservedVllm:
         for name, kind in parsed.kinds.items()
     }
     names = {*parsed.families(), *declared}
-    # when each was made: of no use to a question
+    # creation times, not useful in queries
     twins = {f"{stem}_created" for name in names for stem in (name, name.removesuffix("_total"))}
     families = {name: _shown(name, declared.get(name, ""), parsed, helps) for name in sorted(names - twins)}
     return ObservedVllm(families, release, openmetrics=text.rstrip().endswith("# EOF"))
@@ -114,15 +111,15 @@ def of_page(text: str, release: str | None = None) -> ObservedVllm:
 
 def _shown(name: str, kind: str, parsed: exposition_parser.Exposition, helps: Mapping[str, str]) -> SourceFamily:
     rows = [labels for part in ("", "_bucket", "_count", "_sum") for labels, _ in parsed.of(name + part)]
-    told = helps.get(name) or helps.get(name.removesuffix("_total"), "")
+    help_text = helps.get(name) or helps.get(name.removesuffix("_total"), "")
     bounds = tuple(sorted({float(labels["le"]) for labels in rows if "le" in labels}))
     labels = tuple(sorted({label for labels in rows for label in labels} - {"le", "quantile"}))
-    return SourceFamily(name, kind, labels if rows else None, told, bounds or None, "page")
+    return SourceFamily(name, kind, labels if rows else None, help_text, bounds or None, "page")
 
 
-def of_source(source: SourceScan, release: str | None = None) -> ObservedVllm:
-    """What an installed vLLM could show."""
-    return ObservedVllm(source.families, release, whole=True, unread=source.unread)
+def from_source(source: SourceScan, release: str | None = None) -> ObservedVllm:
+    """Return the families that an installed vLLM could expose."""
+    return ObservedVllm(source.families, release, complete=True, unread=source.unread)
 
 
 def drift(
@@ -131,15 +128,19 @@ def drift(
     uses: Iterable[QueryRef] = (),
     before: ObservedVllm | None = None,
 ) -> tuple[Change, ...]:
-    """Every difference, the families in the order of their names; empty: the catalogue says what is there.
+    """Return every difference, sorted by family name; empty if the catalogue is up to date.
 
-    before: an earlier page, for what only two pages can tell. Unknown families of others than vLLM are not judged."""
+    before: an earlier scrape, for differences between two scrapes. Unknown families of other programs are ignored."""
     by_name = {metric.name: metric for metric in catalogue}
     shown, new, gone, renamed = _sorted(found, by_name)
     changes = [
         *(_rename(gone[old], new[name], found.release) for old, name in renamed.items()),
         *(_new(family, name, found) for name, family in new.items() if name not in renamed.values()),
-        *(_gone(metric, found.release) for name, metric in gone.items() if name not in renamed and not found.of_rust),
+        *(
+            _gone(metric, found.release)
+            for name, metric in gone.items()
+            if name not in renamed and not found.is_rust_frontend
+        ),
         *(
             change
             for name, family in shown.items()
@@ -148,16 +149,17 @@ def drift(
         ),
         *_between(before, found),
     ]
-    asked = list(uses)
+    queries = list(uses)
     changes.sort(key=lambda change: (change.name, change.what))
-    return tuple(replace(change, places=_readers(change, by_name, asked)) for change in changes)
+    return tuple(replace(change, places=_readers(change, by_name, queries)) for change in changes)
 
 
 def unshown(found: ObservedVllm, catalogue: Iterable[Metric] = CATALOGUE) -> tuple[str, ...]:
-    """What a page of the Rust frontend does not have and nobody can call gone, since it shows fewer families than an
-    engine has; else nothing."""
+    """Return the families missing from a Rust frontend, which exposes fewer than an engine has; else nothing.
+
+    They may exist in the engine, so they are not reported as gone."""
     here = _sorted(found, {metric.name: metric for metric in catalogue})
-    return tuple(sorted(here.gone.keys() - here.renamed.keys())) if found.of_rust else ()
+    return tuple(sorted(here.gone.keys() - here.renamed.keys())) if found.is_rust_frontend else ()
 
 
 def _sorted(found: ObservedVllm, by_name: Mapping[str, Metric]) -> _Sorted:
@@ -165,7 +167,7 @@ def _sorted(found: ObservedVllm, by_name: Mapping[str, Metric]) -> _Sorted:
     new = {
         name: family
         for name, family in shown.items()
-        if name.startswith(ENGINE) and name not in by_name and not left_out(name)
+        if name.startswith(ENGINE) and name not in by_name and not exclusion_reason(name)
     }
     release = found.release or max(
         (by_name[name].since or "0.0" for name in shown.keys() & by_name.keys()), key=key, default="0.0"
@@ -174,27 +176,29 @@ def _sorted(found: ObservedVllm, by_name: Mapping[str, Metric]) -> _Sorted:
     return _Sorted(shown, new, gone, _renamed(new, gone))
 
 
-def left_out(name: str) -> str:
-    """Why the catalogue does not have it although it is known; '' for any other."""
+def exclusion_reason(name: str) -> str:
+    """Return the reason why the catalogue excludes a known family; '' for any other."""
     return next((why for beginning, why in LEFT_OUT.items() if name.startswith(beginning)), "")
 
 
 def _as_catalogued(family: SourceFamily, by_name: Mapping[str, Metric]) -> str:
-    """Its name; a family of unknown kind may be a counter of ours."""
+    """Return the family's name in the catalogue; a family of unknown kind may be a counter of ours."""
     counter = f"{family.name}_total"
     return counter if not family.kind and family.name not in by_name and counter in by_name else family.name
 
 
 def _expected(metric: Metric, found: ObservedVllm, release: str) -> bool:
-    """Whether it should be there. release: the engine's, or where nobody tells it the newest `since` among what is
-    there: it is at least that new."""
-    if not metric.name.startswith(ENGINE) or (metric.needs and not found.whole):
+    """Return True if the exposition should have this metric.
+
+    release: the engine's, or if unknown the newest `since` among the exposed families: the engine is at least that
+    new."""
+    if not metric.name.startswith(ENGINE) or (metric.needs and not found.complete):
         return False
     return metric.lives_in(release) and (found.release is not None or metric.until is None)
 
 
 def _renamed(new: Mapping[str, SourceFamily], gone: Mapping[str, Metric]) -> dict[str, str]:
-    """Old name -> new name, of pairs of one kind with the same labels; the most alike first."""
+    """Return old name -> new name for pairs of equal kind and labels, most similar first."""
     pairs = [
         (difflib.SequenceMatcher(None, old, name).ratio(), old, name)
         for old, metric in gone.items()
@@ -209,7 +213,7 @@ def _renamed(new: Mapping[str, SourceFamily], gone: Mapping[str, Metric]) -> dic
 
 
 def _kind(metric: Metric) -> str:
-    """As a page declares it."""
+    """Return the kind as an exposition declares it."""
     return "gauge" if metric.kind is Kind.INFO else str(metric.kind)
 
 
@@ -225,12 +229,11 @@ def _rename(metric: Metric, family: SourceFamily, release: str | None) -> Change
 
 
 def _new(family: SourceFamily, name: str, found: ObservedVllm) -> Change:
-    told = f"{family.kind or 'of unknown kind'}, {family.where}"
+    description = f"{family.kind or 'of unknown kind'}, {family.where}"
     advice = (
-        "add the entry below to exporters/catalogue/vllm.py, with its meaning in your words, the flag that brings it,"
-        " and a note"
+        "add the entry below to exporters/catalogue/vllm.py, with its meaning, the flag that enables it, and a note"
     )
-    return Change("new", name, "", told, advice, entry(suggested(family, found)))
+    return Change("new", name, "", description, advice, entry(suggested(family, found)))
 
 
 def _gone(metric: Metric, release: str | None) -> Change:
@@ -239,7 +242,7 @@ def _gone(metric: Metric, release: str | None) -> Change:
         metric.name,
         f"since {metric.since or '?'}",
         "",
-        f"give it {_until(release)}, or `needs` if a flag brings it back",
+        f"give it {_until(release)}, or `needs` if a flag enables it",
     )
 
 
@@ -250,7 +253,7 @@ def _until(release: str | None) -> str:
 def _differs(metric: Metric, family: SourceFamily, release: str | None) -> Iterator[Change]:
     if family.kind and family.kind != _kind(metric):
         yield Change(
-            "kind", metric.name, _kind(metric), family.kind, f"set `Kind.{family.kind.upper()}`, and ask for it anew"
+            "kind", metric.name, _kind(metric), family.kind, f"set `Kind.{family.kind.upper()}`, and update its queries"
         )
     if family.labels is not None and not _labels_agree(metric, family.labels):
         yield Change(
@@ -262,37 +265,34 @@ def _differs(metric: Metric, family: SourceFamily, release: str | None) -> Itera
         )
     if release and not metric.lives_in(release):
         lived = f"{metric.since or '?'} .. {metric.until or ''}"
-        yield Change("release", metric.name, lived, release, f"it is there in {release}: move `since` or `until`")
+        yield Change("release", metric.name, lived, release, f"exposed in {release}: move `since` or `until`")
 
 
 def _labels_agree(metric: Metric, found: tuple[str, ...]) -> bool:
-    """A family that speaks through its labels may say more than we ask it."""
+    """Compare label sets. An info family may have more labels than the catalogue uses."""
     return set(metric.labels) <= set(found) if metric.kind is Kind.INFO else set(metric.labels) == set(found)
 
 
 def _between(before: ObservedVllm | None, found: ObservedVllm) -> Iterator[Change]:
-    """What two pages tell apart of the families that both have."""
+    """Yield differences between two scrapes for the families that both have."""
     for name, then in (before.families if before else {}).items():
         now = found.families.get(name)
         if now and then.bounds and now.bounds and then.bounds != now.bounds:
-            advice = (
-                "look whether a threshold or an objective stands on a bound that is gone, and at"
-                " exporters/catalogue/bounds.py"
-            )
+            advice = "check that no threshold or SLO uses a removed bound, and check exporters/catalogue/bounds.py"
             yield Change("bounds", name, _listed(then.bounds, now.bounds), _listed(now.bounds, then.bounds), advice)
         if now and then.help and now.help and then.help != now.help:
             yield Change(
-                "help", name, then.help, now.help, "read whether it means another thing now; then its meaning and notes"
+                "help", name, then.help, now.help, "check whether the meaning changed; then update meaning and notes"
             )
 
 
 def _listed(bounds: tuple[float, ...], other: tuple[float, ...]) -> str:
-    """The bounds that the other lacks."""
-    return ", ".join(f"{bound:g}" for bound in bounds if bound not in other) or "nothing else"
+    """Format the bounds that `other` lacks."""
+    return ", ".join(f"{bound:g}" for bound in bounds if bound not in other) or "no others"
 
 
 def _readers(change: Change, by_name: Mapping[str, Metric], uses: Iterable[QueryRef]) -> tuple[str, ...]:
-    """Who asks for the family, in the order of the uses. Help moves nobody's answer."""
+    """Return the queries that read the family, in order. A help text changes no query."""
     metric = by_name.get(change.name)
     if metric is None or change.what == "help":
         return ()
@@ -308,8 +308,9 @@ def _names(expr: str) -> set[str]:
 
 
 def suggested(family: SourceFamily, found: ObservedVllm) -> Metric:
-    """A first entry for a family: kind, labels and meaning as found, the unit guessed from the name, the rest to be
-    written by a person."""
+    """Return a draft catalogue entry: kind, labels and help as found, unit guessed from the name.
+
+    The rest is for a person to write."""
     kind = (
         Kind(family.kind)
         if family.kind in list(Kind)
@@ -319,7 +320,7 @@ def suggested(family: SourceFamily, found: ObservedVllm) -> Metric:
     )
     words = family.name.removesuffix("_total").split("_")
     unit = next((Unit[_UNITS[word]] for word in reversed(words) if word in _UNITS), Unit.COUNT)
-    meaning = family.help.strip() or f"Say what it means: {family.where} names it."
+    meaning = family.help.strip() or f"TODO: meaning; named in {family.where}."
     return Metric(
         name=family.name,
         kind=kind,
@@ -327,27 +328,27 @@ def suggested(family: SourceFamily, found: ObservedVllm) -> Metric:
         meaning=meaning[0].upper() + meaning[1:].rstrip(".") + ".",
         labels=family.labels if family.labels is not None else _DEFAULT_LABELS,
         since=_short(found.release),
-        needs=f"say which flag: {family.where}" if found.whole else "",
-        notes=("Say how it misleads.",),
+        needs=f"TODO: flag; see {family.where}" if found.complete else "",
+        notes=("TODO: pitfalls.",),
     )
 
 
 def entry(metric: Metric) -> str:
-    """The metric as the catalogue writes it, ready to paste."""
+    """Return the catalogue source code of a metric, ready to paste."""
     word = re.sub(r"^vllm:|_total$|_seconds$", "", metric.name)
     lines = [_quoted(metric.name), f"Kind.{metric.kind.name}", f"Unit.{metric.unit.name}", _quoted(metric.meaning)]
     lines += [f"labels={_tuple(metric.labels)}"] * (metric.labels != _DEFAULT_LABELS)
     lines += [f"across=Across.{metric.across.name}"] * (metric.across != Metric.__dataclass_fields__["across"].default)
     lines += [f"{name}={_quoted(value)}" for name in ("since", "until") if (value := getattr(metric, name))]
     lines += [f"formerly={_tuple(metric.formerly)}"] * bool(metric.formerly)
-    lines += [f"needs={_quoted(metric.needs)}", "evidence=Evidence.SOURCE"] * bool(metric.needs)
+    lines += [f"needs={_quoted(metric.needs)}", "evidence=Provenance.SOURCE"] * bool(metric.needs)
     lines += [f"notes={_tuple(metric.notes)}"] * bool(metric.notes)
     body = "".join(f"    {line},\n" for line in lines)
     return f"{re.sub(r'_seconds$', '', word).upper()} = Metric(\n{body})\n"
 
 
 def _short(release: str | None) -> str | None:
-    """0.33.0 as the catalogue writes it: 0.33; a fix release keeps its third number."""
+    """Return 0.33.0 as 0.33, as in the catalogue; a fix release keeps its third number."""
     return re.sub(r"^(\d+\.\d+)\.0$", r"\1", release) if release else None
 
 

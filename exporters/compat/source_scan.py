@@ -1,8 +1,7 @@
-"""The families that the source of an installed vLLM could show, with whichever flags: without starting it, importing it
-or owning a GPU.
+"""Scanner for the metric families in vLLM's source, for all flags, without import, start or GPU.
 
-Source is read as trees of syntax. Names are literals there, kinds and labels mostly; what is put together at run time
-is told as unread."""
+It reads syntax trees. Names are literals there, kinds and labels mostly; names built at run time are reported as
+unread."""
 
 from __future__ import annotations
 
@@ -13,17 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _NAME = re.compile(r"vllm:[a-z][a-z0-9_]*")
-_BASE = ("engine", "model_name")  # what vLLM's own list of label names holds, wherever it is handed in
+_BASE = ("engine", "model_name")  # content of vLLM's own list of label names
 _KINDS = ("counter", "gauge", "histogram", "summary")
-_MAKES = re.compile(r"""["']vllm:[a-z{]|\bdocumentation=""")  # a file may make families whose names stand in another
-_CLIENTS = ("benchmarks", "tests")  # these read what others show
+_MAKES = re.compile(r"""["']vllm:[a-z{]|\bdocumentation=""")  # a file may create families named in another
+_CLIENTS = ("benchmarks", "tests")  # packages that read metrics of others
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFamily:
-    """A family as it was found. name: as a scrape shows it, but that a counter of unknown kind may lack its _total.
+    """Family as found.
 
-    kind: '' where not known; labels, bounds: None where not known; where: the file and line, or 'page'."""
+    name: as in a scrape, except that a counter of unknown kind may lack _total. kind: '' if unknown; labels, bounds:
+    None if unknown; where: the file and line, or 'page'."""
 
     name: str
     kind: str = ""
@@ -35,14 +35,14 @@ class SourceFamily:
 
 @dataclass(frozen=True, slots=True)
 class SourceScan:
-    """What was read. unread: places whose names are put together at run time."""
+    """Result of a scan. unread: places with metric names built at run time."""
 
     families: Mapping[str, SourceFamily]
     unread: tuple[str, ...]
 
 
 def files(package: Path) -> Iterator[tuple[str, str]]:
-    """Path below the package and text of each file that may name a family."""
+    """Yield path below the package and text of each file that may name a family."""
     for path in sorted(package.rglob("*.py")):
         below = path.relative_to(package)
         if below.parts[0] not in _CLIENTS:
@@ -52,28 +52,34 @@ def files(package: Path) -> Iterator[tuple[str, str]]:
 
 
 def release(package: Path) -> str | None:
-    """The version that the installation of a package gives; None for source that was never built."""
+    """Return the version of an installed package; None for source that was never built."""
     for metadata in sorted(package.parent.glob("vllm*.dist-info/METADATA")):
-        if told := re.search(r"^Version: (\S+)", metadata.read_text(encoding="utf-8"), re.MULTILINE):
-            return told[1]
+        if match := re.search(r"^Version: (\S+)", metadata.read_text(encoding="utf-8"), re.MULTILINE):
+            return match[1]
     return None
 
 
 def read(sources: Iterable[tuple[str, str]]) -> SourceScan:
-    """The families that these files name; sources: path and text. Raises ValueError for a file that does not parse."""
+    """Return the families in these files; sources: path and text. Raises ValueError for a file that does not parse."""
     trees = [(path, _tree(path, text)) for path, text in sources]
     names = {key: value for path, tree in trees for key, value in _constants(path, tree)}
-    read_so = [ranked for path, tree in trees for ranked in _File(path, tree, names).families()]
-    found = {family.name: family for _, family in sorted(read_so, key=lambda ranked: ranked[0], reverse=True)}
-    # Where the name alone was read and its making elsewhere, the two differ by _total.
-    doubles = {name for name, family in found.items() if not family.kind and f"{name}_total" in found}
+    ranked_families = [ranked for path, tree in trees for ranked in _File(path, tree, names).families()]
+    families_by_name = {
+        family.name: family for _, family in sorted(ranked_families, key=lambda ranked: ranked[0], reverse=True)
+    }
+    # A bare name and the created counter differ by _total.
+    doubles = {
+        name for name, family in families_by_name.items() if not family.kind and f"{name}_total" in families_by_name
+    }
     unread = [
         f"{path}:{node.lineno}"
         for path, tree in trees
         for node in ast.walk(tree)
         if isinstance(node, ast.JoinedStr) and _opens_a_name(node)
     ]
-    return SourceScan({name: found[name] for name in sorted(found.keys() - doubles)}, tuple(unread))
+    return SourceScan(
+        {name: families_by_name[name] for name in sorted(families_by_name.keys() - doubles)}, tuple(unread)
+    )
 
 
 def _tree(path: str, text: str) -> ast.Module:
@@ -81,13 +87,12 @@ def _tree(path: str, text: str) -> ast.Module:
         return ast.parse(text)
     except SyntaxError as error:
         raise ValueError(
-            f"{path}, line {error.lineno}: this Python cannot read it; run vllm-watch with one as new as the engine's"
+            f"{path}, line {error.lineno}: cannot parse; run vllm-watch with the engine's Python version or newer"
         ) from error
 
 
 def _constants(path: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Names that stand as constants: under `file:NAME` those of a file, under `Class.NAME` those of a class, for every
-    file."""
+    """Yield string constants by `file:NAME` and, for classes of any file, by `Class.NAME`."""
     for owner in ast.walk(tree):
         if not isinstance(owner, ast.ClassDef | ast.Module):
             continue
@@ -102,7 +107,7 @@ def _constants(path: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _literal(node: ast.AST | None) -> str | None:
-    """A family's name, where a node is one."""
+    """Return the family name if the node is one."""
     return (
         node.value
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and _NAME.fullmatch(node.value)
@@ -116,7 +121,7 @@ def _opens_a_name(node: ast.JoinedStr) -> bool:
 
 
 class _File:
-    """One file, read for what it declares."""
+    """Declarations in one file."""
 
     def __init__(self, path: str, tree: ast.Module, names: Mapping[str, str]) -> None:
         self._path, self._tree, self._names = path, tree, names
@@ -126,8 +131,7 @@ class _File:
                 self._assigned.setdefault(node.targets[0].id, node.value)
 
     def families(self) -> Iterator[tuple[int, SourceFamily]]:
-        """Each with how little it says: 0 where it is made, 1 where it is described to be made elsewhere, 2 where it is
-        only named."""
+        """Yield families with a rank: 0 created here, 1 described and created elsewhere, 2 only named."""
         for name, call in self._declared():
             kind = _kind(call)
             yield (
@@ -136,20 +140,20 @@ class _File:
                     name=f"{name}_total" if kind == "counter" and not name.endswith("_total") else name,
                     kind=kind,
                     labels=self._labels(call),
-                    help=_text(_given(call, "documentation", 1)),
+                    help=_text(_argument(call, "documentation", 1)),
                     where=f"{self._path}:{call.lineno}",
                 ),
             )
         for node in ast.walk(self._tree):
-            if named := _literal(node):
-                yield 2, SourceFamily(named, where=f"{self._path}:{getattr(node, 'lineno', 0)}")
+            if family_name := _literal(node):
+                yield 2, SourceFamily(family_name, where=f"{self._path}:{getattr(node, 'lineno', 0)}")
 
     def _declared(self) -> Iterator[tuple[str, ast.Call]]:
-        """Calls that make a family: with its name inside, or under its name in a table."""
+        """Yield calls that create a family, with the name as argument or as key in a table."""
         for node in ast.walk(self._tree):
             pairs: list[tuple[ast.expr | None, ast.expr]] = []
             if isinstance(node, ast.Call):
-                pairs = [(_given(node, "name", 0), node)]
+                pairs = [(_argument(node, "name", 0), node)]
             elif isinstance(node, ast.Dict):
                 pairs = list(zip(node.keys, node.values, strict=True))
             elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
@@ -167,8 +171,8 @@ class _File:
         return _literal(node)
 
     def _labels(self, call: ast.Call) -> tuple[str, ...] | None:
-        """Label names; the connectors' descriptions (…Metadata) hold only what comes beside the engine's own two."""
-        given = _given(call, "labelnames", 2)
+        """Return label names; connector descriptions (…Metadata) only hold labels beyond the engine's two."""
+        given = _argument(call, "labelnames", 2)
         own: tuple[str, ...] | None = _BASE if _describes(call) else ()
         more = self._list(given) if given is not None else ()
         return None if own is None or more is None else tuple(sorted({*own, *more}))
@@ -200,17 +204,18 @@ def _describes(call: ast.Call) -> bool:
 
 
 def _kind(call: ast.Call) -> str:
-    """By what is called, where it is handed a help text: Counter, self._counter_cls, OffloadingCounterMetadata, and not
-    increase_counter."""
+    """Return the kind from the callee's name, if the call has a help text.
+
+    Matches Counter, self._counter_cls and OffloadingCounterMetadata, not increase_counter."""
     callee = _callee(call)
-    told = any(keyword.arg == "documentation" for keyword in call.keywords) or (
+    has_help = any(keyword.arg == "documentation" for keyword in call.keywords) or (
         len(call.args) > 1 and bool(_text(call.args[1]))
     )
-    return next((kind for kind in _KINDS if kind in callee), "") if told else ""
+    return next((kind for kind in _KINDS if kind in callee), "") if has_help else ""
 
 
-def _given(call: ast.Call, name: str, at: int) -> ast.expr | None:
-    """An argument by its keyword or its place."""
+def _argument(call: ast.Call, name: str, at: int) -> ast.expr | None:
+    """Return an argument by keyword or position."""
     by_name = next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
     return by_name or (call.args[at] if len(call.args) > at else None)
 

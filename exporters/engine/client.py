@@ -40,10 +40,11 @@ class _ModelList(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class EngineClient:
-    """One engine. http_config: TLS and login of every request; key: of /v1 alone, as vLLM asks for it there alone.
+    """Client of one engine.
 
-    options: further arguments of aiohttp's requests. Every method raises aiohttp.ClientError (ClientResponseError for
-    any status but 200, Endless for an answer that is too long), TimeoutError, and BadConfig for http_config."""
+    http_config: TLS and auth for every request; key: for /v1 only, as in vLLM. options: further arguments of aiohttp
+    requests. Every method raises aiohttp.ClientError (ClientResponseError for any status but 200, ResponseTooLarge
+    for too long a response), TimeoutError, and BadConfig for http_config."""
 
     session: aiohttp.ClientSession
     url: str
@@ -56,37 +57,41 @@ class EngineClient:
         return await self._read("/metrics", max_bytes)
 
     async def version(self) -> str | None:
-        """Return the engine's release; None where it does not say."""
+        """Return the engine's release; None if not reported."""
         try:
             body = msgspec.json.decode(await self._read("/version", MAX_VERSION_BYTES))
-        except (aiohttp.ClientError, TimeoutError, ValueError):  # BadPage and msgspec's errors are the last
+        except (
+            aiohttp.ClientError,
+            TimeoutError,
+            ValueError,
+        ):  # ValueError includes BadExposition and msgspec's errors
             return None
         version = body.get("version") if isinstance(body, dict) else None
         sound = isinstance(version, str) and len(version) <= MAX_VERSION_LENGTH and version.isprintable()
         return version if sound else None
 
     async def scrape(self) -> tuple[str, str | None]:
-        """Return the /metrics page as text, and the version. Raises BadPage for a page that is too long."""
+        """Return the /metrics text and the version. Raises BadExposition if the text is too long."""
         try:
             page = await self.metrics()
         except ResponseTooLarge as error:
-            raise BadExposition(f"{self.url}/metrics: {error}; no engine's page is that long") from None
+            raise BadExposition(f"{self.url}/metrics: {error}; too long for an engine's /metrics") from None
         return page.decode("utf-8", "replace"), await self.version()
 
     async def models(self) -> list[ModelCard]:
-        """Return the models that it serves. Raises BadPage for no list of models."""
+        """Return the served models. Raises BadExposition if the response is not a list of models."""
         login: dict[str, Any] = {"headers": {"Authorization": f"Bearer {self.key}"}} if self.key else {}
         return parse_models(await self._read("/v1/models", **login))
 
     async def served_names(self) -> Mapping[str, str] | None:
-        """Return the names under which the engine serves its model, as `served_names`; None where it does not say."""
+        """Return the engine's served model names, as `served_names`; None if not reported."""
         try:
             return served_names(await self.models())
         except (aiohttp.ClientError, TimeoutError, BadExposition):
             return None
 
     async def server_info(self) -> Mapping[str, Any]:
-        """Return the configuration that vLLM shows in its development mode; empty where it does not."""
+        """Return the configuration that vLLM exposes in development mode; empty otherwise."""
         try:
             body = msgspec.json.decode(await self._read("/server_info", params={"config_format": "json"}))
         except (aiohttp.ClientError, TimeoutError, ValueError):
@@ -112,11 +117,11 @@ class EngineClient:
 
 
 def parse_models(body: bytes) -> list[ModelCard]:
-    """Parse the answer of /v1/models. Raises BadPage."""
+    """Parse a response of /v1/models. Raises BadExposition."""
     try:
         return msgspec.json.decode(body, type=_ModelList).data
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise BadExposition("no list of models") from None
+        raise BadExposition("not a list of models") from None
 
 
 def served_names(models: Sequence[ModelCard]) -> Mapping[str, str]:
@@ -132,7 +137,7 @@ def served_names(models: Sequence[ModelCard]) -> Mapping[str, str]:
 async def scrape_engine(
     url: str, timeout_s: float = TIMEOUT_S, http_config: HttpClientConfig | None = None
 ) -> tuple[str, str | None]:
-    """Return page and version of the engine at an address that a person typed, with or without /metrics.
+    """Return /metrics text and version of the engine at a user-supplied URL, with or without /metrics.
 
     Raises OSError with a sentence."""
     base = url.rstrip("/").removesuffix("/metrics")
@@ -141,14 +146,14 @@ async def scrape_engine(
             return await EngineClient(session, base, timeout_s, http_config).scrape()
     except aiohttp.ClientResponseError as error:
         hint = (
-            "it wants a login: --http-config" if error.status in (401, 403) else "is this the address of a vLLM server?"
+            "credentials required: --http-config" if error.status in (401, 403) else "is this the URL of a vLLM server?"
         )
-        raise OSError(f"{base}/metrics answers {error.status} {error.message}; {hint}") from error
+        raise OSError(f"{base}/metrics returned {error.status} {error.message}; {hint}") from error
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        told = describe_error(error) or error or "no answer in time"
+        cause = describe_error(error) or error or "timed out"
         hint = (
-            "name its authority: --http-config"
+            "set the CA file: --http-config"
             if isinstance(error, aiohttp.ClientSSLError)
-            else "is the engine up, and the address right?"
+            else "check that the engine runs and the URL is correct"
         )
-        raise OSError(f"{base}/metrics does not answer ({told}); {hint}") from error
+        raise OSError(f"{base}/metrics does not answer ({cause}); {hint}") from error

@@ -1,4 +1,4 @@
-"""vLLM's own page as numbers that PromQL cannot get: what it says in labels, and what changed since the last look."""
+"""Engine facts that PromQL cannot read from /metrics: values in labels, and changes since the last scrape."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KNOWN = frozenset(metric.name for metric in (*vllm.VLLM, *vllm.RETIRED))
 
 @dataclass(frozen=True, slots=True)
 class CoreCache:
-    """The KV cache of one engine core (a data-parallel rank). Unknown is None."""
+    """KV cache of one engine core (a data-parallel rank). Unknown values are None."""
 
     engine: str
     model_name: str
@@ -35,10 +35,10 @@ class CoreCache:
 
 
 class EngineTotals(NamedTuple):
-    """What one engine core has counted for one model since its process began; what a page does not show is 0.
+    """Counters of one engine core and model since its process started; values not exposed are 0.
 
-    The first three step when a request finishes, the next three while it runs, the seconds when it finishes. Aborted
-    requests are in the middle ones only. cached_tokens: part of prompt_tokens."""
+    The first three increase when a request finishes, the next three while it runs, the seconds when it finishes.
+    Aborted requests are in the middle ones only. cached_tokens: part of prompt_tokens."""
 
     requests: int = 0
     request_prompt_tokens: int = 0
@@ -52,21 +52,21 @@ class EngineTotals(NamedTuple):
     e2e_s: float = 0.0
 
     def since(self, before: EngineTotals | None) -> EngineTotals:
-        """The growth since an earlier look; None: all of it, as after a restart."""
+        """Return the increase since an earlier scrape; None: all of it, as after a restart."""
         return (
             self if before is None else EngineTotals._make(now - then for now, then in zip(self, before, strict=True))
         )
 
     def plus(self, other: EngineTotals) -> EngineTotals:
-        return EngineTotals._make(mine + its for mine, its in zip(self, other, strict=True))
+        return EngineTotals._make(a + b for a, b in zip(self, other, strict=True))
 
     def fell(self, before: EngineTotals) -> bool:
-        """Whether any of it fell, which only a restart does."""
+        """Return True if any counter decreased, which only a restart does."""
         return any(now < then for now, then in zip(self[:5], before[:5], strict=True))
 
 
 class EngineCore(NamedTuple):
-    """One engine core (a data-parallel rank) at work for one model. running, waiting: requests in it right now."""
+    """One engine core (a data-parallel rank) and model. running, waiting: current requests."""
 
     totals: EngineTotals
     running: int
@@ -75,13 +75,14 @@ class EngineCore(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """One look at an engine. started_s: unix seconds, None where the page does not say (several API processes).
+    """State of an engine at one scrape.
 
-    cores: by the engine's model_name and its engine label."""
+    started_s: unix seconds, None if not exposed (several API processes). cores: by the engine's model_name and
+    engine label."""
 
     version: str | None
     started_s: float | None
-    growing: Mapping[tuple[Any, ...], float]  # by series: a series that goes away is no total that fell
+    growing: Mapping[tuple[Any, ...], float]  # by series: a removed series is not a decrease
     caches: tuple[CoreCache, ...]
     unknown_families: tuple[str, ...] = ()
     cores: Mapping[tuple[str, str], EngineCore] = field(default_factory=dict)
@@ -92,13 +93,14 @@ def parse(
     version: str | None = None,
     reader: Callable[[str], exposition_parser.Exposition] = exposition_parser.parse,
 ) -> EngineView:
-    """A page as a View. reader: the `parse` of a page.Parser that is kept for this engine reads its pages faster.
-    Raises BadPage."""
+    """Parse a scrape into an EngineView.
+
+    reader: `parse` of an exposition_parser.Parser kept for this engine is faster. Raises BadExposition."""
     return view(reader(text), version)
 
 
 def view(found: exposition_parser.Exposition, version: str | None = None) -> EngineView:
-    """A page that was read already, as a View."""
+    """Return the EngineView of a parsed exposition."""
     growing = {(m.name, *sorted(labels.items())): value for m in _GROWING for labels, value in found.of(m.name)}
     return EngineView(
         version=version,
@@ -111,7 +113,7 @@ def view(found: exposition_parser.Exposition, version: str | None = None) -> Eng
 
 
 def _cores(found: exposition_parser.Exposition) -> dict[tuple[str, str], EngineCore]:
-    """Several API processes may show a core in several series; these are parts of one total."""
+    """Return engine cores by model and rank. Several API processes may each expose a part of a core's totals."""
     figures: dict[tuple[str, str], dict[str, float]] = {}
     shown = (*_GROWING, vllm.NUM_REQUESTS_RUNNING, vllm.NUM_REQUESTS_WAITING, vllm.PROMPT_TOKENS_CACHED)
     for sample in (*(metric.name for metric in shown), *(f"{metric.name}_sum" for metric in _SUMS)):
@@ -150,25 +152,29 @@ def _caches(found: exposition_parser.Exposition) -> Iterator[CoreCache]:
     }
     for labels, _ in found.of(vllm.CACHE_CONFIG_INFO.name):
         engine = labels.get("engine", "")
-        blocks, size = _whole(labels.get("num_gpu_blocks")), _whole(labels.get("block_size"))
-        told = _whole(labels.get("kv_cache_size_tokens"))
+        blocks, size = _parse_int(labels.get("num_gpu_blocks")), _parse_int(labels.get("block_size"))
+        reported_tokens = _parse_int(labels.get("kv_cache_size_tokens"))
         yield CoreCache(
             engine=engine,
             model_name=models.get(engine, ""),
             blocks=blocks,
             block_size_tokens=size,
-            capacity_tokens=told if told is not None else blocks * size if blocks and size else None,
+            capacity_tokens=reported_tokens
+            if reported_tokens is not None
+            else blocks * size
+            if blocks and size
+            else None,
             configuration={name: labels[name] for name in _CONFIGURATION if name in labels},
         )
 
 
-def _whole(text: str | None) -> int | None:
+def _parse_int(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() else None
 
 
 @dataclass(slots=True)
 class History:
-    """What one engine has been seen to be: counts its restarts and changes, and tells them as events."""
+    """State of one engine over time: counts restarts and changes, and returns them as events."""
 
     upstream: str
     last: EngineView | None = None
@@ -176,17 +182,17 @@ class History:
     changes: int = 0
 
     def observe(self, view: EngineView, now_s: float) -> list[TuningEvent]:
-        """Take in a new look at the engine; what happened since the last one, as events at now_s (unix seconds)."""
+        """Record a scrape; return the changes since the last one as events at now_s (unix seconds)."""
         before = self.last
-        if before and view.version is None:  # /version did not answer this once
+        if before and view.version is None:  # /version did not respond this time
             view = replace(view, version=before.version)
         self.last = view
         if before is None:
             return []
-        happened = []
+        events = []
         if restarted(before, view):
             self.restarts += 1
-            happened.append(
+            events.append(
                 TuningEvent(
                     at_s=view.started_s or now_s,
                     kind="restart",
@@ -198,13 +204,13 @@ class History:
             self.changes += 1
             diff = {"version": (before.version, view.version)}
             what = f"{self.upstream} went from vLLM {before.version} to {view.version}"
-            happened.append(TuningEvent(at_s=now_s, kind="version", what=what, upstream=self.upstream, diff=diff))
+            events.append(TuningEvent(at_s=now_s, kind="version", what=what, upstream=self.upstream, diff=diff))
         changed = dict(_differences(before, view))
         if changed:
             self.changes += 1
             what = f"{self.upstream} changed {', '.join(sorted(changed))}"
-            happened.append(TuningEvent(at_s=now_s, kind="config", what=what, upstream=self.upstream, diff=changed))
-        return happened
+            events.append(TuningEvent(at_s=now_s, kind="config", what=what, upstream=self.upstream, diff=changed))
+        return events
 
     def samples(self) -> Iterator[Sample]:
         yield sidecar.ENGINE_RESTARTS, {"upstream": self.upstream}, self.restarts
@@ -226,7 +232,7 @@ class History:
 
 
 def restarted(before: EngineView, after: EngineView) -> bool:
-    """A newer start time; where the page has none, a total that fell."""
+    """Return True for a newer start time, or without start times for a decreased counter."""
     if before.started_s is not None and after.started_s is not None:
         return after.started_s > before.started_s + 1
     return any(after.growing[name] < value for name, value in before.growing.items() if name in after.growing) or any(
@@ -235,19 +241,20 @@ def restarted(before: EngineView, after: EngineView) -> bool:
 
 
 def growth(before: EngineView, after: EngineView) -> dict[str, EngineTotals]:
-    """What the cores of an engine did between two looks, by model: each core's growth first, then their sum. A restart
-    counts from 0."""
-    anew = restarted(before, after)
+    """Return the increase of an engine's counters between two scrapes, by model, summed over cores.
+
+    A restart counts from 0."""
+    is_restarted = restarted(before, after)
     found: dict[str, EngineTotals] = {}
     for (model, rank), core in after.cores.items():
         then = before.cores.get((model, rank))
-        grown = core.totals.since(None if anew or then is None else then.totals)
+        grown = core.totals.since(None if is_restarted or then is None else then.totals)
         found[model] = found.get(model, EngineTotals()).plus(grown)
     return found
 
 
 def _differences(before: EngineView, after: EngineView) -> Iterator[tuple[str, tuple[str | None, str | None]]]:
-    """What changed for an engine core that both looks show; options that differ between cores are told once."""
+    """Yield configuration changes of cores in both scrapes; options that differ between cores are reported once."""
     old = {cache.engine: cache.configuration for cache in before.caches}
     for cache in after.caches:
         was = old.get(cache.engine, cache.configuration)
@@ -257,7 +264,7 @@ def _differences(before: EngineView, after: EngineView) -> Iterator[tuple[str, t
 
 
 def _alike(name: str, old: str | None, new: str | None) -> bool:
-    """Whether an option is the same. A GPU's blocks are counted anew at each start, and may differ by a few."""
+    """Return True if an option is unchanged. The number of GPU blocks may vary slightly between starts."""
     if name != "num_gpu_blocks" or not (old and new and old.isdecimal() and new.isdecimal()):
         return old == new
     return abs(int(old) - int(new)) <= SAME_BLOCKS * max(int(old), int(new))

@@ -1,7 +1,7 @@
-"""The log of events over HTTP: POST /events, POST /events/ID/close, GET /events?since=SECONDS.
+"""HTTP interface of the tuning events: POST /events, POST /events/ID/close, GET /events?since=SECONDS.
 
-Laws: nobody reads or writes without the token, or a login that the listener knows; where no token is configured, nobody
-does at all. Who is told 200 or 201 finds the event in the file."""
+Invariants: every read and write needs the token or a login of the listener; without a configured token all requests
+are rejected. After a 200 or 201 the event is in the file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
 class End(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of a close, which may be empty. end_s: unix seconds; None is now."""
+    """Body of a close request, which may be empty. end_s: unix seconds; None means now."""
 
     end_s: float | None = None
 
@@ -42,20 +42,18 @@ class _Refused(Exception):
 
 
 def routes(path: Path | None, token_file: Path | None, clock: Callable[[], float] = time.time) -> list[web.RouteDef]:
-    """path: the file of events. token_file: holds one word; it is read at each request, so that a new one holds at
-    once."""
-    desk = _Desk(path, token_file, clock)
+    """Return the routes. `path`: the events file. `token_file`: holds one word and is read at each request."""
+    handlers = _EventHandlers(path, token_file, clock)
     return [
-        web.get("/events", desk.guarded(desk.listed)),
-        web.post("/events", desk.guarded(desk.add)),
-        web.post("/events/{id}/close", desk.guarded(desk.close)),
+        web.get("/events", handlers.guarded(handlers.list_events)),
+        web.post("/events", handlers.guarded(handlers.add)),
+        web.post("/events/{id}/close", handlers.guarded(handlers.close)),
     ]
 
 
 @dataclass(frozen=True, slots=True)
-class _Desk:
-    """Where events are handed in and asked for. Whoever is not let in, or asks for what cannot be, is told so by
-    `guarded`."""
+class _EventHandlers:
+    """Handlers of the routes. `guarded` checks the token and turns errors into responses."""
 
     path: Path | None
     token_file: Path | None
@@ -64,10 +62,10 @@ class _Desk:
     def guarded(self, handle: Callable[[web.Request, Path], Awaitable[web.Response]]) -> Handler:
         async def answer(request: web.Request) -> web.Response:
             try:
-                _enter(request, self.token_file)
+                _authorize(request, self.token_file)
                 if self.path is None:
                     raise _Refused(
-                        HTTPStatus.NOT_FOUND, "this sidecar keeps no events: set `events` in its configuration"
+                        HTTPStatus.NOT_FOUND, "events are disabled: set `events` in the sidecar's configuration"
                     )
                 return await handle(request, self.path)
             except _Refused as error:
@@ -77,14 +75,14 @@ class _Desk:
             except events.Conflict as error:
                 return _error(HTTPStatus.CONFLICT, error)
             except UnicodeDecodeError:
-                return _error(HTTPStatus.BAD_REQUEST, "what was sent is no UTF-8 text")
-            except ValueError as error:  # msgspec's are
+                return _error(HTTPStatus.BAD_REQUEST, "the body is no UTF-8 text")
+            except ValueError as error:  # includes msgspec's errors
                 return _error(HTTPStatus.BAD_REQUEST, error)
             except OSError as error:
-                log.warning("events that were sent cannot be kept: %s", error)
+                log.warning("cannot store events: %s", error)
                 return _error(
                     HTTPStatus.SERVICE_UNAVAILABLE,
-                    f"the events cannot be reached, nothing was written: {error.strerror or error}",
+                    f"cannot access the events file, nothing was written: {error.strerror or error}",
                 )
 
         return answer
@@ -94,42 +92,39 @@ class _Desk:
         return _recorded(*await asyncio.to_thread(events.record, path, event), HTTPStatus.CREATED)
 
     async def close(self, request: web.Request, path: Path) -> web.Response:
-        told = msgspec.json.decode(await _body(request) or b"{}", type=End).end_s
-        end_s = events.happened(self.clock() if told is None else told, self.clock())
+        requested_end_s = msgspec.json.decode(await _body(request) or b"{}", type=End).end_s
+        end_s = events.checked_time(self.clock() if requested_end_s is None else requested_end_s, self.clock())
         return _recorded(*await asyncio.to_thread(events.close, path, request.match_info["id"], end_s), HTTPStatus.OK)
 
-    async def listed(self, request: web.Request, path: Path) -> web.Response:
+    async def list_events(self, request: web.Request, path: Path) -> web.Response:
         since = request.query.get("since", "0")
         try:
             since_s = float(since)
         except ValueError:
-            raise _Refused(HTTPStatus.BAD_REQUEST, f"since={since[:40]} is no number of seconds since 1970") from None
+            raise _Refused(HTTPStatus.BAD_REQUEST, f"since={since[:40]} is no unix time in seconds") from None
         found, bad = await asyncio.to_thread(events.read, path)
         return _json(HTTPStatus.OK, {"events": events.since(found, since_s), "bad_lines": bad})
 
 
 def owns(path: str) -> bool:
-    """Whether a path is one of these, and so looks at the token by itself: one header cannot hold both a login and a
-    token."""
+    """Return True for paths of this module, which check the token themselves.
+
+    One Authorization header cannot hold both a login and a token."""
     return path == "/events" or path.startswith("/events/")
 
 
-def _enter(request: web.Request, token_file: Path | None) -> None:
+def _authorize(request: web.Request, token_file: Path | None) -> None:
     if token_file is None:
         raise _Refused(
-            HTTPStatus.FORBIDDEN,
-            "events are not open to others: set `events_token_file` in the sidecar's configuration",
+            HTTPStatus.FORBIDDEN, "no access to events: set `events_token_file` in the sidecar's configuration"
         )
     try:
         token = token_file.read_bytes().strip()
     except OSError as error:
-        log.warning("events_token_file cannot be read, so nobody is let in: %s", error)
+        log.warning("cannot read events_token_file, so all event requests are rejected: %s", error)
         token = b""
     if not token:
-        raise _Refused(
-            HTTPStatus.FORBIDDEN,
-            "events are not open to others: the file that `events_token_file` names holds no token",
-        )
+        raise _Refused(HTTPStatus.FORBIDDEN, "no access to events: the file in `events_token_file` holds no token")
     if request.get(AUTHENTICATED):
         return
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
@@ -148,7 +143,7 @@ async def _body(request: web.Request) -> bytes:
                 if len(body) > MAX_BODY_BYTES:
                     raise _Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"an event has at most {MAX_BODY_BYTES} bytes")
     except TimeoutError:
-        raise _Refused(HTTPStatus.REQUEST_TIMEOUT, f"the event did not come within {BODY_WITHIN_S:g} s") from None
+        raise _Refused(HTTPStatus.REQUEST_TIMEOUT, f"the event was not received within {BODY_WITHIN_S:g} s") from None
     return body
 
 

@@ -1,8 +1,7 @@
 """TuningEvent <-> one JSON line of events.jsonl: what changed, when, by whom, and the windows to compare.
 
-Law: the file is only ever appended to, under its lock, one line at a time; dashboards and alerts hold copies. A region
-that ends is a later line
-with the same id: of each id the newest line is what holds."""
+Invariant: the file is only appended to, under its lock, one line at a time, because dashboards and alerts hold
+copies. The end of a region is a later line with the same id: the newest line of an id is valid."""
 
 from __future__ import annotations
 
@@ -25,24 +24,24 @@ from exporters.catalogue import sidecar
 from exporters.exposition import Sample
 
 Kind = Literal["change", "restart", "version", "config", "note"]
-Told = Literal["change", "version", "config", "note"]  # what people tell; a restart is seen, not told
+ManualKind = Literal["change", "version", "config", "note"]  # entered by people; restarts are detected
 
 
 class TimeWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A span of time, in unix seconds; end is after start."""
+    """Time window in unix seconds; end is after start."""
 
     start_s: float
     end_s: float
 
     def __post_init__(self) -> None:
         if not self.start_s < self.end_s:
-            raise ValueError(f"a window ends after it starts, not {self.start_s} .. {self.end_s}")
+            raise ValueError(f"a window must end after it starts, not {self.start_s} .. {self.end_s}")
 
 
 class TuningEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One event: a point in time; with end_s a region; open, a region that has not ended. at_s, end_s: unix seconds.
+    """One event: a point in time; with end_s a region; open, a region that has not ended.
 
-    diff: option -> (old, new) as they are written on the command line; None: not set."""
+    at_s, end_s: unix seconds. diff: option -> (old, new) as written on the command line; None: not set."""
 
     at_s: float
     end_s: float | None = None
@@ -61,28 +60,28 @@ class TuningEvent(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.end_s is not None and (self.open or not self.at_s < self.end_s):
             raise ValueError(
-                f"a region is open, or ends after it begins; it cannot begin at {self.at_s:.3f} and end at"
+                f"a region is open, or ends after its start; it cannot start at {self.at_s:.3f} and end at"
                 f" {self.end_s:.3f}"
             )
 
     @property
     def latest_s(self) -> float:
-        """When it last changed something: the end of a region is a change, too."""
+        """Time of the last change, including the end of a region."""
         return self.at_s if self.end_s is None else self.end_s
 
 
 MAX_TEXT, MAX_NAME, MAX_TAGS, MAX_OPTIONS = 500, 100, 8, 50
-CLOCKS_APART_S = 60.0  # by how much a clock elsewhere may be ahead
+CLOCKS_APART_S = 60.0  # tolerated clock difference
 
 
 class NewEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An event as somebody tells it, at the command line or over HTTP. at_s: None is now. id: the same one twice is
-    written once.
+    """Event as entered on the command line or over HTTP.
 
-    Refuses what would break a line, a terminal or a board; lines that are in the file already are not held to this."""
+    at_s: None means now. id: the same id is written once. Raises ValueError for text that would break a line, a
+    terminal or a dashboard; existing lines of the file are not checked."""
 
     what: str
-    kind: Told = "change"
+    kind: ManualKind = "change"
     id: str | None = None
     at_s: float | None = None
     end_s: float | None = None
@@ -105,7 +104,7 @@ class NewEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             _plain(place, word or "", MAX_TEXT if place.startswith("diff") else MAX_NAME)
         if self.id is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.id):
             raise ValueError(
-                "an id is up to 64 letters, digits, dots, dashes or underscores, and begins with a letter or digit"
+                "an id has up to 64 letters, digits, dots, dashes or underscores, and starts with a letter or digit"
             )
         if bad := next(
             (
@@ -116,16 +115,16 @@ class NewEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             None,
         ):
             raise ValueError(
-                f"{bad[:50]!r} is no tag; a tag is one word of at most 40 letters, digits and . : / = + @ - _, not"
+                f"{bad[:50]!r} is no valid tag; a tag is a word of at most 40 letters, digits and . : / = + @ - _, not"
                 " event:..."
             )
         if len(self.tags) > MAX_TAGS or len(self.diff) > MAX_OPTIONS:
             raise ValueError(f"an event has at most {MAX_TAGS} tags and {MAX_OPTIONS} options")
 
     def event(self, now_s: float) -> TuningEvent:
-        """As it is written. Raises ValueError for a time that cannot be."""
-        at_s = now_s if self.at_s is None else happened(self.at_s, now_s)
-        end_s = None if self.end_s is None else happened(self.end_s, now_s)
+        """Return the event to write. Raises ValueError for an impossible time."""
+        at_s = now_s if self.at_s is None else checked_time(self.at_s, now_s)
+        end_s = None if self.end_s is None else checked_time(self.end_s, now_s)
         return TuningEvent(
             at_s=at_s, end_s=end_s, open=self.open, kind=self.kind, what=self.what.strip(), id=self.id or new_id(),
             who=self.who,
@@ -139,31 +138,27 @@ def new_id() -> str:
 
 def _plain(place: str, text: str, longest: int) -> None:
     if len(text) > longest:
-        raise ValueError(f"{place} has {len(text)} characters, at most {longest} fit")
+        raise ValueError(f"{place} has {len(text)} characters; the limit is {longest}")
     if not text.isprintable():
-        raise ValueError(f"{place} holds a line break or another character that cannot be printed")
+        raise ValueError(f"{place} contains a line break or a non-printable character")
 
 
-def happened(at_s: float, now_s: float) -> float:
-    """The time, if it is one that can have been. Raises ValueError."""
+def checked_time(at_s: float, now_s: float) -> float:
+    """Return a past event time unchanged. Raises ValueError for any other."""
     if not math.isfinite(at_s) or at_s <= 0:
-        raise ValueError(f"{at_s} is no time; it is told in seconds since 1970")
+        raise ValueError(f"{at_s} is not a unix time in seconds")
     if at_s > now_s + CLOCKS_APART_S:
-        why = (
-            "that looks like milliseconds, and seconds are wanted"
-            if at_s > 100 * now_s
-            else "an event is written when it has happened"
-        )
-        raise ValueError(f"{at_s:.0f} lies in the future; {why}")
+        why = "it looks like milliseconds; use seconds" if at_s > 100 * now_s else "record an event after it happened"
+        raise ValueError(f"{at_s:.0f} is in the future; {why}")
     return at_s
 
 
 class UnknownEvent(ValueError):
-    """No event has this id."""
+    """Id without an event."""
 
 
 class Conflict(ValueError):
-    """What is on record under this id does not go together with what is asked."""
+    """Request that contradicts the recorded event with this id."""
 
 
 LOCK_WITHIN_S = 2.0
@@ -173,37 +168,37 @@ _decoder = msgspec.json.Decoder(TuningEvent)
 
 
 def append(path: Path, event: TuningEvent) -> None:
-    """Add one event, durably. Writers in other processes take turns; a half line left by a crash is closed first, none
-    is left by a full disk.
+    """Append one event durably.
 
-    Raises OSError, and TimeoutError (which is one) when another process keeps the lock for two seconds."""
+    Writers in other processes take turns; an incomplete line left by a crash is closed first, and a full disk leaves
+    none. Raises OSError, and TimeoutError (an OSError) if another process holds the lock for two seconds."""
     with _locked(path) as fd:
         _append(fd, event)
 
 
 def record(path: Path, event: TuningEvent) -> tuple[TuningEvent, bool]:
-    """Append an event unless its id is on record: the event as it is on record, and whether it was written now.
+    """Append an event unless its id exists. Return the recorded event and whether it was written now.
 
-    Raises OSError as `append` does, and Conflict where another event has this id."""
+    Raises OSError as `append` does, and Conflict if another event has this id."""
     with _locked(path) as fd:
         there = _by_id(path).get(event.id)
         if there is None:
             _append(fd, event)
             return event, True
     if (there.kind, there.what) != (event.kind, event.what):
-        raise Conflict(f"{event.id} is another event already: {there.kind}, {there.what!r}; choose another id")
+        raise Conflict(f"{event.id} is already used by another event: {there.kind}, {there.what!r}; choose another id")
     return there, False
 
 
 def close(path: Path, event_id: str, end_s: float) -> tuple[TuningEvent, bool]:
-    """End an open region: the event as it is on record, and whether it ended now; one that has ended stays as it is.
+    """End an open region. Return the recorded event and whether it ended now; an ended one stays unchanged.
 
     Raises OSError as `append` does, UnknownEvent, Conflict for a point in time, and ValueError for an end before the
-    beginning."""
+    start."""
     with _locked(path) as fd:
         there = _by_id(path).get(event_id)
         if there is None:
-            raise UnknownEvent(f"no event has the id {event_id[:64]!r}; `vllm-watch events` lists them")
+            raise UnknownEvent(f"no event with id {event_id[:64]!r}; `vllm-watch events` lists them")
         if there.open:
             ended = msgspec.structs.replace(there, end_s=end_s, open=False)
             _append(fd, ended)
@@ -242,18 +237,17 @@ def _append(fd: int, event: TuningEvent) -> None:
         os.fsync(fd)
     except OSError:
         with contextlib.suppress(OSError):
-            os.ftruncate(fd, size)  # whoever is told that it failed must not find half of it, nor all of it, later
+            os.ftruncate(fd, size)  # after a reported failure neither part nor all of the line may remain
         raise
 
 
 def read(path: Path) -> tuple[list[TuningEvent], int]:
-    """All events as they stand now, in the order in which they were first written, and how many lines were none. A
-    missing file holds none.
+    """Return all current events, in the order first written, and the number of invalid lines.
 
-    Raises OSError."""
+    A missing file has none. Raises OSError."""
     by_id, bad = {}, 0
     if path.exists() and not path.is_file():
-        raise OSError(EINVAL, "a file of events is a regular file", str(path))
+        raise OSError(EINVAL, "the events file is not a regular file", str(path))
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -265,7 +259,7 @@ def read(path: Path) -> tuple[list[TuningEvent], int]:
             except (msgspec.MsgspecError, UnicodeDecodeError, ValueError):
                 bad += 1
                 continue
-            if b'"id"' not in line:  # written by hand; it must not be another event at each reading
+            if b'"id"' not in line:  # written by hand; needs an id that is stable over reads
                 event = msgspec.structs.replace(event, id=hashlib.sha256(line).hexdigest()[:12])
             by_id[event.id] = event
     return list(by_id.values()), bad
@@ -276,13 +270,12 @@ def _by_id(path: Path) -> dict[str, TuningEvent]:
 
 
 def since(events: Iterable[TuningEvent], since_s: float) -> list[TuningEvent]:
-    """Those that happened, ended or were still open at that time or later, the newest last."""
+    """Return events that happened, ended or were open at or after a time, newest last."""
     return sorted((event for event in events if event.open or event.latest_s >= since_s), key=lambda event: event.at_s)
 
 
 def samples(events: list[TuningEvent]) -> Iterator[Sample]:
-    """The newest time and the count of each kind of event. A region counts once; its end is newer than its
-    beginning."""
+    """Yield the newest time and the count of each kind. A region counts once; its end is newer than its start."""
     for kind in sorted({event.kind for event in events}):
         times = [event.latest_s for event in events if event.kind == kind]
         yield sidecar.EVENT_TIME, {"kind": kind}, max(times)

@@ -1,6 +1,6 @@
-"""Client of an Alertmanager: which alerts it holds.
+"""Client of an Alertmanager: current alerts.
 
-Invariant: an answer is read up to a limit; labels and annotations are foreign text."""
+Invariant: responses are read up to a limit; labels and annotations are untrusted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Status(msgspec.Struct):
 
 
 class Firing(msgspec.Struct, frozen=True, rename="camel"):
-    """One alert as Alertmanager tells it: a word as its status in a webhook, an object in the API and from amtool."""
+    """One alert, as Alertmanager writes it: status is a word in a webhook, an object in the API and from amtool."""
 
     labels: dict[str, str]
     annotations: dict[str, str] = {}
@@ -37,7 +37,7 @@ class Firing(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def is_muted(self) -> bool:
-        """By a silence, or by an alert that says more."""
+        """True if muted by a silence or by an inhibiting alert."""
         return isinstance(self.status, _Status) and self.status.state == "suppressed"
 
 
@@ -46,15 +46,14 @@ class _Webhook(msgspec.Struct):
 
 
 def parse_alerts(body: bytes, where: str) -> list[Firing]:
-    """Parse the body of a webhook, an answer of Alertmanager's API, or amtool's JSON; alerts that are over are left
-    out.
+    """Parse a webhook body, a response of Alertmanager's API, or amtool's JSON; resolved alerts are omitted.
 
-    Raises ValueError, which names where the text came from."""
+    Raises ValueError that names the origin of the text."""
     try:
         read = msgspec.json.decode(body, type=list[Firing] | _Webhook)
     except msgspec.MsgspecError as error:
         raise ValueError(
-            f"{where}: no alerts as Alertmanager writes them ({error}); give the body of a webhook, or `amtool alert -o"
+            f"{where}: not alerts in Alertmanager's format ({error}); give the body of a webhook, or `amtool alert -o"
             " json`"
         ) from None
     return [alert for alert in (read.alerts if isinstance(read, _Webhook) else read) if not alert.is_over]
@@ -63,10 +62,10 @@ def parse_alerts(body: bytes, where: str) -> list[Firing]:
 async def firing_alerts(
     url: str, http_config: HttpClientConfig | None = None, name: str = "", timeout_s: float = TIMEOUT_S
 ) -> list[Firing]:
-    """Return the alerts that an Alertmanager holds now, all or those of one name.
+    """Return the current alerts of an Alertmanager, all or those of one name.
 
-    Raises ValueError for an address that is none or an answer without alerts, OSError where nothing or something else
-    answers, and BadConfig for http_config."""
+    Raises ValueError for an invalid URL or a response without alerts, OSError if Alertmanager does not respond, and
+    BadConfig for http_config."""
     if not re.fullmatch(r"https?://[^\s@]+", url):
         raise ValueError("--alertmanager is no address; write it like http://127.0.0.1:9093")
     params = {"active": "true"} | ({"filter": f'alertname="{name}"'} if name else {})
@@ -79,8 +78,8 @@ async def firing_alerts(
         ):
             body = await read_bounded(response)
     except (aiohttp.ClientError, TimeoutError) as error:
-        told = describe_error(error) or str(error) or type(error).__name__
-        raise OSError(f"Alertmanager at {url} does not answer ({told}); is it up, and --alertmanager right?") from None
+        cause = describe_error(error) or str(error) or type(error).__name__
+        raise OSError(f"Alertmanager at {url} does not answer ({cause}); is it up, and --alertmanager right?") from None
     if response.status in (401, 403):
         raise OSError(f"Alertmanager at {url} answers HTTP {response.status}: it wants a login, by --http-config")
     if response.status != 200:

@@ -1,21 +1,22 @@
-"""What other servers answer, read whole, but never without an end: whoever answers there may be anybody, or ill."""
+"""Bounded reads of HTTP responses. Upstreams are untrusted."""
 
 from __future__ import annotations
 
 import aiohttp
 
-# the longest pages of engines have 65 kB; many adapters and ranks, or a thousand alerts, make some MB
+# the largest engine scrapes have 65 kB; many adapters and ranks, or a thousand alerts, a few MB
 MOST_BYTES = 16 << 20
 _PIECE_BYTES = 1 << 20
 
 
 class ResponseTooLarge(aiohttp.ClientPayloadError):
-    """An answer longer than anybody who is meant would give."""
+    """Response body over the size limit."""
 
 
 async def read_bounded(response: aiohttp.ClientResponse, most: int | None = None) -> bytes:
-    """The body, unpacked, of at most so many bytes (MOST_BYTES). Raises Endless, and aiohttp.ClientError and
-    TimeoutError as the response does."""
+    """Return the decompressed body of at most `most` bytes (default MOST_BYTES).
+
+    Raises ResponseTooLarge, and aiohttp.ClientError and TimeoutError as the response does."""
     body, most = bytearray(), most or MOST_BYTES
     async for piece in response.content.iter_chunked(_PIECE_BYTES):
         body += piece

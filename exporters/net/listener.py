@@ -1,9 +1,8 @@
-"""Listens, for every server of ours: TLS and logins by a web configuration file, and bounds for those who are slow,
-large or many.
+"""HTTP listener of all servers: TLS and auth from a web configuration file, and limits for clients.
 
-aiohttp bounds the size of a head and not its time, and nothing at all in number. So connections are accepted here, one
-by one, with the TLS settings that are in force at that moment, and each is aiohttp's own with a watch on its heads. A
-request that has come, and its answer, pass no further layer, but for the check of the login where there are logins."""
+aiohttp bounds the size of a request head but not its time, and no numbers. So connections are accepted here one by
+one, with the current TLS settings, and each is an aiohttp connection with a timer on its heads. A complete request
+and its response pass through no further layer, except the auth check if configured."""
 
 from __future__ import annotations
 
@@ -26,32 +25,31 @@ from aiohttp.http_exceptions import BadStatusLine, HttpProcessingError, InvalidU
 from exporters.config import BadConfig
 from exporters.net.listener_auth import ListenerAuth, TooMany
 
-# a head is complete that long after the connection, or after its own first byte where the connection was kept
+# deadline of a head after the connection, or after its first byte on a kept connection
 HEAD_S = 10.0
 HANDSHAKE_S = 10.0
-GOODBYE_S = 2.0  # the other side confirms the end of TLS
-CONNECTIONS = 512  # at once, for figures and boards
-CLIENTS = 10_000  # at once, for the gateway's clients; less where descriptors are few
-DESCRIPTORS = 65_536  # asked for, where the system lets us
-KEPT_BACK = 256  # descriptors for files, engines and the other listeners
+GOODBYE_S = 2.0  # wait for the peer's TLS close
+CONNECTIONS = 512  # concurrent, for metrics and dashboards
+CLIENTS = 10_000  # concurrent, for the gateway's clients; fewer if descriptors are scarce
+DESCRIPTORS = 65_536  # requested limit
+KEPT_BACK = 256  # reserved for files, engines and the other listeners
 BACKLOG = 1024
 ACCEPT_AGAIN_S = 0.2
-LOOK_AGAIN_S = 0.05  # for somebody to cut, where nobody was found: at 10,000 connections a look takes milliseconds
-# at the bound, one of so many connections gives way at a time, so that a flood does not cost a look for each of its
-# connections
+LOOK_AGAIN_S = 0.05  # pause after a search without result: it takes milliseconds at 10,000 connections
+# at the limit, this fraction of connections is closed at a time, so that a flood does not cost a search per connection
 ROOM_SHARE = 16
-# requests that may wait behind a running one; aiohttp stops reading at 32, and then notices no disconnect
+# pipelined requests; aiohttp stops reading at 32 and then misses a disconnect
 PIPELINED = 4
-PIPELINED_BYTES = 64 << 10  # of their bodies; aiohttp stops reading at twice as many
-# a request may run that long with more behind it: short requests get through, however many come at once
+PIPELINED_BYTES = 64 << 10  # pipelined body bytes; aiohttp stops reading at twice as many
+# time over these limits before the connection is cut, so that short requests pass in any number
 PIPELINED_S = 0.5
 TELL_EVERY_S = 60.0
-# in a request whose login the listener knows
+# request key: authenticated by the listener
 AUTHENTICATED: Any = getattr(web, "RequestKey", lambda name, _: name)("vllm_watch.let_in", bool)
 
 log = logging.getLogger("vllm_watch.listener")
 
-# Why somebody was turned away before the server itself was asked; a word of it is a label.
+# Reasons for a rejection before the request is handled; label values.
 REASONS = (
     "login",
     "logins_waiting",
@@ -65,33 +63,28 @@ REASONS = (
     "bad_framing",
 )
 
-_HEAD_TOO_LARGE = (
-    431,
-    "head_too_large",
-    "The request line or a header is too long, or there are too many headers; send less.",
-)
-# What the parser refuses: status, reason and sentence. Its own sentence quotes what it could not read, which may be a
-# key or a prompt.
+_HEAD_TOO_LARGE = (431, "head_too_large", "The request line or a header is too long, or there are too many headers.")
+# Parser errors: status, reason and message. The parser's own message quotes input, which may be a key or a prompt.
 _UNREADABLE: dict[type[HttpProcessingError], tuple[int, str, str]] = {
     LineTooLong: _HEAD_TOO_LARGE,
     BadStatusLine: (
         400,
         "bad_request_line",
-        "The first line is no request line of HTTP; a client that speaks TLS or HTTP/2 needs another address.",
+        "The first line is no HTTP request line; TLS and HTTP/2 clients need another address.",
     ),
-    InvalidURLError: (400, "bad_request_line", "The target in the request line is no path and no URL."),
+    InvalidURLError: (400, "bad_request_line", "The request target is neither a path nor a URL."),
 }
 _BAD_FRAMING = (
     400,
     "bad_framing",
-    "The headers or the framing of the body (Content-Length, Transfer-Encoding, chunks) break the rules of HTTP.",
+    "The headers or the body framing (Content-Length, Transfer-Encoding, chunks) violate HTTP.",
 )
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """host and port of '127.0.0.1:9401' or '[::1]:9401'; port 0 picks a free one. Raises ValueError."""
+    """Return host and port of '127.0.0.1:9401' or '[::1]:9401'; port 0 picks a free one. Raises ValueError."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{text!r} is no address; write host:port, such as 127.0.0.1:9401")
@@ -99,8 +92,9 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def clients_at_most() -> int:
-    """Connections of clients, each of which may need one to an engine; as many descriptors as the system gives without
-    asking are taken."""
+    """Return the limit of client connections, and raise the soft limit of descriptors where allowed.
+
+    Each client connection may need one to an engine."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -111,12 +105,12 @@ def clients_at_most() -> int:
 
 
 def new_rejections() -> Counter[str]:
-    """How many were turned away, by reason; all of them from the start on, so that the first one is a rise."""
+    """Return a counter of rejections with all reasons at 0, so that the first rejection is an increase."""
     return Counter(dict.fromkeys(REASONS, 0))
 
 
 class Listening:
-    """One address on which a server answers. url: as clients write it, the port resolved."""
+    """One listening address of a server. url: as clients write it, with the resolved port."""
 
     def __init__(self, server: web.Server, protection: ListenerAuth, most: int, rejected: Counter[str]) -> None:
         self.url = ""
@@ -124,7 +118,7 @@ class Listening:
         self._server = server
         self._protection = protection
         self._most = most
-        self._open: dict[_Connection, None] = {}  # from accepting to closing, in the order of accepting
+        self._open: dict[_Connection, None] = {}  # open connections in the order of acceptance
         self._sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._made = {**server._kwargs, "logger": _http_log()}
@@ -139,7 +133,7 @@ class Listening:
             self._watch(each)
 
     async def close(self) -> None:
-        """Takes no new connection. Those that are there belong to the server."""
+        """Stop accepting connections. Open connections belong to the server."""
         loop, closing, self._sockets = asyncio.get_running_loop(), self._sockets, []
         for each in closing:
             loop.remove_reader(each)
@@ -159,18 +153,17 @@ class Listening:
         return task
 
     def _watch(self, listener: socket.socket) -> None:
-        if listener in self._sockets:  # and was not closed meanwhile
+        if listener in self._sockets:  # not closed in the meantime
             asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Takes one connection. Called by the event loop: an await of sock_accept that is cancelled may lose one that
-        was just taken."""
+        """Accept one connection. Called by the event loop, because a cancelled await of sock_accept may lose one."""
         loop = asyncio.get_running_loop()
         try:
             wire, _ = listener.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # it went away meanwhile
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # already gone
             return
-        except OSError as error:  # no descriptor is left
+        except OSError as error:  # out of descriptors
             self._tell("cannot accept a connection: %s", error.strerror)
             loop.remove_reader(listener)
             loop.call_later(ACCEPT_AGAIN_S, self._watch, listener)
@@ -186,11 +179,10 @@ class Listening:
         connection.welcome = self._do(self._welcome(connection, wire))
 
     def _make_room(self) -> bool:
-        """Cuts the oldest connections on which nobody asks anything, or else the oldest that owe a head; whether there
-        were any.
+        """Close the oldest idle connections, else the oldest with an incomplete head. Return True if any was closed.
 
-        Who says nothing keeps nobody out: one would have to open as many connections as there may be while another's
-        head is on its way."""
+        A silent client cannot keep others out: it would have to open the maximum number of connections while another
+        client's head is in flight."""
         now, share = asyncio.get_running_loop().time(), -(-self._most // ROOM_SHARE)
         if now < self._look_at:
             return False
@@ -212,7 +204,7 @@ class Listening:
                 else {}
             )
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, wire, **cast(Any, waits))
-        except (OSError, ssl.SSLError):  # no TLS, not the right one, or not in time
+        except (OSError, ssl.SSLError):  # failed or late TLS handshake
             self.rejected["handshake"] += 1
             self.gone(connection)
         except BaseException:
@@ -226,8 +218,9 @@ class Listening:
 
 
 class _Connection(web.RequestHandler):
-    """aiohttp's connection, cut when a head takes too long. Of aiohttp's own it reads: how many heads were complete,
-    and what start() waits for."""
+    """aiohttp connection that is cut when a head takes too long.
+
+    It reads two aiohttp internals: the number of complete heads, and what start() waits for."""
 
     def __init__(
         self, listening: Listening, server: web.Server, loop: asyncio.AbstractEventLoop, made: dict[str, Any]
@@ -237,21 +230,21 @@ class _Connection(web.RequestHandler):
         self._listening = listening
         self._late: asyncio.TimerHandle | None = None
         self._answered = 0
-        # of the last request that is accepted; nothing behind it is read as one
+        # index of the last accepted request; nothing after it is parsed as a request
         self._last_body: StreamReader | None = None
         self._overrun: asyncio.TimerHandle | None = None
 
     @property
     def idle(self) -> bool:
-        """Return whether every request was answered and nothing of another has come.
+        """Return True if every request was answered and no further data arrived.
 
-        A connection that still owes the body of an answered request is idle: aiohttp waits 10 s for such a body, to
-        throw it away."""
+        A connection that still owes the body of an answered request is idle: aiohttp waits 10 s for such a body and
+        discards it."""
         return self._answered == self._request_count > 0 and self._late is None
 
     @property
     def silent(self) -> bool:
-        """Whether a head, or before it a handshake, is due and not complete."""
+        """Return True while a head, or before it a handshake, is incomplete."""
         return self._request_count == 0 or self._late is not None
 
     def _awaits(self) -> bool:
@@ -263,7 +256,7 @@ class _Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         if self._last_body is not None and self._last_body.is_eof():
-            return  # dropped, but read: a disconnect is noticed
+            return  # discarded, but read to notice a disconnect
         heads = self._request_count
         super().data_received(data)
         if self._request_count != heads:
@@ -277,7 +270,7 @@ class _Connection(web.RequestHandler):
             self._overrun = self._loop.call_later(PIPELINED_S, self._check_overrun, self._answered)
 
     def _make_error_handler(self, fault: Any) -> Handler:
-        """Return the handler of a request that the parser refused."""
+        """Return the handler of a request that the parser rejected."""
         status, reason, sentence = _unreadable(fault.exc)
         self._listening.rejected[reason] += 1
 
@@ -289,8 +282,7 @@ class _Connection(web.RequestHandler):
         return refuse
 
     def _end_behind_last(self, new: int) -> None:
-        """Close the connection after the first of the `new` requests that has to end it, and drop what was read behind
-        that one."""
+        """Close the connection after the first of the `new` requests that must end it; discard what follows."""
         queued = self._messages
         for at in range(len(queued) - new, len(queued)):
             message, body = queued[at]
@@ -298,9 +290,9 @@ class _Connection(web.RequestHandler):
                 if isinstance(message, RawRequestMessage):
                     queued[at] = message._replace(should_close=True), body
                 elif (open_body := self._body_before(at)) is not None:
-                    # It broke off the body of the request before: that one is refused, and there is no other to answer.
+                    # The previous request's body is broken: that request is rejected, no other is left to answer.
                     self._listening.rejected[_unreadable(message.exc)[1]] += 1
-                    open_body.set_exception(web.RequestPayloadError("the body broke HTTP's framing"))
+                    open_body.set_exception(web.RequestPayloadError("invalid body framing"))
                     self.close()
                 self._last_body, self._message_tail = body, b""
                 self._request_count -= len(queued) - at - 1
@@ -309,16 +301,17 @@ class _Connection(web.RequestHandler):
                 return
 
     def _body_before(self, at: int) -> StreamReader | None:
-        """Return the body of the request before the one that is queued at this place, if it is not complete."""
+        """Return the body of the request before this queue index, if it is incomplete."""
         running = self._current_request
         body = self._messages[at - 1][1] if at else running.content if running is not None else None
         return None if body is None or body.is_eof() else body
 
     def _is_overrun(self) -> bool:
-        """Return whether more waits behind one request than is kept; aiohttp stops reading, and then misses a
-        disconnect."""
+        """Return True if more data waits behind one request than is kept; aiohttp then stops reading.
+
+        A paused reader misses a disconnect."""
         queued = self._messages
-        # runs next; otherwise one runs that is no longer queued
+        # runs next; otherwise the running one is no longer queued
         first = self._waiter is not None or len(queued) == self._request_count
         if len(queued) - first > PIPELINED:
             return True
@@ -328,7 +321,7 @@ class _Connection(web.RequestHandler):
         )
 
     def _check_overrun(self, answered: int) -> None:
-        """Cut the connection if it is still overrun and has answered nothing since `answered` was noted."""
+        """Cut the connection if it is still overrun and has answered nothing since `answered` was recorded."""
         self._overrun = None
         if not self._is_overrun():
             return
@@ -339,7 +332,7 @@ class _Connection(web.RequestHandler):
             self._overrun = self._loop.call_later(PIPELINED_S, self._check_overrun, self._answered)
 
     def log_access(self, request: web.BaseRequest, response: web.StreamResponse, time: float | None) -> None:
-        """Count the answer: aiohttp calls this once for each, when all of it is written."""
+        """Count a response: aiohttp calls this once per response, after it is written."""
         self._answered += 1
         super().log_access(request, response, time)
 
@@ -355,28 +348,28 @@ class _Connection(web.RequestHandler):
         self.cut()
 
     def cut(self) -> None:
-        """Closes at once, without the goodbye of TLS: who is slow with a head may be slow with that too."""
+        """Close at once, without a TLS close: a client that is slow with a head may be slow with that too."""
         transport = self.transport
         self.force_close()
         if transport is not None:
             transport.abort()
-        elif self.welcome is not None:  # it is still in its handshake
+        elif self.welcome is not None:  # still in its handshake
             self.welcome.cancel()
 
 
 def _unreadable(error: BaseException) -> tuple[int, str, str]:
-    """Return status, reason and sentence for what the parser refused."""
+    """Return status, reason and message for input that the parser rejected."""
     if "Too many headers" in str(error.args[:1]):
         return _HEAD_TOO_LARGE
     return next((found for kind, found in _UNREADABLE.items() if isinstance(error, kind)), _BAD_FRAMING)
 
 
 def _ends_connection(message: Any) -> bool:
-    """Return whether nothing after this request on its connection can be read with certainty.
+    """Return True if data after this request cannot be parsed reliably.
 
-    With Upgrade (RFC 9110, 7.8) or CONNECT another protocol may follow: aiohttp drops the bytes that came with the head
-    and reads on in their middle. HTTP/1.0 knows no chunks, so a proxy on the path may see another end of the body (RFC
-    9112, 6.1). What could not be parsed has no known end."""
+    With Upgrade (RFC 9110, 7.8) or CONNECT another protocol may follow: aiohttp drops the bytes that came with the
+    head and continues in their middle. HTTP/1.0 has no chunks, so a proxy on the path may see another end of the
+    body (RFC 9112, 6.1). An unparsable request has no known end."""
     if not isinstance(message, RawRequestMessage):
         return True
     return (
@@ -397,12 +390,11 @@ async def listen(
     own_login: Callable[[str], bool] | None = None,
     rejected: Counter[str] | None = None,
 ) -> Listening:
-    """Starts `runner` and listens; on any failure the runner is cleaned up. Raises BadConfig that names the setting and
-    the way out.
+    """Start `runner` and listen; on failure the runner is cleaned up. Raises BadConfig with the setting and a fix.
 
-    most: connections at once. open_paths: answered without a login, for probes. own_login: whether the handler of a
-    path looks for a login of its own where the listener knows none; it finds LET_IN in the request where it does.
-    turned_away: what to count in, by reason (nobody_yet())."""
+    most: maximum connections. open_paths: need no auth, for probes. own_login: True for paths whose handler
+    authenticates requests that the listener does not; it finds AUTHENTICATED in others. rejected: counter by reason
+    (new_rejections())."""
     try:
         rejected = new_rejections() if rejected is None else rejected
         protection = protection or ListenerAuth(None)
@@ -440,14 +432,12 @@ def _guarded(
         except TooMany:
             rejected["logins_waiting"] += 1
             return web.Response(
-                status=503, headers={"Retry-After": "1"}, text="Too many logins are being checked; come again.\n"
+                status=503, headers={"Retry-After": "1"}, text="Too many logins are being checked; retry later.\n"
             )
         if own_login is not None and own_login(request.path):
             return await handler(request)
         rejected["login"] += 1
-        refusal = web.Response(
-            status=401, text="This needs a login, and what came with the request is none that is known here.\n"
-        )
+        refusal = web.Response(status=401, text="Authentication required: credentials are missing or wrong.\n")
         for challenge in protection.challenges():
             refusal.headers.add("WWW-Authenticate", challenge)
         return refusal
@@ -456,7 +446,7 @@ def _guarded(
 
 
 async def _bound(setting: str, address: str) -> list[socket.socket]:
-    """Sockets that listen, one for each address of the host's name. Raises BadConfig."""
+    """Return listening sockets, one per address of the host name. Raises BadConfig."""
     host, port = split_address(address)
     made: list[socket.socket] = []
     try:
@@ -475,21 +465,17 @@ async def _bound(setting: str, address: str) -> list[socket.socket]:
         for one in made:
             one.close()
         if error.errno == errno.EADDRINUSE:
-            told = (
-                f"{address} is taken by another program and cannot be used: stop that one, or choose another with"
-                f" {setting}"
-            )
+            message = f"{address} is taken by another program: stop it, or choose another with {setting}"
         else:
-            told = f"{address} cannot be used: {error.strerror or error}; choose another with {setting}"
-        raise BadConfig(f"{setting}: {told}") from None
+            message = f"{address} cannot be used: {error.strerror or error}; choose another with {setting}"
+        raise BadConfig(f"{setting}: {message}") from None
     return made
 
 
 def _http_log() -> logging.Logger:
-    """The log of a server without the complaints of its parser, of head or body: they quote what they cannot read,
-    which may be a key or a prompt."""
+    """Return the server's log without parser messages, which quote input: it may be a key or a prompt."""
     http = logging.getLogger("vllm_watch.http")
-    http.addFilter(_no_complaint)  # once, however often it is added
+    http.addFilter(_no_complaint)  # idempotent
     return http
 
 

@@ -1,5 +1,4 @@
-"""Client of a Prometheus, or of what speaks its API. At most four questions at a time, whoever looks at how many
-pages."""
+"""Client of a Prometheus or an API-compatible server. At most four concurrent queries, for any number of viewers."""
 
 from __future__ import annotations
 
@@ -26,26 +25,26 @@ from exporters.text import parse_duration
 AT_ONCE = 4
 TIMEOUT_S = 30.0
 CONNECT_S = 5.0
-DOWN_S = 2.0  # for so long nobody is asked again: a dozen panels must not wait for the same silence one after the other
-LARGEST_ANSWER = 12 << 20  # a larger one takes the decoder so long that other pages notice
+DOWN_S = 2.0  # pause after a connection failure, so that a dozen panels do not wait for the same timeout in turn
+LARGEST_ANSWER = 12 << 20  # a larger response blocks the decoder noticeably for others
 DEFAULT_SCRAPE_S = 15.0
 _TOO_LARGE = 413
-_NO_SUCH_PAGE = (401, 403, 404, 405, 501, _TOO_LARGE)  # Thanos and others do not show their configuration, or not to us
+_NO_SUCH_PAGE = (401, 403, 404, 405, 501, _TOO_LARGE)  # Thanos and others do not expose their configuration
 
 
 T = TypeVar("T")
 
 
 class PrometheusError(Exception):
-    """Prometheus, or its absence, in one sentence. status: of HTTP; 0 where there was none."""
+    """Failed request, described in one sentence. status: HTTP status; 0 without a response."""
 
-    def __init__(self, told: str, status: int = 0) -> None:
-        super().__init__(told)
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
         self.status = status
 
 
 class TimeRange(Protocol):
-    """The range of a query: unix seconds, and the step between points."""
+    """Range of a query: unix seconds, and the step between points."""
 
     @property
     def start_s(self) -> float: ...
@@ -56,8 +55,9 @@ class TimeRange(Protocol):
 
 
 class QuerySeries(msgspec.Struct, frozen=True):
-    """One series of an answer: values of a range query, the value of an instant one; times in unix seconds, figures as
-    text."""
+    """One series of a result: values of a range query, or the value of an instant one.
+
+    Times in unix seconds, values as text."""
 
     metric: dict[str, str] = msgspec.field(default_factory=dict)
     values: list[tuple[float, str]] = msgspec.field(default_factory=list)
@@ -66,8 +66,7 @@ class QuerySeries(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """What one query came back with: its series, or why not. notes: what Prometheus warns of or informs about beside
-    its answer."""
+    """Result of one query: series or an error. notes: warnings and infos of Prometheus."""
 
     series: Sequence[QuerySeries] = ()
     error: str = ""
@@ -75,7 +74,7 @@ class QueryResult:
 
 
 class Target(msgspec.Struct):
-    """What Prometheus scrapes. health: up, down or unknown."""
+    """Scrape target. health: up, down or unknown."""
 
     labels: dict[str, str]
     health: str
@@ -86,7 +85,7 @@ class _Targets(msgspec.Struct, rename="camel"):
 
 
 class PendingAlert(msgspec.Struct):
-    """An alert of a rule. state: pending or firing."""
+    """Alert of a rule. state: pending or firing."""
 
     labels: dict[str, str]
     state: str
@@ -111,29 +110,28 @@ class _Reply(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where Prometheus is, and how to be let in. shown: without credentials."""
+    """URL and credentials of a Prometheus. shown: URL without credentials."""
 
     url: str
     shown: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    way: HttpClientConfig | None = field(default=None, repr=False)
+    http_config: HttpClientConfig | None = field(default=None, repr=False)
 
 
 def address(url: str, token: str = "", login: str = "") -> Address:
-    """From what a person types: http://host:9090/prefix. login: user:password. Raises ValueError for what is no
-    address, or holds a login."""
-    if "@" in url:  # anywhere: with a slash in the password it stands in what is read as the path
+    """Parse a user-supplied URL such as http://host:9090/prefix.
+
+    login: user:password. Raises ValueError for an invalid URL, or one that contains credentials."""
+    if "@" in url:  # anywhere: a slash in the password moves it into the path
         raise ValueError(
-            "a password in the address can be read by everyone on this machine; put user:password into a file for"
-            " --user-file (and write %40 for an @ that belongs to the path)"
+            "a password in the URL is visible to every user of this machine; put user:password into a file for"
+            " --user-file (and write %40 for an @ in the path)"
         )
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise ValueError(
-            "--prometheus is no address, or its port no number; write it like http://127.0.0.1:9090"
-        ) from None
+        raise ValueError("--prometheus is no valid URL or port; write it like http://127.0.0.1:9090") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{url} is no address of a Prometheus; write it like http://127.0.0.1:9090")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
@@ -147,11 +145,11 @@ def address(url: str, token: str = "", login: str = "") -> Address:
 def address_from(
     url: str, token_file: Path | None = None, user_file: Path | None = None, http_config: Path | None = None
 ) -> Address:
-    """From the options of a command. Raises ValueError, BadConfig or OSError, without showing what a file holds."""
+    """Return the address from a command's options. Raises ValueError, BadConfig or OSError without file contents."""
     if sum(one is not None for one in (token_file, user_file, http_config)) > 1:
-        raise ValueError("name either --token-file or --user-file, or --http-config, which says the same and more")
+        raise ValueError("use only one of --token-file, --user-file and --http-config")
     if http_config:
-        return replace(address(url), way=HttpClientConfig(http_config))
+        return replace(address(url), http_config=HttpClientConfig(http_config))
     token = token_file.read_text(encoding="utf-8", errors="replace").strip() if token_file else ""
     if token_file and (not token or not token.isprintable() or not token.isascii()):
         raise ValueError(f"{token_file} holds no token: one line of text is expected")
@@ -162,8 +160,7 @@ def address_from(
 
 
 class Prometheus:
-    """A Prometheus, or what speaks its language. Use it as an async context. timeout_s: how long one answer may
-    take."""
+    """Client, used as an async context manager. timeout_s: limit of one response."""
 
     def __init__(
         self,
@@ -177,8 +174,8 @@ class Prometheus:
         self._scrape_s = scrape_s
         self._clock = clock
         self._turn = asyncio.Semaphore(AT_ONCE)
-        self._first = asyncio.Lock()  # whoever comes first asks for the scrape interval, and for all
-        self._down: tuple[float, str] | None = None  # until when, and what is said meanwhile
+        self._first = asyncio.Lock()  # the first caller reads the scrape interval for all
+        self._down: tuple[float, str] | None = None  # (end of the pause, error until then)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -193,35 +190,35 @@ class Prometheus:
             await self._session.close()
 
     async def over_time(self, expr: str, over: TimeRange) -> QueryResult:
-        """A range query; a refusal is an answer too."""
+        """Run a range query; an error is returned in the result."""
         form = {"query": expr, "start": f"{over.start_s:.3f}", "end": f"{over.end_s:.3f}", "step": f"{over.step_s:.3f}"}
         return await self._answer("query_range", form)
 
     async def as_of(self, expr: str, at_s: float | None = None) -> QueryResult:
-        """An instant query, of now where no time is given."""
+        """Run an instant query, at the current time by default."""
         return await self._answer("query", {"query": expr} | ({} if at_s is None else {"time": f"{at_s:.3f}"}))
 
     async def value(self, expr: str) -> float | None:
-        """Return the first value of an instant query; None for an empty answer, NaN, infinity or a refusal."""
+        """Return the first value of an instant query; None for an empty result, NaN, infinity or an error."""
         first = next(iter((await self.as_of(expr)).series), QuerySeries())
         value = float(first.value[1]) if first.value else math.nan
         return value if math.isfinite(value) else None
 
     async def label_values(self, label: str, selector: str, start_s: float, end_s: float) -> list[str]:
-        """Raises Refused."""
+        """Return the values of a label. Raises PrometheusError."""
         query = {"start": f"{start_s:.3f}", "end": f"{end_s:.3f}"} | ({"match[]": selector} if selector else {})
         return await self._decoded(f"label/{label}/values", query, list[str])
 
     async def targets(self) -> list[Target]:
-        """Return the active targets. Raises Refused."""
+        """Return the active targets. Raises PrometheusError."""
         return (await self._decoded("targets", {"state": "active"}, _Targets)).active_targets
 
     async def alerts(self) -> list[PendingAlert]:
-        """Return the alerts that are pending or firing. Raises Refused."""
+        """Return pending and firing alerts. Raises PrometheusError."""
         return (await self._decoded("alerts", {}, _Alerts)).alerts
 
     async def delete_series(self, selector: str) -> bool:
-        """Delete series; False where the admin API is off. Raises Refused."""
+        """Delete series; return False if the admin API is off. Raises PrometheusError."""
         return (await self._exchange("POST", "admin/tsdb/delete_series", {"match[]": selector}))[0] == 204
 
     async def _decoded(self, path: str, query: Mapping[str, str], kind: type[T]) -> T:
@@ -232,9 +229,9 @@ class Prometheus:
             raise PrometheusError(f"{self.where.shown} does not answer like a Prometheus ({error})") from None
 
     async def scrape_s(self) -> float:
-        """The scrape interval: as given, else as Prometheus' configuration says it, else 15 s where it shows none.
+        """Return the scrape interval: as given, else from Prometheus' configuration, else 15 s.
 
-        Raises Refused when nobody answers, or not yet; the next one who wants to know asks again."""
+        Raises PrometheusError if Prometheus does not respond; the next call tries again."""
         async with self._first:
             if self._scrape_s is None:
                 try:
@@ -243,7 +240,7 @@ class Prometheus:
                 except PrometheusError as error:
                     if error.status in _NO_SUCH_PAGE:
                         self._scrape_s = DEFAULT_SCRAPE_S
-                    # too many questions, or a server with words of its own for no such page: for now
+                    # too many requests, or another server's form of 404: use the default for now
                     elif 400 <= error.status < 500:
                         return DEFAULT_SCRAPE_S
                     else:
@@ -251,9 +248,9 @@ class Prometheus:
                         raise
             return self._scrape_s
 
-    def _remember(self, told: str) -> None:
-        if not self._down or self._clock() >= self._down[0]:  # a failure that is told again lasts no longer for that
-            self._down = (self._clock() + DOWN_S, told)
+    def _remember(self, message: str) -> None:
+        if not self._down or self._clock() >= self._down[0]:  # a repeated error does not extend the pause
+            self._down = (self._clock() + DOWN_S, message)
 
     async def _answer(self, path: str, form: Mapping[str, str]) -> QueryResult:
         try:
@@ -265,7 +262,7 @@ class Prometheus:
             return QueryResult(error=f"{self.where.shown} does not answer like a Prometheus ({error})")
 
     async def _ask(self, method: str, path: str, form: Mapping[str, str]) -> _Reply:
-        """An answer that succeeded. Raises Refused with the words of Prometheus, or with what came instead of them."""
+        """Return a successful response. Raises PrometheusError with the server's message or the HTTP status."""
         status, body = await self._exchange(method, path, form)
         try:
             reply = await asyncio.to_thread(msgspec.json.decode, body, type=_Reply)
@@ -283,9 +280,9 @@ class Prometheus:
         return reply
 
     async def _exchange(self, method: str, path: str, form: Mapping[str, str]) -> tuple[int, bytes]:
-        """Status and body of whatever answers there. Raises Refused where nothing does, or not whole."""
+        """Return status and body of a request. Raises PrometheusError for no response or an incomplete one."""
         if self._session is None:
-            raise RuntimeError("a Prometheus is used as an async context")
+            raise RuntimeError("use Prometheus as an async context manager")
         url = f"{self.where.url}/api/v1/{path}"
         given: Any = {"data": form} if method == "POST" else {"params": form}
         try:
@@ -293,25 +290,25 @@ class Prometheus:
                 if self._down and self._clock() < self._down[0]:
                     raise PrometheusError(self._down[1])
                 async with self._session.request(
-                    method, url, allow_redirects=False, **given, **request_options(self.where.way)
+                    method, url, allow_redirects=False, **given, **request_options(self.where.http_config)
                 ) as response:
                     return response.status, await read_bounded(response, LARGEST_ANSWER)
         except BadConfig as error:
             raise PrometheusError(str(error)) from None
-        except aiohttp.ClientConnectionError as error:  # before TimeoutError: a connection that takes too long is both
-            told = (
+        except aiohttp.ClientConnectionError as error:  # before TimeoutError: a connection timeout is both
+            message = (
                 f"Prometheus at {self.where.shown} does not answer ({_plain(error)}); is it up, and --prometheus right?"
             )
             if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
-                self._remember(told)
-            raise PrometheusError(told) from None
+                self._remember(message)
+            raise PrometheusError(message) from None
         except TimeoutError:
             raise PrometheusError(
                 f"Prometheus at {self.where.shown} took longer than {self._timeout_s:.0f} s; choose a shorter range"
             ) from None
         except ResponseTooLarge:
-            told = f"the answer is larger than {LARGEST_ANSWER >> 20} MiB; choose a shorter range or fewer series"
-            raise PrometheusError(told, _TOO_LARGE) from None
+            message = f"the answer is larger than {LARGEST_ANSWER >> 20} MiB; choose a shorter range or fewer series"
+            raise PrometheusError(message, _TOO_LARGE) from None
         except aiohttp.ClientError as error:
             raise PrometheusError(f"Prometheus at {self.where.shown} broke off its answer ({_plain(error)})") from None
 
@@ -324,7 +321,7 @@ def _series(reply: msgspec.Raw) -> list[QuerySeries]:
 
 
 def _plain(error: Exception) -> str:
-    """Without the address, which the sentence around it has already."""
+    """Describe an error without the URL, which the surrounding message has."""
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         return f"no connection within {CONNECT_S:.0f} s"
     return describe_error(error) or type(error).__name__
@@ -332,16 +329,16 @@ def _plain(error: Exception) -> str:
 
 def _hint(status: int, body: bytes) -> str:
     if status in (401, 403):
-        return "; it wants a login: --http-config, --user-file or --token-file"
-    if b"HTTP request to an HTTPS server" in body:  # the words of Go's server
+        return "; credentials required: --http-config, --user-file or --token-file"
+    if b"HTTP request to an HTTPS server" in body:  # message of Go's HTTP server
         return "; it speaks TLS: write https://"
     return "; is this its address?"
 
 
 def _interval_s(config: msgspec.Raw) -> float:
-    """Of a configuration that holds none, or not as Prometheus writes it: the default."""
+    """Return the scrape interval of a configuration; the default if missing or invalid."""
     try:
-        told: Any = yaml.safe_load(msgspec.json.decode(config, type=dict[str, str])["yaml"])
-        return parse_duration(told["global"]["scrape_interval"])
+        settings: Any = yaml.safe_load(msgspec.json.decode(config, type=dict[str, str])["yaml"])
+        return parse_duration(settings["global"]["scrape_interval"])
     except (msgspec.MsgspecError, yaml.YAMLError, LookupError, TypeError, ValueError):
         return DEFAULT_SCRAPE_S

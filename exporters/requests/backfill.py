@@ -1,9 +1,8 @@
-"""Old request logs as series in the past: the same counting as in the sidecar, one sample of each series at the end of
-each step.
+"""Backfill of old request logs as past series: counted as in the sidecar, one sample per series and step.
 
-Law: what is counted in which step is decided by when a request ended; a line that comes after its step was written is
-counted in the next one, and said. A counter begins with a 0 one step earlier, so that growth over the whole time is all
-there was."""
+Invariant: a request is counted in the step in which it ended; a line that comes after its step was written is
+counted in the next one and reported. A counter starts with a 0 one step earlier, so that its increase over the whole
+time is complete."""
 
 from __future__ import annotations
 
@@ -24,12 +23,12 @@ from exporters.requests.read import BadLines, read_records
 from exporters.requests.record import FieldMap, RequestRecord, ended_at, timestamp
 from exporters.requests.store import RecentRequests
 
-FILL_S = 86_400  # a series without news is repeated for so long; a gap of years is a wrong clock
+FILL_S = 86_400  # an unchanged series is repeated for this long; a gap of years is a wrong clock
 
 
 @dataclass(slots=True)
 class BackfillResult:
-    """What came of the files. first_s, last_s: when the first and the last request ended, unix seconds."""
+    """Result of a backfill. first_s, last_s: end of the first and last request, unix seconds."""
 
     requests: int = 0
     duplicates: int = 0
@@ -51,11 +50,11 @@ def run(
     labels: Mapping[str, str] | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> BackfillResult:
-    """Write the series of these files as OpenMetrics, as `promtool tsdb create-blocks-from openmetrics` reads it.
+    """Write the series of these files as OpenMetrics for `promtool tsdb create-blocks-from openmetrics`.
 
-    labels: added to every series, such as the job that scraped the sidecar. progress: told how many bytes of the files
-    were read. Raises OSError for a file that cannot be read, naming it."""
-    told = BackfillResult()
+    labels: added to every series, such as the job that scraped the sidecar. progress: called with the number of
+    bytes read. Raises OSError, with the file's name, for an unreadable file."""
+    result = BackfillResult()
     with tempfile.TemporaryFile() as spool:
         history = _History(spool)
         step: int | None = None
@@ -63,36 +62,35 @@ def run(
 
         def close(step: int) -> None:
             fresh = window.fresh(batch)
-            told.requests += len(fresh)
-            told.duplicates += len(batch) - len(fresh)
+            result.requests += len(fresh)
+            result.duplicates += len(batch) - len(fresh)
             traffic.add_all(fresh)
             batch.clear()
             history.keep(step, traffic.changed())
 
-        streams = [_records(path, fields, told, progress) for path in files]
+        streams = [_records(path, fields, result, progress) for path in files]
         for ended_s, record in heapq.merge(*streams, key=lambda pair: pair[0]):
-            told.first_s = ended_s if told.first_s is None else told.first_s
-            told.last_s = max(ended_s, told.last_s or ended_s)
+            result.first_s = ended_s if result.first_s is None else result.first_s
+            result.last_s = max(ended_s, result.last_s or ended_s)
             now = int(ended_s // step_s)
             if step is not None and now > step:
                 close(step)
-            told.late += step is not None and now < step
+            result.late += step is not None and now < step
             step = now if step is None else max(step, now)
             batch.append(record)
         if step is not None:
             close(step)
-            told.samples = history.write(out, step, step_s, labels or {})
+            result.samples = history.write(out, step, step_s, labels or {})
         out.write("# EOF\n")
-    return told
+    return result
 
 
 class _History:
-    """How each row was at the end of each step in which it changed; on disk, since a month of many teams is more than
-    memory should hold."""
+    """State of each row at the end of each step in which it changed; on disk, because it may exceed memory."""
 
     def __init__(self, spool: IO[bytes]) -> None:
         self._spool = spool
-        self._places: dict[tuple[str, str], list[tuple[int, int, int]]] = {}  # step, offset and length of each
+        self._places: dict[tuple[str, str], list[tuple[int, int, int]]] = {}  # step, offset and length per state
 
     def keep(self, step: int, rows: Mapping[tuple[str, str], Change]) -> None:
         for key, (stored, _) in rows.items():
@@ -100,8 +98,7 @@ class _History:
             self._spool.write(stored)
 
     def write(self, out: IO[str], last: int, step_s: int, labels: Mapping[str, str]) -> int:
-        """All series until the step `last`, as the format wants them: by family, then by series, then by time. How many
-        samples that was."""
+        """Write all series until the step `last`, sorted by family, series and time. Return the number of samples."""
         count = 0
         for metric in sidecar.REQUEST_TRAFFIC:
             headed = False
@@ -139,44 +136,42 @@ def _lines(metric: Metric, labels: Mapping[str, str], value: float | Distributio
 
 
 def _nothing(value: float | Distribution) -> float | Distribution:
-    """What it was before it was first counted."""
+    """Return the value before the first count."""
     return Distribution(value.bounds, [0] * len(value.counts), 0.0) if isinstance(value, Distribution) else 0.0
 
 
 def _records(
-    path: Path, fields: FieldMap, told: BackfillResult, progress: Callable[[int], None]
+    path: Path, fields: FieldMap, result: BackfillResult, progress: Callable[[int], None]
 ) -> Iterator[tuple[float, RequestRecord]]:
-    """The records of a file with the time at which each ended, in the order of its lines."""
-    for record in read_records([path], told.bad, fields, progress=progress):
+    """Yield the records of a file with their end times, in line order."""
+    for record in read_records([path], result.bad, fields, progress=progress):
         ended_s = ended_at(record)
         if ended_s is None:
-            told.untimed += 1
+            result.untimed += 1
         else:
             yield ended_s, record
 
 
-def summary(told: BackfillResult, out: Path) -> str:
-    """What came of it, for people."""
-    if told.first_s is None or told.last_s is None:
-        lines = [f"no request with a time was found; {out} holds no series"]
+def summary(result: BackfillResult, out: Path) -> str:
+    """Return the result as text."""
+    if result.first_s is None or result.last_s is None:
+        lines = [f"no request with a time found; {out} has no series"]
     else:
         lines = [
             (
-                f"{told.requests} requests from {timestamp(told.first_s)} to {timestamp(told.last_s)}, {told.samples}"
-                f" samples in {out}"
+                f"{result.requests} requests from {timestamp(result.first_s)} to {timestamp(result.last_s)},"
+                f" {result.samples} samples in {out}"
             )
         ]
-    lines += [f"  {told.duplicates} lines of requests that were counted before"] if told.duplicates else []
+    lines += [f"  {result.duplicates} lines of requests already counted"] if result.duplicates else []
+    lines += [f"  {result.untimed} lines without ts skipped, because their time is unknown"] if result.untimed else []
     lines += (
-        [f"  {told.untimed} lines without ts, which cannot be placed in time, were left out"] if told.untimed else []
-    )
-    lines += (
-        [f"  {told.late} lines came late and are counted in a later step; give files that overlap in time together"]
-        if told.late
+        [f"  {result.late} late lines counted in a later step; pass files that overlap in time in one call"]
+        if result.late
         else []
     )
     lines += [
-        f"  {count} lines were no request record ({why}): {told.bad.messages[why]}"
-        for why, count in sorted(told.bad.counts.items())
+        f"  {count} lines are no request record ({why}): {result.bad.messages[why]}"
+        for why, count in sorted(result.bad.counts.items())
     ]
     return "\n".join(lines)

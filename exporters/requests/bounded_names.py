@@ -1,4 +1,4 @@
-"""Names from outside, of which only so many become labels."""
+"""Bounded set of external names that become labels."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ MAX_NAME = 120
 
 
 class BoundedNames:
-    """At most `limit` names get series of their own: configured ones first, then the first seen. Membership is
-    sticky."""
+    """At most `limit` names with their own series: configured ones first, then in order of appearance.
+
+    A name keeps its series."""
 
     def __init__(self, configured: Iterable[str] = (), limit: int = 50) -> None:
         self._members = dict.fromkeys(configured)
         self._limit = max(limit, len(self._members))
-        self.folded = 0  # how many times a name had to be counted as __other__
+        self.folded = 0  # requests counted as __other__
 
     def __len__(self) -> int:
         return len(self._members)
@@ -29,11 +30,12 @@ class BoundedNames:
         return name in self._members
 
     def fold(self, name: str, may_claim: bool = True, times: int = 1) -> str:
-        """The name to count under. may_claim: whether a new name may take a seat of its own; times: how many requests
-        have it."""
+        """Return the name to count under.
+
+        may_claim: a new name may get its own series; times: number of requests."""
         if name in self._members:
             return name
-        if name.startswith("__"):  # reserved names are always there and cannot be claimed
+        if name.startswith("__"):  # reserved names always exist and cannot be claimed
             return name if name in (UNKNOWN_TEAM, UNKNOWN_MODEL) else OTHER
         if may_claim and len(self._members) < self._limit:
             self._members[name] = None
@@ -42,6 +44,6 @@ class BoundedNames:
         return OTHER
 
     def seat(self, name: str) -> None:
-        """Give back a seat that the name had before a restart, even beyond the limit."""
+        """Restore a name from before a restart, even beyond the limit."""
         if not name.startswith("__"):
             self._members[name] = None

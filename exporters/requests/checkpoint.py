@@ -1,10 +1,10 @@
-"""One file that holds what was counted and how far was read, always together.
+"""File that stores counters and read positions together.
 
-Law: after a crash at any moment the file holds a state that was once whole: the last one whose writing returned, or the
-one being written. A whole state is written beside the file, synced and renamed over it; what changes after that is
-appended as frames, each with its length and checksum and synced before `append` returns. So a commit costs what
-changed, not what is known: the window of request ids alone has megabytes. A frame that a crash cut short ends the file;
-nothing is ever appended behind one."""
+Invariant: after a crash at any moment the file holds a state that was complete: the last one whose write returned,
+or the one being written. A full state is written to a temporary file, synced and renamed; later changes are appended
+as frames with length and checksum, each synced before `append` returns. So a commit costs what changed, not the full
+state: the window of request ids alone has megabytes. A frame cut short by a crash ends the file; nothing is ever
+appended after one."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ MAX_FRAME_BYTES = 1 << 30
 
 
 class Locked(OSError):
-    """Another process writes this file."""
+    """Checkpoint file in use by another process."""
 
 
 class Unreadable(ValueError):
-    """A file that is no state of ours. The message names it and where it was moved."""
+    """File that is not a checkpoint. The message names it and its new location."""
 
 
 class CheckpointDisk:
-    """The few calls that change the disk. All may raise OSError; a test can make them."""
+    """Disk operations of a checkpoint. All may raise OSError, which tests use."""
 
     def write(self, fd: int, data: bytes | memoryview) -> int:
         return os.write(fd, data)
@@ -42,23 +42,22 @@ class CheckpointDisk:
 
 
 class Checkpoint:
-    """A file of frames with one writer. `rewrite` begins it anew, `append` adds to it; both return when it is safe on
-    disk.
+    """File of frames with one writer. `rewrite` replaces all, `append` adds; both return when the data is on disk.
 
-    After a failed call only `rewrite` is allowed: what a failed sync left behind is unknown."""
+    After a failed call only `rewrite` is allowed, because the result of a failed sync is unknown."""
 
     def __init__(self, path: Path, disk: CheckpointDisk | None = None) -> None:
         self.path = path
         self.bytes = 0
-        self.base_bytes = 0  # size when it was last begun anew
+        self.base_bytes = 0  # size after the last rewrite
         self._disk = disk or CheckpointDisk()
         self._fd: int | None = None
         self._lock_fd: int | None = None
 
     def open(self) -> list[bytes]:
-        """Take the lock and read all whole frames; an empty list where there is no state yet.
+        """Lock the file and return all complete frames; an empty list without a state.
 
-        Raises Locked, OSError, and Unreadable for a file that is something else, after moving it out of the way."""
+        Raises Locked, OSError, and Unreadable for any other file, after moving it aside."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(self.path.with_name(self.path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -78,20 +77,19 @@ class Checkpoint:
         return frames
 
     def put_aside(self, why: object = "") -> Unreadable:
-        """Move a file that means nothing to us out of the way, and say so. Raises OSError."""
+        """Rename a file that is not a checkpoint, and return the error to raise. Raises OSError."""
         aside = self.path.with_name(f"{self.path.name}.unreadable")
         os.replace(self.path, aside)
         which = f"{self.path} is no state of this release" + (f" ({why})" if why else "")
-        return Unreadable(f"{which}; it was moved to {aside.name}, and counting begins anew")
+        return Unreadable(f"{which}; it was moved to {aside.name}, and counting starts again")
 
     @property
     def needs_rewrite(self) -> bool:
-        """It was not begun by this process, or holds so many frames that one whole state is cheaper."""
+        """True if this process has not rewritten it yet, or so many frames exist that a full state is cheaper."""
         return self._fd is None or self.bytes > 2 * self.base_bytes + (1 << 20)
 
     def rewrite(self, frame: bytes) -> None:
-        """Replace all that is there by one frame. Raises OSError; the old file then stays as it was, and stays what the
-        next start reads."""
+        """Replace the file by one frame. Raises OSError; the old file then stays valid for the next start."""
         self._forget()
         beside = self.path.with_name(self.path.name + ".new")
         fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -108,13 +106,13 @@ class Checkpoint:
         self._fd, self.bytes, self.base_bytes = fd, size, size
 
     def append(self, frame: bytes) -> None:
-        """Add a frame behind the others. Raises OSError."""
+        """Append a frame. Raises OSError."""
         if self._fd is None:
-            raise OSError("the state is not open; it is written whole first")
+            raise OSError("the state is not open; rewrite it first")
         try:
-            # or it was removed: then nothing in it is safe
+            # or it was removed: nothing in it is safe
             if not os.path.samestat(os.stat(self.path), os.fstat(self._fd)):
-                raise OSError(f"{self.path} was replaced by another file; it is written anew")
+                raise OSError(f"{self.path} was replaced by another file; it is rewritten")
             size = self._write(self._fd, _head(frame)) + self._write(self._fd, frame)
             self._disk.sync(self._fd)
         except BaseException:
@@ -129,7 +127,7 @@ class Checkpoint:
             self._lock_fd = None
 
     def _write(self, fd: int, data: bytes) -> int:
-        """Writes all of it, without another copy of what may be megabytes; how much that was."""
+        """Write all data without copying it, and return its size."""
         view = memoryview(data)
         while view:
             view = view[self._disk.write(fd, view) :]
@@ -149,7 +147,7 @@ class Checkpoint:
 
 
 def frames_of(data: bytes) -> list[bytes] | None:
-    """Whole frames from the beginning on; None for what is no state of ours. A cut or spoilt frame ends the reading."""
+    """Return the complete frames; None if the data is not a checkpoint. A broken frame ends the result."""
     if not data.startswith(MAGIC):
         return None
     frames, at = [], len(MAGIC)

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 from exporters.requests.positions import HEAD_BYTES, PACKED
 
 RAW_BYTES = 1 << 16
-RATIO_AT_MOST = 1000  # deflate cannot do better than 1032; request logs reach 30
+RATIO_AT_MOST = 1000  # maximum of deflate is 1032; request logs reach 30
 XZ_MEMORY_BYTES = 80 << 20  # `xz -9` needs 65 MiB
 
 
 class Damaged(ValueError):
-    """A compressed file that cannot be read: broken, hostile, or of a format that this Python lacks."""
+    """Unreadable compressed file: broken, hostile, or of a format that this Python lacks."""
 
 
 class Decompressor(Protocol):
@@ -36,7 +36,7 @@ class Decompressor(Protocol):
 
 
 class _Gzip:
-    """zlib's decompressor with the interface of the others."""
+    """Adapter of zlib's decompressor to the common interface."""
 
     def __init__(self) -> None:
         self._inner = zlib.decompressobj(wbits=31)
@@ -90,8 +90,8 @@ class Unpacked:
         self._input = b""
         self._inner: Decompressor | None = None
         self._kept = bytearray()
-        self.raw_end = 0  # bytes of the file that were read
-        self.end = 0  # bytes that were unpacked
+        self.raw_end = 0  # bytes read from the file
+        self.end = 0  # bytes unpacked
         self.head = b""
         self.exhausted = False
         self.complete = False
@@ -105,8 +105,9 @@ class Unpacked:
         return bytes(self._kept[start : start + size]) if start >= 0 else b""
 
     def advance(self, keep_from: int, until: int, at_most: int) -> int:
-        """Unpack up to `until`, but at most so many bytes, and forget those before `keep_from`. Return how many were
-        unpacked."""
+        """Unpack up to `until`, at most `at_most` bytes, and drop those before `keep_from`.
+
+        Return the number unpacked."""
         before = self.end
         self._forget(keep_from)
         self.exhausted = False

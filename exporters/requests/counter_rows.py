@@ -1,4 +1,4 @@
-"""Rows of request counters, as the checkpoint keeps them, and the samples of a row."""
+"""Rows of request counters, as stored in the checkpoint, and their samples."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ MS = tuple(tuple(bound * 1000 for bound in limits) for _, limits in _TIMES)
 
 
 class CounterRow(msgspec.Struct, array_like=True, frozen=True):
-    """All that was counted for one model and team, as it is stored. None: no record said it. Sums of times in
-    milliseconds."""
+    """Counters of one model and team, as stored. None: no record had a value. Sums of times in milliseconds."""
 
     model: str
     team: str
@@ -61,14 +60,14 @@ _row_decoder = msgspec.msgpack.Decoder(CounterRow)
 
 
 def read_row(stored: bytes) -> CounterRow:
-    """A stored row. Raises msgspec.MsgspecError."""
+    """Decode a stored row. Raises msgspec.MsgspecError."""
     return _row_decoder.decode(stored)
 
 
 def row_samples(
     row: CounterRow, exemplars: Sequence[Sequence[Exemplar | None]] = (), native: BucketCounts | None = None
 ) -> Iterator[Sample]:
-    """The series of one model and team."""
+    """Yield the samples of one model and team."""
     who = {"model_name": row.model, "team": row.team}
     return chain(_count_samples(row, who), _time_samples(row, who, exemplars, native))
 

@@ -1,7 +1,7 @@
-"""Request records -> counters and histograms per team and model. Pure: no clock, no file.
+"""Counters and histograms of request records, per team and model. Pure: no clock, no file.
 
-Law: a counter never falls. A team or model that once had series of its own keeps them; who comes after the table is
-full is counted together as `__other__`. What a record does not say is not counted, never taken for 0."""
+Invariant: a counter never decreases. A team or model with its own series keeps it; beyond the limit all are counted
+as `__other__`. Missing values are not counted, never taken as 0."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ from exporters.requests.work import FinishedRequest, Work
 FINISH_REASONS = frozenset({"stop", "length", "abort", "error", "rejected", "tool_calls", "repetition"})
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
 GOOD = ("ok", "unknown")
-REASONS_LIMIT = 40  # a gateway's vocabulary is fixed and small; a log that is not must not make series without end
-EXEMPLARS_OF = 16  # of a flood, the newest of each row are looked at for exemplars
+REASONS_LIMIT = 40  # a gateway has few fixed reasons; other logs must not create unbounded series
+EXEMPLARS_OF = 16  # per batch and row, the newest records considered for exemplars
 MANY = 20
-# W3C trace context; what else a log may call a trace leads nowhere, and could spoil the page
+# W3C trace context; other trace ids have no target and could break the exposition
 _TRACE_ID = re.compile("[0-9a-fA-F]{32}")
 _UNFINISHED = ("abort", "error", "rejected")  # finish reasons of a request that the engine did not count
-# routes that make nothing
+# routes without generated tokens
 _ASIDE = ("/models", "/tokenize", "/detokenize", "/load_lora_adapter", "/unload_lora_adapter", "/health", "/version")
 
 
-# a row as it is to be stored, and what was observed since it was stored before, see native_histogram
+# stored row, and the observations since it was last stored, see native_histogram
 Change = tuple[bytes, bytes]
 
 
 @dataclass(slots=True)
 class _Finished:
-    """What the engine should have counted of a row's requests: see Finished."""
+    """Expected engine counts of a row's requests: see Finished."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -64,7 +64,7 @@ class _Finished:
 
 
 class _Series:
-    """The row that is being counted in."""
+    """Live counters of one row."""
 
     __slots__ = (
         "abandoned", "changed", "counts", "estimated", "exemplars", "finished", "finishes", "last", "lookups", "model",
@@ -74,42 +74,41 @@ class _Series:
 
     def __init__(self, model: str, team: str) -> None:
         self.model, self.team, self.changed = model, team, False
-        # a series that is born at its first failure hides that failure from rate()
+        # a series created at its first failure hides it from rate()
         self.outcomes = dict.fromkeys(OUTCOMES, 0)
         self.reasons: dict[str, dict[str, int]] = {}
         self.finishes: dict[str, int] = {}
         self.tokens: list[int | None] = [None, None, None]
         self.lookups: list[int | None] = [None, None]
         self.finished = _Finished()
-        # prompt and completion tokens of requests whose usage never came
+        # prompt and completion tokens of requests without usage
         self.estimated: list[int | None] = [None, None]
-        # prompt and completion tokens of work that the engine did not finish, or whose end nobody saw
+        # prompt and completion tokens of work unfinished by the engine, or with an unknown end
         self.abandoned = [0, 0]
         self.counts = [[0] * (len(limits) + 1) for limits in MS]
         self.sums_ms = [0.0] * len(MS)
         self.negative = 0
-        # of a bucket the newest trace, its value, and when
+        # per bucket: newest trace, its value and time
         self.last: list[dict[int, tuple[str, float, str | None]]] = [{} for _ in MS]
-        # the same, once somebody asked
+        # cached exemplars
         self.exemplars: list[list[Exemplar | None]] = [[None] * len(counts) for counts in self.counts]
-        self.observed = array("H")  # since the row was stored; whoever stores it adds up the native buckets
+        self.observed = array("H")  # since the row was stored; the store sums native buckets
 
     def add(self, texts: int, abandoned: int, alike: Sequence[RequestRecord]) -> None:
-        """Add up what the records say, column by column. texts: asked for of each prompt; 0: no engine is to be
-        compared.
+        """Add records column by column.
 
-        abandoned: the same of requests that broke off; 0: these ended well, or no engine that we watch worked on
-        them."""
+        texts: requested per prompt; 0: no comparison with an engine. abandoned: the same for aborted requests; 0:
+        these ended normally, or no observed engine worked on them."""
         prompt, cached, completion, *measured, engine_ttft = zip(*map(FIGURES, alike), strict=True)
-        told = [_sum(tokens) for tokens in (prompt, cached, completion)]
-        for at, tokens in enumerate(told):
+        sums = [_sum(tokens) for tokens in (prompt, cached, completion)]
+        for at, tokens in enumerate(sums):
             if tokens is not None:
                 self.tokens[at] = (self.tokens[at] or 0) + tokens
         if texts:
             missing = prompt.count(None)
             self.finished.missing += missing
-            self.finished.prompt_tokens += texts * (told[0] or 0)
-            self.finished.cached_tokens += texts * (told[1] or 0)
+            self.finished.prompt_tokens += texts * (sums[0] or 0)
+            self.finished.cached_tokens += texts * (sums[1] or 0)
             known = completion if not missing else [c for p, c in zip(prompt, completion, strict=True) if p is not None]
             self.finished.completion_tokens += _sum(known) or 0
         if abandoned or None in completion:
@@ -124,10 +123,9 @@ class _Series:
         self.observed += observed_ms([self.observe(at, values, traced) for at, values in enumerate(times)])
 
     def _estimate(self, alike: Sequence[RequestRecord], texts: int, abandoned: int) -> None:
-        """Count tokens without usage as estimates, and those of broken-off requests as work of the team, each of
-        several texts with its prompt.
+        """Count estimated tokens of records without usage, and those of aborted requests as work of the team.
 
-        A finished request with usage (texts) is finished work already."""
+        Each of several texts counts with its prompt. Finished requests with usage (texts) are already counted."""
         for r in alike:
             estimated = estimated_tokens(r)
             for at, tokens in enumerate(estimated):
@@ -138,21 +136,21 @@ class _Series:
                 self.abandoned[1] += r.completion_tokens or estimated[1] or 0
 
     def observe(
-        self, at: int, told: Sequence[float | None], traced: Iterable[tuple[int, str, str | None]]
+        self, at: int, times: Sequence[float | None], traced: Iterable[tuple[int, str, str | None]]
     ) -> Sequence[float]:
-        """Take in one time of each record, None where it has none; return those that there are.
+        """Observe one time of each record, None where missing; return the present ones.
 
-        traced: which records of these can be looked up, by what trace, and when."""
-        values = cast("Sequence[float]", told)
+        traced: records with a trace: index, trace id, and time."""
+        values = cast("Sequence[float]", times)
         try:
-            total = sum(values)  # which tells of a None sooner than looking for it does
+            total = sum(values)  # raises on None, which is faster than a search
         except TypeError:
-            if not (values := [value for value in told if value is not None]):
+            if not (values := [value for value in times if value is not None]):
                 return ()
             total = sum(values)
         self.sums_ms[at] += total
         limits, counts = MS[at], self.counts[at]
-        if len(values) > MANY:  # in order, each bound is looked for once, and not each value
+        if len(values) > MANY:  # sorted: one search per bound instead of one per value
             ordered, before = sorted(values), 0
             for bucket, limit in enumerate(limits):
                 if (below := bisect_right(ordered, limit, before)) > before:
@@ -163,33 +161,33 @@ class _Series:
             for bucket in map(bisect_left, repeat(limits), values):
                 counts[bucket] += 1
         for which, trace, ts in traced:
-            if (value := told[which]) is not None:
+            if (value := times[which]) is not None:
                 self.last[at][bisect_left(limits, value)] = trace, value, ts
         return values
 
     def overheads(
         self, ttft: Sequence[float | None], queue: Sequence[float | None], engine: Sequence[float | None]
     ) -> Sequence[float | None]:
-        """What of the time to first token was not the engine's: neither in its queue, nor from scheduling to the first
-        token, which is what vLLM tells of one request. A negative figure tells of clocks or definitions, and is only
-        counted."""
+        """Return TTFT overhead outside the engine: TTFT minus the engine's queue and prefill time, per request.
+
+        Negative values indicate different clocks or definitions and are only counted."""
         with contextlib.suppress(TypeError):  # some have none
             overs = list(map(sub, map(sub, ttft, queue), engine))
             if min(overs) >= 0:
                 return overs
-        told = [
+        overheads = [
             None if t is None or q is None or e is None else t - q - e
             for t, q, e in zip(ttft, queue, engine, strict=True)
         ]
-        self.negative += sum(over is not None and over < 0 for over in told)
-        return [over if over is not None and over >= 0 else None for over in told]
+        self.negative += sum(over is not None and over < 0 for over in overheads)
+        return [over if over is not None and over >= 0 else None for over in overheads]
 
 
 class RequestCounters:
-    """All that is counted from request logs.
+    """All counters of request logs.
 
-    elsewhere: upstreams that nobody watches, such as an API that is paid for. What they served is traffic like any
-    other, and no part of `finished` and `work`, which are compared with engines and shared cards."""
+    elsewhere: upstreams that are not observed, such as a paid API. Their requests are traffic, but not part of
+    `finished` and `work`, which are compared with engines and shared GPUs."""
 
     def __init__(self, teams: BoundedNames, models: BoundedNames, elsewhere: Collection[str] = ()) -> None:
         self.teams = teams
@@ -197,7 +195,7 @@ class RequestCounters:
         self._elsewhere = frozenset(elsewhere)
         self._reasons = BoundedNames((), REASONS_LIMIT)
         self._cells: dict[tuple[str, str], _Series] = {}
-        # as records spell it; only names with a seat, so it stays bounded
+        # spelled as in records; only names with their own series, so it stays bounded
         self._by_name: dict[tuple[str | None, str | None], _Series] = {}
         self._changed: list[_Series] = []
 
@@ -205,16 +203,16 @@ class RequestCounters:
         self.add_all((record,))
 
     def add_all(self, records: Sequence[RequestRecord]) -> None:
-        """Count records. Those that differ in figures alone are counted in one go, column by column: a log may have
-        grown for a night."""
+        """Count records. Those that differ only in values are counted together, column by column.
+
+        A log may have grown for a night."""
         kinds: defaultdict[tuple[Any, ...], list[RequestRecord]] = defaultdict(list)
         for r in records:
             kinds[
                 r.model, r.team, r.outcome, r.finish_reason, r.upstream, r.route, r.n, r.prompts, r.cache_hit, r.reason
             ].append(r)
         groups: dict[tuple[_Series, int, int], list[RequestRecord]] = {}
-        # Served requests first: they claim the rows of their models, whatever failed before them in the same piece of a
-        # log.
+        # Served requests first: they claim the rows of their models, before failures in the same batch.
         for kind, alike in sorted(kinds.items(), key=lambda item: (item[0][2] or "unknown") not in GOOD):
             group = self._count(len(alike), *kind)
             if group in groups:
@@ -238,8 +236,10 @@ class RequestCounters:
         hit: bool | None,
         reason: str | None,
     ) -> tuple[_Series, int, int]:
-        """Count one kind. Where its figures belong: the row, how many texts of each prompt an engine finished that is
-        compared, or 0, and how many such an engine may have worked on in vain, or 0."""
+        """Count one kind. Return where its values belong.
+
+        The row; the number of texts per prompt that a compared engine finished, or 0; and the number that such an
+        engine may have worked on in vain, or 0."""
         outcome = outcome or "unknown"
         cell = self._by_name.get((model, team)) or self._cell(model, team, outcome, count)
         if not cell.changed:
@@ -255,7 +255,7 @@ class RequestCounters:
             cell.finishes[name] = cell.finishes.get(name, 0) + count
         if hit is not None:
             cell.lookups[not hit] = (cell.lookups[not hit] or 0) + count
-        # A client that hangs up behind the last token has an answer that the engine finished, and counted.
+        # After the last token a client disconnect leaves a request that the engine finished and counted.
         whole = finish not in _UNFINISHED and (outcome in GOOD or (outcome == "client_abort" and finish is not None))
         each = (texts or 1) if self._is_compared(upstream, route) else 0
         abandoned = 0 if outcome in GOOD or outcome == "rejected" else each
@@ -265,8 +265,7 @@ class RequestCounters:
         return cell, each, abandoned
 
     def changed(self) -> dict[tuple[str, str], Change]:
-        """Rows that changed since the last call, by model and team, as bytes to be stored; `read_row` reads them
-        back."""
+        """Return rows changed since the last call, by model and team, as bytes; `read_row` decodes them."""
         rows = {
             (cell.model, cell.team): (row_encoder.encode(_row(cell)), cell.observed.tobytes()) for cell in self._changed
         }
@@ -277,11 +276,10 @@ class RequestCounters:
         return rows
 
     def restore(self, stored: bytes, native: BucketCounts) -> bytes:
-        """Go on from a stored row and its native buckets; return it as it is from now on. Raises msgspec.MsgspecError
-        for what is none.
+        """Continue from a stored row and its native buckets; return the row as kept. Raises msgspec.MsgspecError.
 
-        A histogram begins anew in both forms where its bounds are others, or where the forms differ in count: a release
-        without native buckets wrote it, and Prometheus refuses a histogram whose buckets do not add up to its count."""
+        A histogram restarts in both forms if its bounds changed or the counts of the forms differ: a release without
+        native buckets wrote it, and Prometheus rejects a histogram whose buckets do not sum to its count."""
         row = read_row(stored)
         cell = self._cells[row.model, row.team] = _Series(row.model, row.team)
         self.models.seat(row.model)
@@ -307,7 +305,7 @@ class RequestCounters:
         return row_encoder.encode(_row(cell))
 
     def finished(self) -> dict[str, FinishedRequest]:
-        """What engines should have counted by now, by the model's name in the log."""
+        """Return expected engine counts by model name in the log."""
         found: dict[str, FinishedRequest] = {}
         for (model, _), cell in self._cells.items():
             mine, before = cell.finished, found.get(model, FinishedRequest(0, 0, 0, 0))
@@ -320,20 +318,18 @@ class RequestCounters:
         return found
 
     def work(self) -> dict[tuple[str, str], Work]:
-        """Tokens so far that engines finished, by model and team, counted as an engine counts them."""
+        """Return tokens finished by engines, by model and team, counted as an engine counts them."""
         return {
             k: Work(c.finished.prompt_tokens, c.finished.cached_tokens, c.finished.completion_tokens)
             for k, c in self._cells.items()
         }
 
     def abandoned(self) -> dict[tuple[str, str], Work]:
-        """Return the tokens so far of requests that broke off, by model and team, with estimates where no usage
-        came."""
+        """Return tokens of aborted requests by model and team, with estimates where usage is missing."""
         return {k: Work(c.abandoned[0], 0, c.abandoned[1]) for k, c in self._cells.items()}
 
     def e2e_p99_s(self) -> float | None:
-        """The bound below which 99 of 100 requests ended, over everything counted; None where no record says how long
-        it took."""
+        """Return the bucket bound of the 99th percentile of all request durations; None without durations."""
         counts = [sum(column) for column in zip(*(cell.counts[E2E] for cell in self._cells.values()), strict=True)]
         enough = 0.99 * sum(counts)
         return next(
@@ -346,8 +342,9 @@ class RequestCounters:
         )
 
     def exemplars(self, model: str, team: str) -> Sequence[Sequence[Exemplar | None]]:
-        """The newest traced observation of each bucket, for each histogram of a row. Each is written once: most are the
-        same at the next scrape."""
+        """Return the newest traced observation of each bucket, for each histogram of a row.
+
+        Texts are cached: most are the same at the next scrape."""
         cell = self._cells[model, team]
         for texts, last in zip(cell.exemplars, cell.last, strict=True):
             for bucket, (trace, value, ts) in last.items():
@@ -356,19 +353,19 @@ class RequestCounters:
         return cell.exemplars
 
     def samples(self) -> Iterator[Sample]:
-        """Everything as it stands now, stored or not, without native buckets."""
+        """Yield current values, stored or not, without native buckets."""
         for key, cell in self._cells.items():
             yield from row_samples(_row(cell), self.exemplars(*key))
         yield from self.table()
 
     def table(self) -> Iterator[Sample]:
-        """How full the tables of names are."""
+        """Yield the usage of the name tables."""
         yield sidecar.TEAMS, {}, len(self.teams)
         yield sidecar.TEAMS_OVERFLOW, {}, self.teams.folded
         yield sidecar.MODELS_OVERFLOW, {}, self.models.folded
 
     def _cell(self, model: str | None, team: str | None, outcome: str, count: int) -> _Series:
-        # A client can ask for any model name; only one that an engine served gets series of its own.
+        # Clients may send any model name; only a served one gets its own series.
         folded = (
             self.models.fold((model or UNKNOWN_MODEL)[:MAX_NAME], may_claim=outcome in GOOD, times=count),
             self.teams.fold((team or UNKNOWN_TEAM)[:MAX_NAME], times=count),
@@ -381,7 +378,7 @@ class RequestCounters:
         return cell
 
     def _is_compared(self, upstream: str | None, route: str | None) -> bool:
-        """Whether an engine that we watch counted this request."""
+        """Return True if an observed engine counted this request."""
         return upstream not in self._elsewhere and not (route and route.endswith(_ASIDE))
 
 
@@ -411,7 +408,7 @@ def _row(cell: _Series) -> CounterRow:
 
 
 def _sum(values: Sequence[Any]) -> Any:
-    """The sum of those that are known; None where none is."""
+    """Return the sum of known values; None if there are none."""
     try:
         return sum(values)
     except TypeError:

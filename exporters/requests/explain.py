@@ -1,7 +1,6 @@
-"""What becomes of a line of a request log: field by field, and in the series. Pure; the command prints it.
+"""Explanation of a request log line: its fields and its effect on the series. Pure; the command prints it.
 
-Law: nothing here is worked out a second time. What a line means is asked of the reader of logs, and what it adds to the
-page of the counter."""
+Invariant: nothing is computed twice. The log reader interprets the line, and the counters give its effect."""
 
 from __future__ import annotations
 
@@ -25,78 +24,80 @@ _TABLES = (sidecar.TEAMS, sidecar.TEAMS_OVERFLOW, sidecar.MODELS_OVERFLOW)
 
 
 def explain(line: bytes, config: SidecarConfig = DEFAULTS) -> dict[str, Any]:
-    """Everything about one line, as JSON can hold it.
+    """Return everything about one line, as JSON-compatible values.
 
-    fields: ours, their name, value and unit, and why it is refused where it is. ignored: what nobody reads, with the
-    name of ours that it may have meant. absent: mapped names that the line has not. counted: what each series gains, as
-    if it were the first line."""
+    fields: our name, the log's name, value, unit, and the reason if rejected. ignored: unused names, with the field
+    that may have been meant. absent: mapped names that the line lacks. counted: the increase of each series, as if
+    it were the first line."""
     fields = config.fields
     records, bad = parse_block(line, fields)
-    told: dict[str, Any] = {
+    report: dict[str, Any] = {
         "refused": {"reason": bad[0][1].reason, "why": str(bad[0][1])} if bad else None,
         "fields": [], "ignored": [], "absent": [], "notes": [], "counted": list(_counted(records, config)),
     }  # fmt: skip
     if bad and records:
-        told["notes"].append("what follows the break is a record, and is counted")
+        report["notes"].append("the rest after the break is a record, and is counted")
     if len(records) > 1:
-        told["notes"].append("two records stand on this line, and both are counted")
-    told["notes"] += [note for record in records for note in _notes(record)]
+        report["notes"].append("the line holds two records; both are counted")
+    report["notes"] += [note for record in records for note in _notes(record)]
     try:
-        found, names = fields.found(line), list(msgspec.json.decode(line, type=dict[str, msgspec.Raw]))
+        found, names = fields.extract(line), list(msgspec.json.decode(line, type=dict[str, msgspec.Raw]))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return told
-    told["fields"] = [_field(name, *found[name]) for name in RequestRecord.__struct_fields__ if name in found]
-    read = {theirs for theirs, _ in found.values()}
-    told["ignored"] = [
+        return report
+    report["fields"] = [_field(name, *found[name]) for name in RequestRecord.__struct_fields__ if name in found]
+    read = {foreign_name for foreign_name, _ in found.values()}
+    report["ignored"] = [
         {"name": name, "near": _near(name, found) if name not in fields.names else None}
         for name in names
-        if name not in read and not any(theirs.startswith(f"{name}.") for theirs in read)
+        if name not in read and not any(foreign_name.startswith(f"{name}.") for foreign_name in read)
     ]
-    told["absent"] = [{"name": lead.theirs, "field": lead.ours} for lead in fields.leads if lead.ours not in found]
+    report["absent"] = [
+        {"name": lead.foreign_name, "field": lead.ours} for lead in fields.leads if lead.ours not in found
+    ]
     if "request_id" not in found:
-        told["notes"].append(
+        report["notes"].append(
             "every record needs a request_id; where yours has another name: field_names: {their_name: request_id}"
         )
-    return told
+    return report
 
 
-def _field(name: str, theirs: str, value: Any) -> dict[str, Any]:
+def _field(name: str, foreign_name: str, value: Any) -> dict[str, Any]:
     why = None
     try:
         parse_line(msgspec.json.encode({"request_id": "", name: value}))
     except BadLine as error:
         why = str(error).removesuffix(f" - at `$.{name}`")
-    return {"field": name, "from": theirs, "value": value, "unit": unit(name), "refused": why}
+    return {"field": name, "from": foreign_name, "value": value, "unit": unit(name), "refused": why}
 
 
 def unit(name: str) -> str:
-    """The unit of a field of ours, empty where it has none."""
+    """Return the unit of one of our fields; empty if none."""
     return next(
-        (its for ending, its in (("_ms", "ms"), ("_s", "s"), ("_tokens", "tokens")) if name.endswith(ending)), ""
+        (symbol for ending, symbol in (("_ms", "ms"), ("_s", "s"), ("_tokens", "tokens")) if name.endswith(ending)), ""
     )
 
 
 def _near(name: str, found: dict[str, Any]) -> str | None:
-    """The field that a name may have meant, among those that the line has not."""
-    plain = {its.replace("_", ""): its for its in RequestRecord.__struct_fields__ if its not in found}
+    """Return the missing field that a name may have meant."""
+    plain = {one.replace("_", ""): one for one in RequestRecord.__struct_fields__ if one not in found}
     near = difflib.get_close_matches(name.replace("_", "").replace("-", "").lower(), plain, 1, 0.8)
     return plain[near[0]] if near else None
 
 
 def _notes(record: RequestRecord) -> Iterator[str]:
     if record.ts is None:
-        yield f"no ts: the time of reading is used, and the line is counted in {sidecar.LOG_UNTIMED.name}"
+        yield f"no ts: the read time is used, and the line is counted in {sidecar.LOG_UNTIMED.name}"
     if record.team is None:
         yield "no team: counted as __unknown__"
     if record.model is None:
         yield "no model: counted as __unknown__"
     if record.outcome is None:
-        guess = "; a status is not taken for one, map it with field_values" if record.status is not None else ""
+        guess = "; status is not used for it, map it with field_values" if record.status is not None else ""
         yield f"no outcome: counted as unknown{guess}"
 
 
 def _counted(records: Iterable[RequestRecord], config: SidecarConfig) -> Iterator[dict[str, Any]]:
-    """What a page gains by these records."""
+    """Return the increase of each series by these records."""
     traffic = RequestCounters(
         BoundedNames(config.teams.configured, config.teams.limit), BoundedNames((), config.models_limit)
     )
@@ -117,32 +118,32 @@ def _counted(records: Iterable[RequestRecord], config: SidecarConfig) -> Iterato
             }
 
 
-def as_text(told: dict[str, Any]) -> str:
-    return "\n".join(_lines(told))
+def as_text(report: dict[str, Any]) -> str:
+    return "\n".join(_lines(report))
 
 
-def _lines(told: dict[str, Any]) -> Iterator[str]:
-    if told["refused"]:
+def _lines(report: dict[str, Any]) -> Iterator[str]:
+    if report["refused"]:
         yield (
-            f'refused, and counted in {sidecar.LOG_BAD_LINES.name}{{reason="{told["refused"]["reason"]}"}}:'
-            f" {told['refused']['why']}"
+            f'rejected, and counted in {sidecar.LOG_BAD_LINES.name}{{reason="{report["refused"]["reason"]}"}}:'
+            f" {report['refused']['why']}"
         )
     else:
         yield "a request record"
-    rows = [(f["field"], f"{_shown(f['value'])} {f['unit']}".rstrip(), _from(f)) for f in told["fields"]]
+    rows = [(f["field"], f"{_shown(f['value'])} {f['unit']}".rstrip(), _from(f)) for f in report["fields"]]
     wide = [min(40, max(map(len, column))) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, wide, strict=True)).rstrip()
-    if told["ignored"]:
+    if report["ignored"]:
         yield "ignored: " + ", ".join(
-            printable(i["name"]) + (f" (did you mean {i['near']}?)" if i["near"] else "") for i in told["ignored"]
+            printable(i["name"]) + (f" (did you mean {i['near']}?)" if i["near"] else "") for i in report["ignored"]
         )
-    if told["absent"]:
-        yield "mapped but not in this line: " + ", ".join(f"{a['name']} ({a['field']})" for a in told["absent"])
-    yield from told["notes"]
-    if told["counted"]:
+    if report["absent"]:
+        yield "mapped but not in this line: " + ", ".join(f"{a['name']} ({a['field']})" for a in report["absent"])
+    yield from report["notes"]
+    if report["counted"]:
         yield "counts:"
-    for gain in told["counted"]:
+    for gain in report["counted"]:
         labels = ",".join(f"{name}={json.dumps(value)}" for name, value in gain["labels"].items())
         yield f"  {gain['series']}{{{labels}}} {gain['how']} {gain['amount']:g} {gain['unit']}"
         yield f"      {gain['meaning']}"
@@ -154,6 +155,6 @@ def _from(one: dict[str, Any]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value as JSON, which leaves nothing in it for a terminal to act on; cut where it is long."""
+    """Return a value as JSON without terminal control characters, truncated if long."""
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

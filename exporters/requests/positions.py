@@ -1,4 +1,4 @@
-"""Positions in files of lines: what is known of a file that was read, and what may be concluded from its content. Pure.
+"""Positions in line files: what was read of a file, and what its content implies. Pure.
 
 Invariant: a file is recognised by fingerprints of its bytes. Names and inodes are only hints."""
 
@@ -14,30 +14,30 @@ from msgspec.structs import replace
 MAX_LINE_BYTES = 1 << 20
 CHUNK_BYTES = 1 << 18
 HEAD_BYTES = 512
-GUARD_BYTES = 1024  # more than a line of ours has, so that a request id is always among them
-# how far marks stand apart; after a cut at most this much is read twice, more where it was far back
+GUARD_BYTES = 1024  # more than one of our lines, so that it always contains a request id
+# distance of marks; after a truncation at most this much is read twice, more further back
 STEP_BYTES = 1 << 16
 STEPS = 32
 
 PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")  # gzip, bzip2, xz, zstd, lz4
 
-Read = Callable[[int, int], bytes]  # offset, size -> what stands there, less at the end of the file
+Read = Callable[[int, int], bytes]  # offset, size -> bytes, fewer at the end of the file
 Identity = tuple[int, int]  # device and inode
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True):
-    """A place in a file and the digest of bytes next to it; no content is kept."""
+    """Offset in a file and the digest of the bytes next to it; no content is kept."""
 
     offset: int
     digest: bytes
 
 
 class Position(msgspec.Struct, frozen=True):
-    """How far a file was read, and how to know it again.
+    """Read position in a file, and the fingerprints to recognise it.
 
-    heads: its first bytes, at several sizes while it is small, so that a shorter copy is known too. marks: places at
-    the end of a line and the bytes before each; the last one is where reading goes on. skipping: that place is inside a
-    line too long to keep. left: size of the file when it was let go, -1 while it is followed."""
+    heads: digests of its first bytes, at several sizes while it is small, so that a shorter copy is recognised too.
+    marks: line ends and the bytes before each; the last one is the position. skipping: the position is inside an
+    over-long line. left: size of the file when it was closed, -1 while it is followed."""
 
     name: str
     identity: Identity
@@ -51,13 +51,12 @@ class Position(msgspec.Struct, frozen=True):
         return self.marks[-1].offset
 
     def goes_beyond(self, other: Position) -> bool:
-        """Whether it is the same reading, further on."""
+        """Return True if this is the same reading, further on."""
         return self.offset > other.offset and self.marks[: len(other.marks)] == other.marks
 
 
 class ObservedFile(msgspec.Struct, frozen=True):
-    """A file as one look shows it. live: it stands where the writer writes, and is not a rotated one. first: its first
-    bytes."""
+    """File at one scan. live: at the writer's path, not rotated. first: its first bytes."""
 
     name: str
     identity: Identity
@@ -67,8 +66,7 @@ class ObservedFile(msgspec.Struct, frozen=True):
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """What some bytes hold: a block of whole lines, how many bytes are done with, and whether a line too long goes on
-    beyond them."""
+    """Content of some bytes: a block of complete lines, the bytes consumed, and whether an over-long line continues."""
 
     block: bytes = b""
     used: int = 0
@@ -78,7 +76,7 @@ class Taken(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """A block of lines, and the position after it. more: the file may hold more than was read."""
+    """Block of lines, and the position after it. more: the file may hold more than was read."""
 
     taken: Taken
     position: Position
@@ -86,8 +84,7 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """The bytes before the position are not those that were read. back_to: the last place up to which they are; None:
-    nowhere."""
+    """File whose bytes before the position changed. back_to: the last unchanged mark; None: nothing is unchanged."""
 
     back_to: Position | None
 
@@ -97,9 +94,9 @@ class Packed(msgspec.Struct, frozen=True):
 
 
 class CompressedFile(msgspec.Struct, frozen=True):
-    """A compressed rotated file as one look shows it. size: compressed.
+    """Compressed rotated file at one scan. size: compressed.
 
-    raw: its first bytes as they are. first: the same unpacked, fewer than HEAD_BYTES only where there are no more."""
+    raw: its first bytes. first: its first unpacked bytes, fewer than HEAD_BYTES only at its end."""
 
     name: str
     identity: Identity
@@ -108,27 +105,28 @@ class CompressedFile(msgspec.Struct, frozen=True):
     first: bytes
 
     def tried(self, position: Position) -> tuple[Identity, int, Mark]:
-        """Return the key of the finding that this file does not hold what was read up to a position."""
+        """Return the key for: this file does not hold what was read up to a position."""
         return self.identity, self.size, position.marks[-1]
 
 
 class Sorted(msgspec.Struct, frozen=True):
-    """The outcome of `place_archives`. to_read: archives to read, each from a position. done: positions of those that
-    need no reading now.
-    missed: positions that no archive may hold."""
+    """Result of `place_archives`.
+
+    to_read: archives and their start positions. done: positions that need no reading now. missed: positions that no
+    archive may hold."""
 
     to_read: list[tuple[CompressedFile, Position]]
     done: list[Position]
     missed: list[Position]
 
 
-def begun(name: str, identity: Identity) -> Position:
-    """The position before anything was read."""
+def start_position(name: str, identity: Identity) -> Position:
+    """Return the position before anything was read."""
     return Position(name, identity, (), (Mark(0, _digest(b"")),))
 
 
 def at_end(file: ObservedFile, read: Read) -> Position:
-    """The position behind the last line that is there, for a file that was rotated before we came."""
+    """Return the end position of a file that was rotated before start-up."""
     start = max(0, file.size - CHUNK_BYTES)
     data = read(start, file.size - start)
     offset = start + (data.rfind(b"\n") + 1 or (len(data) if start else 0))
@@ -140,11 +138,10 @@ def at_end(file: ObservedFile, read: Read) -> Position:
 
 
 def take(data: bytes, skipping: bool = False, start: int = 0) -> Taken:
-    """Whole lines of what stands behind the last one, which is from `start` on, as one block that ends with a newline
-    and may hold blank lines.
+    """Split data after the last position, which is from `start` on, into a block of complete lines and a rest.
 
-    NUL blocks, which crashes and cuts under a writer leave, end a line as a newline does; the last ones stay until
-    something follows, since a network file system may show a size before its bytes."""
+    The block ends with a newline and may hold blank lines. NUL blocks, left by crashes and truncation, end a line as
+    a newline does; trailing ones wait for more data, because a network file system may show a size before its bytes."""
     end = data.rfind(b"\n", start) + 1
     if not end and (skipping or len(data) - start > MAX_LINE_BYTES):
         end = data.rfind(b"\0", start) + 1
@@ -159,8 +156,9 @@ def take(data: bytes, skipping: bool = False, start: int = 0) -> Taken:
 
 
 def read_on(position: Position, read: Read) -> Batch | Changed | Packed:
-    """The next lines behind a position. One call reads them and the bytes before them, so that no cut comes between the
-    check and the reading."""
+    """Read the next lines after a position.
+
+    One call reads them and the bytes before them, so that no truncation can happen between check and read."""
     back = min(position.offset, GUARD_BYTES)
     for window in (CHUNK_BYTES, MAX_LINE_BYTES + 1):
         data = read(position.offset - back, back + window)
@@ -177,8 +175,7 @@ def read_on(position: Position, read: Read) -> Batch | Changed | Packed:
 
 
 def last_that_holds(position: Position, read: Read) -> Position | None:
-    """The position at its last mark before which the file still holds what was read; None when there is no such
-    mark."""
+    """Return the position at its last mark before which the file is unchanged; None if there is none."""
     if not _begins_so(position, read):
         return None
     for count in range(len(position.marks), 0, -1):
@@ -190,22 +187,21 @@ def last_that_holds(position: Position, read: Read) -> Position | None:
     return None
 
 
-def place(
+def match_files(
     seen: Sequence[ObservedFile],
     known: Sequence[Position],
     followed: Sequence[Position],
     read: Callable[[str, int, int], bytes],
     first_look: bool,
 ) -> tuple[list[tuple[ObservedFile, Position]], list[Position]]:
-    """Where to read on in each file that is not followed yet, and the known positions that no file was found for (of
-    those that had got anywhere).
+    """Return start positions for files not followed yet, and the known positions without a file.
 
-    First what holds what was read of it, then what holds what was read of another (moved or copied away). The rest is
-    new and read from its beginning, unless it begins like one that is known: then it is a copy, and left out. At the
-    very first look rotated files are taken as read."""
+    First files that hold what was read of them, then files that hold what was read of another (moved or copied). The
+    rest is new and read from its start, unless it begins like a known file: then it is a copy and is skipped. At the
+    first scan rotated files count as read. Positions at 0 are not returned as missing."""
 
-    solid = [position for position in known if not _is_hollow(position)]
-    zero_filled = [position for position in known if _is_hollow(position)]
+    solid = [position for position in known if not _is_zero_filled(position)]
+    zero_filled = [position for position in known if _is_zero_filled(position)]
     placed: dict[ObservedFile, Position] = {}
     for candidates, moved in ((solid, False), (solid, True), (zero_filled, False)):
         for file in sorted(seen, key=lambda file: -file.size):  # of two copies the longer one holds more
@@ -273,7 +269,7 @@ def _furthest_start(file: ObservedFile, alike: Sequence[Position], read: ReadNam
         held = _held(file, position, read)
         if held is not None and (start is None or held.offset > start.offset):
             start = held
-    return start or begun(file.name, file.identity)
+    return start or start_position(file.name, file.identity)
 
 
 def _is_copied(file: ObservedFile, others: Sequence[ObservedFile]) -> bool:
@@ -286,15 +282,14 @@ def _unread_start(file: ObservedFile, free: Sequence[Position]) -> Position:
     for position in free:
         if position.offset == 0 and position.identity == file.identity:
             return replace(position, name=file.name)
-    return begun(file.name, file.identity)
+    return start_position(file.name, file.identity)
 
 
 def is_of(archive: CompressedFile, position: Position) -> bool:
-    """Return whether a position was stored for this archive: by its identity, and by its content as far as that is
-    known."""
+    """Return True if a position belongs to this archive: by identity, and by content as far as known."""
     if position.identity != archive.identity:
         return False
-    if not position.heads:  # left out unread
+    if not position.heads:  # skipped unread
         return position.left == archive.size
     head = position.heads[-1]
     return any(_digest(first[: head.offset]) == head.digest for first in (archive.first, archive.raw))
@@ -311,20 +306,18 @@ def place_archives(
 ) -> Sorted:
     """Decide which archives to read, and from where.
 
-    An archive is read on from a missed position that begins like it, since it may be that file, compressed; reading
-    verifies the bytes before the position. It is read from its beginning only if it is like nothing that is known.
-    While a plain file like it is there, that file is read instead.
-
-    own: positions stored for the archives. others: positions of plain files and of archives being read. firsts:
-    beginnings of plain files that were not read yet. tried: pairs that reading has refuted. first_look: archives count
-    as read, as other rotated files do."""
+    An archive that begins like a missed position may be that file, compressed: it is continued, and reading verifies
+    the bytes before the position. It is read from its start only if it is unlike every known file. While an equal
+    plain file exists, that file is read instead. own: positions stored for the archives. others: positions of plain
+    files and of archives being read. firsts: beginnings of unread plain files. tried: pairs that reading has
+    refuted. first_look: archives count as read, as other rotated files do."""
     to_read, done, free = [], [], list(missed)
     for archive in archives:
-        zero_filled = not archive.first.strip(b"\0")  # begins with a hole, which is like any other
+        zero_filled = not archive.first.strip(b"\0")  # begins with a hole; all holes are alike
         mine = next((p for p in own if is_of(archive, p)), None)
         if mine and mine.offset and mine.left != archive.size:  # being read, or changed since
             free.append(mine)
-        fitting = [p for p in free if p.offset and _begins_like(archive, p) and not _is_hollow(p)]
+        fitting = [p for p in free if p.offset and _begins_like(archive, p) and not _is_zero_filled(p)]
         claimed = [p for p in fitting if archive.tried(p) not in tried]
         if claimed:
             best = mine if mine in claimed else max(claimed, key=lambda p: p.offset)
@@ -338,24 +331,24 @@ def place_archives(
         is_read_elsewhere = any(_begins_like(archive, p) for p in (*others, *own))
         is_plain_too = any(_alike(archive.first, first) for first in firsts)
         if zero_filled or not (is_read_elsewhere or is_plain_too):
-            to_read.append((archive, begun(archive.name, archive.identity)))
+            to_read.append((archive, start_position(archive.name, archive.identity)))
     return Sorted(to_read, done, free)
 
 
 def _unread(archive: CompressedFile) -> Position:
-    """Return the position of an archive that is left out."""
+    """Return the position of a skipped archive."""
     first = archive.first
     return Position(
         archive.name,
         archive.identity,
         (Mark(len(first), _digest(first)),) if first else (),
-        begun("", (0, 0)).marks,
+        start_position("", (0, 0)).marks,
         left=archive.size,
     )
 
 
-def _is_hollow(position: Position) -> bool:
-    """Return whether a position lies inside a hole, and any other is like it."""
+def _is_zero_filled(position: Position) -> bool:
+    """Return True if a position is inside a hole, where all positions are alike."""
     return position.marks[-1].digest == _digest(bytes(min(position.offset, GUARD_BYTES)))
 
 
@@ -369,32 +362,32 @@ def _digest(data: bytes) -> bytes:
 
 
 def _begins_so(position: Position, read: Read) -> bool:
-    """Lines may be longer than a guard and end alike; then the beginning tells files apart."""
+    """Compare the beginning: lines may be longer than a guard and end alike."""
     return all(_digest(read(0, head.offset)) == head.digest for head in position.heads[-1:])
 
 
 def _begins_like(file: ObservedFile | CompressedFile, position: Position) -> bool:
-    """By the longest head that is not longer than the file."""
+    """Compare by the longest head that fits into the file."""
     fitting = [head for head in position.heads if head.offset <= len(file.first)]
     return bool(fitting) and _digest(file.first[: fitting[-1].offset]) == fitting[-1].digest
 
 
 def _moved_on(position: Position, taken: Taken, data: bytes, end: int) -> Position:
-    """The position behind what was taken. data: the bytes from the guard of the old position on, `end` of them before
-    the new one."""
+    """Return the position after consumed data.
+
+    data: bytes from the old position's guard on, `end` of them before it."""
     if not taken.used:
         return position
     offset = position.offset + taken.used
     heads, size = position.heads, min(offset, HEAD_BYTES)
-    # As long as the longest head is not there, the position is less than a guard from the beginning, and `data` begins
-    # at 0.
+    # Until the longest head exists, the position is within a guard of the start, and `data` begins at 0.
     if not heads or (heads[-1].offset < HEAD_BYTES and (size == HEAD_BYTES or size >= 2 * heads[-1].offset)):
         heads = (*heads, Mark(size, _digest(data[:size])))
     *steps, newest = position.marks
-    in_a_hole = not data[: end - taken.used].strip(b"\0")  # which says nothing: any other hole is like it
+    in_a_hole = not data[: end - taken.used].strip(b"\0")  # no evidence: all holes are alike
     if not position.skipping and not in_a_hole and newest.offset >= (steps[-1].offset if steps else 0) + STEP_BYTES:
         steps.append(newest)
-    if len(steps) > STEPS:  # every second one of the older half goes: the further back, the wider apart
+    if len(steps) > STEPS:  # drops every second mark of the older half: wider spacing further back
         steps = steps[: STEPS // 2 : 2] + steps[STEPS // 2 :]
     marks = (*steps, Mark(offset, _digest(data[max(0, end - GUARD_BYTES) : end])))
     return replace(position, heads=heads, marks=marks, skipping=taken.skipping)

@@ -1,7 +1,7 @@
-"""Read request logs from their beginning to their end: plain or compressed files as records, bad lines counted.
+"""Complete reads of request logs: plain or compressed files as records, bad lines counted.
 
-Invariant: memory is bounded by one chunk and one line, whatever a file holds. A bad line costs no other line and is
-never quoted, since it may hold a prompt."""
+Invariant: memory is bounded by one chunk and one line, whatever a file holds. A bad line affects no other line and
+is never quoted, because it may hold a prompt."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def read_records(
     progress: Callable[[int], None] = lambda _: None,
     ended_lines_only: bool = False,
 ) -> Iterator[RequestRecord]:
-    """Yield the records of whole files, one file after the other, in the order of their lines.
+    """Yield the records of complete files, one file after the other, in line order.
 
-    bad: receives the lines that are none. progress: called with the number of bytes of the files that were read since
-    the last call. ended_lines_only: ignore a last line without its newline, whose writer was stopped. Raises OSError
-    with the file's name, also for a compressed file that is damaged."""
+    bad: receives invalid lines. progress: called with the number of file bytes read since the last call.
+    ended_lines_only: ignore a last line without newline, whose writer was stopped. Raises OSError with the file's
+    name, also for a damaged compressed file."""
     bad = BadLines() if bad is None else bad
     for path in paths:
         try:

@@ -1,6 +1,6 @@
-"""RequestRecord <-> one JSON line: what the gateway writes and everyone else reads.
+"""RequestRecord <-> one JSON line: written by the gateway, read by everything else.
 
-Law: unknown is null, never 0; no prompt or reply text, ever; at most 1,000 bytes a line; an ordinary one has 600."""
+Invariant: unknown is null, never 0; no prompt or reply text; at most 1,000 bytes per line, typically 600."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 
 MAX_LINE_BYTES = 1000
-UNKNOWN_TEAM = "__unknown__"  # how a record without a team is counted
+UNKNOWN_TEAM = "__unknown__"  # team of records without one
 
 Outcome = Literal["ok", "client_abort", "rejected", "upstream_error", "timeout"]
 
-# Held to when a line is read: more is a fault of who wrote it, and would spoil every sum that it is added to.
+# Limits checked on reading: larger values are writer errors and would distort every sum.
 Count = Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
-Texts = Annotated[int, msgspec.Meta(ge=0, lt=10**5)]  # multiplied with each other and with tokens, in sums of 64 bits
+Texts = Annotated[int, msgspec.Meta(ge=0, lt=10**5)]  # multiplied with each other and with tokens in 64-bit sums
 Measure = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]
 
 
 class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
-    """One request that ended. Times in milliseconds (the field names are given), sizes in tokens.
+    """One finished request. Times in milliseconds (the field names are fixed), sizes in tokens.
 
-    ts: when it ended, RFC 3339 UTC. queue_ms: waiting in the gateway. ttft_ms: accepted -> first content token sent on;
-    null when not streaming. tpot_ms: (last token - first token) / (completion_tokens - 1). e2e_ms: accepted -> ended.
-    engine_queue_ms: the engine has it -> it is first scheduled; engine_ttft_ms: first scheduled -> first token; both as
-    the engine tells them.
-    n: texts asked for of each prompt; prompts: how many prompts, left out where one; the engine counts n x prompts
-    requests.
-    parent_span_id: the client's span, null where the trace begins here. sampled: false where the client said that its
-    trace is not kept.
-    cache_hit: null unless the engine reports cached tokens. tried: upstreams that failed before, as name:reason.
-    prompt_tokens, cached_tokens, completion_tokens: from the engine's usage only. Where no usage told
-    completion_tokens, content_events is how many stream events with content were seen, and est_completion_tokens
-    estimates the tokens in them; both stay null where no content was seen.
-    est_prompt_tokens: the prompt as estimated before admission, in every record of an admitted request."""
+    ts: end time, RFC 3339 UTC. queue_ms: wait in the gateway. ttft_ms: accepted -> first content token forwarded; null
+    when not streaming. tpot_ms: (last token - first token) / (completion_tokens - 1). e2e_ms: accepted -> ended.
+    engine_queue_ms: received by the engine -> first scheduled; engine_ttft_ms: first scheduled -> first token; both as
+    reported by the engine.
+
+    n: texts requested per prompt; prompts: number of prompts, omitted if one; the engine counts n x prompts requests.
+    parent_span_id: the client's span, null if the trace starts here. sampled: false if the client's trace is not
+    sampled. cache_hit: null unless the engine reports cached tokens. tried: upstreams that failed before, as
+    name:reason.
+
+    prompt_tokens, cached_tokens, completion_tokens: from the engine's usage only. Without completion_tokens in the
+    usage, content_events is the number of stream events with content, and est_completion_tokens estimates their
+    tokens; both stay null without content. est_prompt_tokens: the prompt as estimated before admission, in every
+    record of an admitted request."""
 
     request_id: str
     ts: str | None = None
@@ -82,10 +83,9 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
 
 
 class BadLine(ValueError):
-    """A line that is no request record. `reason` is one of json, type, range, size, torn: few enough to be a label.
+    """Line that is not a request record. `reason` is json, type, range, size or torn, for use as a label.
 
-    The message names fields and never quotes what they hold: a foreign log may hold prompts, and messages are
-    logged."""
+    The message names fields and never quotes their content: foreign logs may hold prompts, and messages are logged."""
 
     def __init__(self, reason: str, why: str) -> None:
         super().__init__(why)
@@ -100,16 +100,17 @@ IGNORE = "ignore"
 
 @dataclass(frozen=True, slots=True)
 class FieldMapping:
-    """Where one field of theirs goes. times: what makes their number ours, as (factor, divisor); unix: theirs is a unix
-    time, not a text."""
+    """Target field and unit conversion of a foreign field.
 
-    theirs: str
+    times: conversion as (factor, divisor); unix: the foreign value is a unix time, not text."""
+
+    foreign_name: str
     ours: str
     times: tuple[int, int] = (1, 1)
     unix: bool = False
 
     def value(self, given: Any) -> Any:
-        """Theirs in our unit. What is no number stays as it is, and is refused as what it is."""
+        """Convert a foreign value to our unit. A value that is no number is returned as is, and rejected later."""
         if type(given) not in (int, float):
             return given
         factor, divisor = self.times
@@ -122,14 +123,12 @@ class FieldMapping:
 
 @dataclass(frozen=True, slots=True)
 class FieldMap:
-    """What a foreign log calls our fields; made once, and it refuses what leads nowhere with a ValueError.
+    """Mapping from the fields of a foreign log to ours. Raises ValueError for a mapping without a target.
 
-    names: their name -> ours. A dot leads into an object, unless a field has the whole name. Say the unit that theirs
-    has, and nobody needs a
-    factor: `latency: e2e_s` are seconds of what we keep as e2e_ms (s, ms, us or ns), `ended: ts_s` is a unix time.
-    `ignore` drops a field that has a name of ours and another meaning. Where several lead to one of ours, the first
-    that is there and not null is taken.
-    values: our field -> their word -> ours; a word that is not listed stays as it is. What a line does not say stays
+    names: foreign name -> ours. A dot leads into an object, unless a field has the full name. With a unit no factor
+    is needed: `latency: e2e_s` means seconds for e2e_ms (s, ms, us or ns), `ended: ts_s` a unix time. `ignore` drops
+    a field that has one of our names with another meaning. If several map to one field, the first one present and
+    not null is used. values: our field -> foreign word -> our word; unlisted words are kept. Missing values stay
     unknown: an outcome is never guessed from a status."""
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -138,7 +137,9 @@ class FieldMap:
 
     def __post_init__(self) -> None:
         object.__setattr__(
-            self, "leads", tuple(_lead(theirs, ours) for theirs, ours in self.names.items() if ours != IGNORE)
+            self,
+            "leads",
+            tuple(_lead(foreign_name, ours) for foreign_name, ours in self.names.items() if ours != IGNORE),
         )
         for ours, words in self.values.items():
             if ours not in _OURS:
@@ -148,25 +149,27 @@ class FieldMap:
                     msgspec.convert({"request_id": "", ours: word}, RequestRecord)
                 except msgspec.ValidationError:
                     near = _nearest(f"{word}", get_args(Outcome)) if ours == "outcome" else ""
-                    raise ValueError(f"field_values leads to {word!r}, which {ours} cannot be{near}") from None
+                    raise ValueError(f"field_values maps to {word!r}, which is no valid {ours}{near}") from None
 
     def __bool__(self) -> bool:
         return bool(self.names or self.values)
 
-    def found(self, line: bytes) -> dict[str, tuple[str, Any]]:
-        """What the line holds of ours: our field -> (their name, value). Raises what a decoder raises."""
+    def extract(self, line: bytes) -> dict[str, tuple[str, Any]]:
+        """Return our fields in a line: our name -> (foreign name, value). Raises what a decoder raises."""
         parts = _parts.decode(line)
         known = {
             name: (name, msgspec.json.decode(parts[name])) for name in _OURS if name in parts and name not in self.names
         }
         mapped: dict[str, tuple[str, Any]] = {}
         for lead in self.leads:
-            if lead.ours not in mapped and (given := _at(parts, lead.theirs)) is not None:
-                mapped[lead.ours] = lead.theirs, lead.value(given)
-        return {ours: (theirs, self._word(ours, value)) for ours, (theirs, value) in (known | mapped).items()}
+            if lead.ours not in mapped and (given := _at(parts, lead.foreign_name)) is not None:
+                mapped[lead.ours] = lead.foreign_name, lead.value(given)
+        return {
+            ours: (foreign_name, self._word(ours, value)) for ours, (foreign_name, value) in (known | mapped).items()
+        }
 
     def record(self, line: bytes) -> RequestRecord:
-        return msgspec.convert({ours: value for ours, (_, value) in self.found(line).items()}, RequestRecord)
+        return msgspec.convert({ours: value for ours, (_, value) in self.extract(line).items()}, RequestRecord)
 
     def _word(self, ours: str, value: Any) -> Any:
         words = self.values.get(ours)
@@ -175,21 +178,21 @@ class FieldMap:
         )
 
 
-def _lead(theirs: str, ours: str) -> FieldMapping:
+def _lead(foreign_name: str, ours: str) -> FieldMapping:
     if ours in _OURS:
-        return FieldMapping(theirs, ours)
+        return FieldMapping(foreign_name, ours)
     stem, _, unit = ours.rpartition("_")
     if unit in _PER_S:
         if stem == "ts":
-            return FieldMapping(theirs, "ts", (1, _PER_S[unit]), unix=True)
-        for its in ("ms", "s"):
-            if f"{stem}_{its}" in _OURS:
-                return FieldMapping(theirs, f"{stem}_{its}", (_PER_S[its], _PER_S[unit]))
-    raise ValueError(f"field_names leads to {ours!r}, which no request record has{_nearest(ours, (*_OURS, IGNORE))}")
+            return FieldMapping(foreign_name, "ts", (1, _PER_S[unit]), unix=True)
+        for target_unit in ("ms", "s"):
+            if f"{stem}_{target_unit}" in _OURS:
+                return FieldMapping(foreign_name, f"{stem}_{target_unit}", (_PER_S[target_unit], _PER_S[unit]))
+    raise ValueError(f"field_names maps to {ours!r}, which no request record has{_nearest(ours, (*_OURS, IGNORE))}")
 
 
 def _at(parts: Mapping[str, msgspec.Raw], name: str) -> Any:
-    """The value of that name, or at that path; None where there is none."""
+    """Return the value of a name or a path; None if missing."""
     if name in parts:
         return msgspec.json.decode(parts[name])
     head, _, rest = name.partition(".")
@@ -197,7 +200,7 @@ def _at(parts: Mapping[str, msgspec.Raw], name: str) -> Any:
         return None
     try:
         inner = _parts.decode(parts[head])
-    except msgspec.ValidationError:  # no object
+    except msgspec.ValidationError:  # not an object
         return None
     return _at(inner, rest)
 
@@ -234,10 +237,9 @@ _LEAST_NEEDED = (
 
 
 def to_line(record: RequestRecord) -> bytes:
-    """One JSON line with its newline; nulls are left out, which reads back the same.
+    """Encode a record as one JSON line with newline; nulls are omitted, which decodes the same.
 
-    Raises BadLine("size") beyond 1,000 bytes: some field carries what a client sent, and the writer must cut it
-    first."""
+    Raises BadLine("size") beyond 1,000 bytes: some field contains client text that the writer must truncate first."""
     line = _encoder.encode(record)
     if len(line) >= MAX_LINE_BYTES:
         raise BadLine(
@@ -248,10 +250,10 @@ def to_line(record: RequestRecord) -> bytes:
 
 
 def fitting_line(record: RequestRecord) -> bytes:
-    """to_line, with what clients may have written too long cut short, then the least needed figures left out.
+    """Encode a record, truncating long client text first, then omitting the least needed fields.
 
-    What our gateway writes always fits. Raises BadLine("size") when a team or reason alone is too long, which it never
-    lets happen."""
+    Records of our gateway always fit. Raises BadLine("size") if a team or reason alone is too long, which the
+    gateway prevents."""
     try:
         return to_line(record)
     except BadLine:
@@ -268,18 +270,17 @@ def fitting_line(record: RequestRecord) -> bytes:
 
 
 def _cut(text: str | None, limit: int) -> str | None:
-    """The text, or its beginning in at most `limit` bytes of JSON, which may write one character in six."""
+    """Truncate text to `limit` bytes of JSON, which may use six bytes for one character."""
     while text and (size := len(_encoder.encode(text))) > limit:
         text = text[: len(text) * limit // size - 1] if len(text) > 1 else ""
     return text
 
 
 def parse_line(line: bytes, names: FieldMap | Mapping[str, str] | None = None) -> RequestRecord:
-    """A record from one line. names maps a foreign log's field names to ours (see Fields); fields that nobody knows are
-    ignored.
+    """Parse one line. Raises BadLine with a reason.
 
-    The short form of lab logs (no ts, no team) is accepted as it stands: ts and team stay None.
-    Raises BadLine with a reason for what is no record."""
+    names maps a foreign log's field names to ours (see FieldMap); unknown fields are ignored. Lines of lab logs
+    without ts and team are accepted: both stay None."""
     line = line.removeprefix(_BOM)
     fields = names if isinstance(names, FieldMap) else FieldMap(names) if names else None
     try:
@@ -296,11 +297,10 @@ def parse_line(line: bytes, names: FieldMap | Mapping[str, str] | None = None) -
 def parse_block(
     block: bytes, fields: FieldMap | None = None
 ) -> tuple[list[RequestRecord], list[tuple[bytes, BadLine]]]:
-    """The records of whole lines, in their order, and the lines that are none.
+    """Parse complete lines into records, in order, and invalid lines.
 
-    All at once while every line is a record; otherwise one by one, as parse_line does. Where a writer died in the
-    middle of a line and another went on behind it, what follows the break is kept: the half is a bad line of reason
-    torn."""
+    All at once while every line is valid; otherwise one by one, like parse_line. Where a writer died inside a line
+    and another continued, the part after the break is kept: the first part is a bad line of reason torn."""
     if not fields:
         try:
             records = _decoder.decode_lines(block)
@@ -310,7 +310,7 @@ def parse_block(
         except (*_DECODE_ERRORS, ValueError):
             pass
         else:
-            # else two stand on one line, or one on two
+            # otherwise two records share a line, or one is split
             if len(records) == block.count(b"\n") + (block[-1:] not in (b"\n", b"")):
                 return records, []
     return _one_by_one(block, fields)
@@ -336,28 +336,29 @@ def _one_by_one(block: bytes, fields: FieldMap | None) -> tuple[list[RequestReco
 def _halves(
     line: bytes, at: int, fields: FieldMap | None, error: BadLine
 ) -> tuple[list[RequestRecord], list[tuple[bytes, BadLine]]]:
-    """A line that breaks off at `at`, where another record may begin. What is not one on its own is a bad line as a
-    whole."""
+    """Split a line that breaks off at `at`, where another record may begin.
+
+    A part that is no record makes the line invalid as a whole."""
     try:
         second = parse_line(line[at:], fields)
     except BadLine:
         return [], [(line, error)]
-    try:  # only the newline was lost
+    try:  # only the newline is missing
         return [parse_line(line[:at], fields), second], []
     except BadLine as first:
-        torn = BadLine("torn", "the line breaks off, and another record begins in the middle of it")
+        torn = BadLine("torn", "the line breaks off, and another record begins inside it")
         return [second], [(line[:at], torn if first.reason == "json" else first)]
 
 
 def _second_beginning(line: bytes) -> int:
-    """Where another record begins in the line, 0 if nowhere. It begins as the line does, up to its first colon."""
+    """Return the offset of a second record in the line, 0 if none. It begins like the line, up to its first colon."""
     beginning = line[: line.find(b":") + 1]
-    beginning = beginning[beginning.rfind(b"{") :]  # the line may have broken off within its first name
+    beginning = beginning[beginning.rfind(b"{") :]  # the line may break off inside its first name
     return max(0, line.rfind(beginning)) if beginning else 0
 
 
 def _bad(error: msgspec.ValidationError, line: bytes) -> BadLine:
-    """A value that is refused, as a bad line; of reason json where the line breaks off behind it."""
+    """Return a rejected value as BadLine; reason json if the line breaks off after it."""
     try:
         _well_formed.decode(line)
     except _DECODE_ERRORS as malformed:
@@ -367,22 +368,22 @@ def _bad(error: msgspec.ValidationError, line: bytes) -> BadLine:
 
 
 def estimated_tokens(record: RequestRecord) -> tuple[int | None, int | None]:
-    """Return prompt and completion tokens that only an estimate tells; None for what usage told, or where no content
-    was seen.
+    """Return estimated prompt and completion tokens; None where usage or content is missing.
 
-    Content proves that the prompt was computed, so without content its estimate is no work."""
+    None for values that usage reports. Content proves that the prompt was computed; without it the estimate is no
+    work."""
     if record.completion_tokens is not None or record.est_completion_tokens is None:
         return None, None
     return record.est_prompt_tokens if record.prompt_tokens is None else None, record.est_completion_tokens
 
 
 def ended_at(record: RequestRecord) -> float | None:
-    """When the request ended, in unix seconds; None when the line does not say or says nonsense."""
+    """Return the end time in unix seconds; None if missing or invalid."""
     return None if record.ts is None else unix_seconds(record.ts)
 
 
 def unix_seconds(ts: str) -> float | None:
-    """An RFC 3339 time in unix seconds, UTC where it names no zone; None for what is none."""
+    """Return an RFC 3339 time in unix seconds, UTC by default; None if invalid."""
     try:
         stamp = _time(ts)
     except ValueError:
@@ -391,5 +392,5 @@ def unix_seconds(ts: str) -> float | None:
 
 
 def timestamp(unix_s: float) -> str:
-    """RFC 3339 UTC with milliseconds."""
+    """Format a time as RFC 3339 UTC with milliseconds."""
     return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,11 +1,10 @@
-"""The books of the sidecar: what was counted from the logs, which requests those were, and how much of it is safe on
-disk.
+"""Store of the sidecar's counters, read positions and counted request ids, with durable commits.
 
-Law: only what is safe is shown. A count that was shown and then lost in a crash would come again after the restart, and
-Prometheus would take the lower count for a reset and add everything once more. So counting goes on in memory, `commit`
-makes it safe together with the places up to which the logs were read, and the page is made of what the last commit that
-succeeded held.
-Law: a request is counted once. Its request_id and span_id are remembered for as long as the window holds."""
+Invariant: only committed counts are exposed. A count that was exposed and then lost in a crash would be counted again
+after the restart, and Prometheus would take the lower value as a reset and add it once more. So counting goes on in
+memory, `commit` stores it together with the read positions, and the exposition is made of the last successful commit.
+
+Invariant: a request is counted once. Its request_id and span_id are remembered within the window."""
 
 from __future__ import annotations
 
@@ -28,25 +27,25 @@ from exporters.requests.positions import Position
 from exporters.requests.record import RequestRecord
 from exporters.scrape import Block, Format
 
-WINDOW = 200_000  # requests that are remembered at most; half as many at least
-OUR_CHARS = 48  # of a request_id and a span_id of our gateway, both hexadecimal
-KEY_CHARS = 200  # an id may be what a client sent: of a longer one a digest is remembered
+WINDOW = 200_000  # remembered requests: at most this many, at least half
+OUR_CHARS = 48  # length of our gateway's request_id and span_id in hexadecimal
+KEY_CHARS = 200  # longer ids, which clients may send, are stored as a digest
 
 
 class RecentRequests:
-    """Requests that were counted lately. Two generations: when the newer one is full, the older one is forgotten."""
+    """Recently counted requests in two generations: when the newer one is full, the older one is dropped."""
 
     def __init__(self, limit: int = WINDOW) -> None:
         self._half = max(1, limit // 2)
         self.older: set[bytes] = set()
         self.newer: set[bytes] = set()
-        self.added: list[bytes] = []  # since the last commit, in the order in which they came
+        self.added: list[bytes] = []  # since the last commit, in order of arrival
 
     def __len__(self) -> int:
         return len(self.older) + len(self.newer)
 
     def fresh(self, records: list[RequestRecord]) -> list[RequestRecord]:
-        """Those that were not seen before, remembered from now on."""
+        """Return the new records, and remember them."""
         keys = _known([r.request_id if r.span_id is None else r.request_id + r.span_id for r in records])
         unique = set(keys)
         if len(unique) == len(keys) and self.newer.isdisjoint(unique) and self.older.isdisjoint(unique):
@@ -60,13 +59,13 @@ class RecentRequests:
         return found
 
     def restore(self, keys: Iterable[bytes]) -> None:
-        """Remember what was remembered before a restart, in its order."""
+        """Restore the remembered requests of before a restart, in order."""
         self._add(list(keys))
         self.added.clear()
 
     def _add(self, keys: Sequence[bytes]) -> None:
         self.added += keys
-        while keys:  # a generation is exactly a half: so what is stored without its order becomes the same two again
+        while keys:  # each generation has exactly half, so unordered stored ids restore the same two
             room = self._half - len(self.newer)
             self.newer.update(keys[:room])
             keys = keys[room:]
@@ -75,14 +74,14 @@ class RecentRequests:
 
 
 def _known(ids: Sequence[str]) -> list[bytes]:
-    """Ids as they are remembered: those of our gateway as the number they stand for, in half the memory."""
+    """Return ids as stored: those of our gateway as binary numbers, in half the memory."""
     if ids and set(map(len, ids)) == {OUR_CHARS} and (numbers := _number("".join(ids))) is not None:
         return [numbers[at : at + OUR_CHARS // 2] for at in range(0, len(numbers), OUR_CHARS // 2)]
     return [(_number(one) if len(one) == OUR_CHARS else None) or _kept(one) for one in ids]
 
 
 def _number(text: str) -> bytes | None:
-    """What lower-case hexadecimal digits stand for; None for any other text, since two might stand for one number."""
+    """Return the bytes of lower-case hexadecimal digits; None for other text, which could map to the same bytes."""
     with contextlib.suppress(ValueError):
         if (number := bytes.fromhex(text)).hex() == text:
             return number
@@ -94,7 +93,7 @@ def _kept(one: str) -> bytes:
 
 
 class LogTotals(msgspec.Struct, array_like=True):
-    """What is counted of the log as a whole."""
+    """Counters over all logs."""
 
     lines: int = 0
     untimed: int = 0
@@ -105,22 +104,21 @@ class LogTotals(msgspec.Struct, array_like=True):
     bad: dict[str, int] = {}
     faults: dict[str, dict[str, int]] = {}  # by path, by reason
     rotations: dict[str, int] = {}
-    complete: bool = False  # whether every log was read to its end once
+    complete: bool = False  # True once every log was read to its end
 
 
 class Snapshot(msgspec.Struct, array_like=True):
-    """One commit. A whole one holds every row and all requests that are remembered; any other what is new since the
-    frame before it.
+    """One commit. A whole one holds every row and all remembered requests; any other the changes since the last frame.
 
-    native: in a whole frame the native buckets of each row, by key. observed: in any other what was observed of each
-    row since the frame before it, as native_histogram has it."""
+    native: in a whole frame the native buckets of each row, by key. observed: in any other the observations of each
+    row since the last frame, as native_histogram encodes them."""
 
     rows: list[bytes]
     requests: list[bytes]
     tallies: LogTotals
     positions: dict[str, tuple[Position, ...]]
-    accounts: dict[str, bytes]  # what else must be as old as the counts: reconciliation, attribution
-    whole: bool = False
+    accounts: dict[str, bytes]  # state that must match the counts: reconciliation, attribution
+    complete: bool = False
     native: list[dict[int, int]] = []
     observed: list[bytes] = []
 
@@ -133,7 +131,7 @@ Key = tuple[str, str]
 
 @dataclass(slots=True)
 class _Shown:
-    """What the last commit held, and how it looks on a page."""
+    """Content of the last commit, and its serialised form."""
 
     rows: dict[Key, bytes] = field(default_factory=dict)
     native: dict[Key, BucketCounts] = field(default_factory=dict)
@@ -145,9 +143,9 @@ class _Shown:
 
 @dataclass(slots=True, eq=False)
 class StateProvider:
-    """Something else that is counted and shown with the log's counts: its state as bytes, and its series.
+    """State and series committed together with the log's counters.
 
-    revision: changes whenever the state may have; encoding it for nothing many times a second would be dear."""
+    revision: changes whenever the state may have changed, which avoids encoding it many times a second."""
 
     name: str
     revision: Callable[[], int]
@@ -156,10 +154,9 @@ class StateProvider:
 
 
 class CounterStore:
-    """Counts records, commits them, and shows what is safe. checkpoint None: nothing outlives the process, and every
-    commit succeeds.
+    """Counts records, commits them, and exposes committed values.
 
-    fine: histograms are shown with the fine ladder."""
+    checkpoint None: nothing is stored, and every commit succeeds. fine: expose histograms with fine buckets."""
 
     def __init__(
         self,
@@ -172,20 +169,21 @@ class CounterStore:
         self.window = window or RecentRequests()
         self.tallies = LogTotals()
         self.accounts: list[StateProvider] = []
-        self.positions: dict[str, tuple[Position, ...]] = {}  # where each log stood when it was last known
+        self.positions: dict[str, tuple[Position, ...]] = {}  # last known position of each log
         self.commits = 0
         self.up = True
         self._checkpoint = checkpoint
         self._fine = fine
         self._shown = _Shown()
-        self._rows: dict[Key, Change] = {}  # changed, and not safe yet
-        self._unsafe: dict[Key, BucketCounts] = {}  # observed in commits that failed
-        self._told: Snapshot | None = None
+        self._rows: dict[Key, Change] = {}  # changed, not committed
+        self._unsafe: dict[Key, BucketCounts] = {}  # observations of failed commits
+        self._last_frame: Snapshot | None = None
         self._revisions: dict[str, int] = {}
 
     def restore(self, frames: Sequence[bytes]) -> dict[str, bytes]:
-        """Go on from what was stored; the state of each account. Raises msgspec.MsgspecError for what is no state of
-        this release."""
+        """Continue from stored frames; return the state of each provider. Raises msgspec.MsgspecError.
+
+        The error means a state of another release."""
         accounts: dict[str, bytes] = {}
         rows: dict[Key, bytes] = {}
         native: dict[Key, BucketCounts] = {}
@@ -195,7 +193,7 @@ class CounterStore:
                 row = read_row(stored)
                 rows[row.model, row.team] = stored
                 before = native.setdefault((row.model, row.team), BucketCounts())
-                if frame.observed:  # neither is there in a state from before native histograms
+                if frame.observed:  # both are empty in a state from before native histograms
                     before.add(frame.observed[at])
                 elif frame.native:
                     native[row.model, row.team] = BucketCounts(frame.native[at])
@@ -216,7 +214,7 @@ class CounterStore:
         return accounts
 
     def count(self, records: list[RequestRecord]) -> list[RequestRecord]:
-        """Count records that were not counted before; they are returned."""
+        """Count records that were not counted before, and return them."""
         fresh = self.window.fresh(records)
         self.tallies.duplicates += len(records) - len(fresh)
         self.tallies.lines += len(fresh)
@@ -224,13 +222,13 @@ class CounterStore:
         return fresh
 
     def keep(self, accounts: Iterable[StateProvider]) -> None:
-        """Store and show these with the counts. What was restored of them is safe, and is shown."""
+        """Store and expose these with the counts. Their restored state is committed, and is exposed."""
         self.accounts += accounts
         self._shown.samples = self._account_samples()
 
     @property
     def complete(self) -> bool:
-        """Whether what is safe is all that every log held at some time."""
+        """True if the committed values once included every log to its end."""
         return self._shown.tallies.complete
 
     @property
@@ -238,10 +236,9 @@ class CounterStore:
         return self._shown.tallies.lines
 
     def begin(self, positions: Mapping[str, tuple[Position, ...]]) -> Callable[[], None] | None:
-        """What is to be written for a commit of all that was counted until now, as a call that may run in a thread;
-        None: nothing is new.
+        """Return the write of a commit of everything counted, as a call for a thread; None if nothing changed.
 
-        positions: up to where each log was counted. Afterwards `succeeded` or `failed` must be called."""
+        positions: positions up to which the logs were counted. Call `succeeded` or `failed` afterwards."""
         self._rows |= self.traffic.changed()
         self.tallies.teams_overflow, self.tallies.models_overflow = (
             self.traffic.teams.folded,
@@ -256,11 +253,11 @@ class CounterStore:
         changed = {name: state for name, state in revised.items() if self._shown.accounts.get(name) != state}
         accounts = self._shown.accounts | changed
         tallies = _copy(self.tallies)
-        # A log that is not read any more, or cannot be opened just now, may be read again: where it stood stays known.
+        # A log that is no longer read, or cannot be opened now, may return: keep its position.
         self.positions = {**self.positions, **positions}
         stored, observed = ([change[part] for change in self._rows.values()] for part in (0, 1))
         frame = Snapshot(stored, self.window.added, tallies, self.positions, changed, observed=observed)
-        before = self._told
+        before = self._last_frame
         self._revisions = revisions
         if (
             before
@@ -270,7 +267,7 @@ class CounterStore:
             and (tallies, frame.positions) == (before.tallies, before.positions)
         ):
             return None
-        self._told = Snapshot([], [], tallies, frame.positions, accounts)
+        self._last_frame = Snapshot([], [], tallies, frame.positions, accounts)
         samples = self._account_samples() if changed else self._shown.samples
         self._next = (self._rows, tallies, accounts, samples)
         self.window.added, self._rows = [], {}
@@ -288,7 +285,7 @@ class CounterStore:
         return lambda: checkpoint.append(data)
 
     def succeeded(self) -> None:
-        """What was begun is safe: it is what the page shows now."""
+        """Mark the commit as stored and expose it."""
         rows, tallies, accounts, samples = self._next
         shown = self._shown
         for key, (stored, observed) in rows.items():
@@ -304,15 +301,15 @@ class CounterStore:
         self.up = True
 
     def failed(self) -> None:
-        """What was begun is not safe; it is part of the next commit, which writes everything."""
+        """Mark the commit as failed; its content is part of the next commit, which writes everything."""
         for key, (stored, observed) in self._next[0].items():
             self._unsafe.setdefault(key, BucketCounts()).add(observed)
             self._rows.setdefault(key, (stored, b""))
-        self._told, self._revisions = None, {}
+        self._last_frame, self._revisions = None, {}
         self.up = False
 
     def _native(self, key: Key, observed: bytes) -> dict[int, int]:
-        """Return the native buckets of a row: what is safe, what failed commits held, and what was observed since."""
+        """Return the native buckets of a row: committed ones, those of failed commits, and `observed`."""
         native = BucketCounts()
         for known in (self._shown.native.get(key), self._unsafe.get(key)):
             native.counts.update(known.counts if known else {})
@@ -320,7 +317,7 @@ class CounterStore:
         return dict(native.counts)
 
     def commit(self, positions: Mapping[str, tuple[Position, ...]]) -> None:
-        """Begin, write and conclude in one call. Raises OSError."""
+        """Begin, write and finish a commit. Raises OSError."""
         if (write := self.begin(positions)) is None:
             return
         try:
@@ -334,31 +331,30 @@ class CounterStore:
         return tuple(sample for account in self.accounts for sample in account.samples())
 
     def health(self) -> Iterator[Sample]:
-        """Whether counts are made safe, which is told even while none may be shown."""
+        """Yield the state of the checkpoint, also while no counts may be exposed."""
         if self._checkpoint:
             yield sidecar.CHECKPOINT_UP, {}, float(self.up)
             yield sidecar.CHECKPOINT_BYTES, {}, self._checkpoint.bytes
             yield sidecar.CHECKPOINT_COMMITS, {}, self.commits
 
     def samples(self) -> Iterator[Sample]:
-        """What is safe, but for the rows."""
-        told = self._shown.tallies
-        yield sidecar.LOG_LINES, {}, told.lines
-        yield sidecar.LOG_UNTIMED, {}, told.untimed
-        yield sidecar.LOG_AHEAD, {}, told.ahead
-        yield sidecar.LOG_DUPLICATES, {}, told.duplicates
-        yield from ((sidecar.LOG_BAD_LINES, {"reason": why}, count) for why, count in told.bad.items())
-        for path, faults in told.faults.items():
+        """Yield committed values, except the rows."""
+        totals = self._shown.tallies
+        yield sidecar.LOG_LINES, {}, totals.lines
+        yield sidecar.LOG_UNTIMED, {}, totals.untimed
+        yield sidecar.LOG_AHEAD, {}, totals.ahead
+        yield sidecar.LOG_DUPLICATES, {}, totals.duplicates
+        yield from ((sidecar.LOG_BAD_LINES, {"reason": why}, count) for why, count in totals.bad.items())
+        for path, faults in totals.faults.items():
             yield from ((sidecar.LOG_FAULTS, {"path": path, "reason": why}, count) for why, count in faults.items())
-        yield from ((sidecar.LOG_ROTATIONS, {"path": path}, count) for path, count in told.rotations.items())
+        yield from ((sidecar.LOG_ROTATIONS, {"path": path}, count) for path, count in totals.rotations.items())
         yield sidecar.TEAMS, {}, len(self.traffic.teams)
-        yield sidecar.TEAMS_OVERFLOW, {}, told.teams_overflow
-        yield sidecar.MODELS_OVERFLOW, {}, told.models_overflow
+        yield sidecar.TEAMS_OVERFLOW, {}, totals.teams_overflow
+        yield sidecar.MODELS_OVERFLOW, {}, totals.models_overflow
         yield from self._shown.samples
 
     def blocks(self, into: Format) -> Iterator[Block]:
-        """Yield the rows that are safe, serialised. A row that did not change since it was last asked for is not
-        serialised again."""
+        """Yield the committed rows, serialised. Unchanged rows are not serialised again."""
         kept = self._shown.blocks
         for key, stored in self._shown.rows.items():
             found = kept.get((key, into))

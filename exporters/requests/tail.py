@@ -1,12 +1,12 @@
-"""Follow growing files of lines through rotation, cuts and crashes.
+"""Tail of growing line files through rotation, truncation and crashes.
 
-Law: a line is handed out when its newline has arrived, and once. What was read is known by its content: a position
-holds fingerprints of the bytes before it, names and inodes are only hints. So a file is read on after a rename, found
-again in its copy after a cut, and never taken for another one that got its inode. One that was compressed meanwhile is
-read on in its compressed form. Where a line must be missed or may come twice, that is counted by reason.
+Invariant: a line is returned once, after its newline arrived. Content identifies what was read: a position holds
+fingerprints of the bytes before it; names and inodes are only hints. So reading continues after a rename, in a copy
+after a truncation, or in the compressed form of a file, and never in another file with a reused inode. Lines that must
+be missed or may repeat are counted by reason.
 
-`positions` after a batch and `since` at the next start carry a reader over its own death: exactly once, if both are
-stored with what was counted."""
+`positions` after a batch and `since` at the next start continue over a restart: exactly once, if both are stored
+with the counts."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ from exporters.requests.positions import (
     Read,
 )
 
-LOOK_S = 1.0  # how long a new file, other than the one at the path itself, waits at most to be seen
+LOOK_S = 1.0  # maximum delay until a new file, other than the path itself, is noticed
 ARCHIVE_BYTES = 1 << 20  # unpacked in one poll; bzip2 takes 40 ms for it, gzip 4
-ARCHIVE_PATIENCE_S = 60.0  # how long a compressor may write nothing before its file counts as cut short
+ARCHIVE_PATIENCE_S = 60.0  # time without writes after which a compressed file counts as truncated
 OPEN_AT_MOST = 64
-MISSED_AT_MOST = 32  # positions of files that are not there, kept in case they come back or turn up as a copy
-TOLD_AT_MOST = 3  # log lines for each reason
+MISSED_AT_MOST = 32  # positions of missing files, kept in case they return or appear as a copy
+LOGGED_AT_MOST = 3  # log lines for each reason
 
-# What may go wrong with a file and is survived: see Tail.faults.
+# Survivable faults of a file: see Tail.faults.
 REASONS = ("long", "nul", "torn", "cut", "gone", "reread", "packed", "unreadable")
 
 log = logging.getLogger("vllm_watch.tail")
 
 
 class Stat(msgspec.Struct, frozen=True):
-    """What the system says of a file. written_s: only puts rotated files in order; file systems lie about times."""
+    """File status. written_s: only used to order rotated files, because file systems are unreliable about times."""
 
     identity: Identity
     size: int
@@ -63,7 +63,7 @@ class Stat(msgspec.Struct, frozen=True):
 
 
 class TailDisk:
-    """The few calls to the system that a tail makes. All may raise OSError."""
+    """Disk operations of a tail. All may raise OSError."""
 
     def names(self, folder: Path) -> list[str]:
         return os.listdir(folder)
@@ -72,7 +72,7 @@ class TailDisk:
         return self._stat(os.stat(path))
 
     def open(self, path: Path) -> int:
-        # a pipe that took the name must not be waited for
+        # do not block on a pipe with this name
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
     def fstat(self, fd: int) -> Stat:
@@ -90,8 +90,7 @@ class TailDisk:
 
 @dataclass(slots=True, eq=False)
 class _Followed:
-    """A file that is open. archive: set for a compressed one, with the position from which it is read, as it was known
-    before."""
+    """Open file. archive: set for a compressed one, with its start position as known before."""
 
     fd: int
     read: Read
@@ -105,8 +104,7 @@ class _Followed:
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """A compressed file that is being read. source: the position that it continues, under the name that the plain file
-    had."""
+    """Compressed file being read. source: the position that it continues, under the plain file's name."""
 
     file: CompressedFile
     source: Position
@@ -115,21 +113,18 @@ class _Open:
 
 @dataclass(slots=True)
 class Tail:
-    """One path, or all files whose names fit it, as in requests*.jsonl. `poll` hands out whole lines; counters say what
-    happened on the way.
+    """Tail of one path, or of all files that match a pattern such as requests*.jsonl. `poll` returns complete lines.
 
-    Rotated files are those that stand beside it and are named after it, with `.` or `-` and more. since: `positions` as
-    they were stored; with None it starts at the beginning of the file that is there, and takes rotated ones as read.
+    Rotated files are next to the file, with its name followed by `.` or `-` and more. since: stored `positions`; None
+    starts at the beginning of the current file and takes rotated ones as read.
 
-    faults, by reason. long: a line beyond the limit, left out. nul: NUL blocks, left out. torn: a last line without
-    newline, in a file let go.
-    cut: cut in place and no copy found; lines that were not read yet, if any, are lost. gone: the same for a file that
-    is not there at a start.
-    reread: cut in place, but not to nothing; lines from the last mark before the cut come again. packed: a compressed
-    file that is damaged, ends early or has a format that cannot be read; its lines beyond what was read are lost.
-    unreadable: a rotated file that cannot be read; it is tried again.
+    faults, by reason. long: over-long line, skipped. nul: NUL blocks, skipped. torn: last line without newline, in a
+    closed file. cut: truncated in place without a copy; unread lines, if any, are lost. gone: the same for a file
+    missing at start. reread: truncated in place, but not to zero; lines from the last mark before the truncation
+    repeat. packed: a compressed file is damaged, incomplete or of an unsupported format; its unread lines are lost.
+    unreadable: a rotated file cannot be read; it is retried.
 
-    A rotated file that was compressed before it was read to its end is read on in its compressed form; see
+    A rotated file compressed before it was read to its end is continued in its compressed form; see
     `positions.place_archives`."""
 
     path: Path
@@ -147,7 +142,7 @@ class Tail:
     # by identity and size; None: cannot be read
     _archives: dict[tuple[Identity, int], CompressedFile | None] = field(default_factory=dict)
     _tried: set[tuple[Identity, int, Mark]] = field(default_factory=set)
-    _waiting: bool = False  # whether an archive waits for another to be read
+    _waiting: bool = False  # True while an archive waits for another
     _names: dict[str, Identity] = field(default_factory=dict)
     _live: re.Pattern[str] = field(init=False)
     _rotated: re.Pattern[str] = field(init=False)
@@ -160,18 +155,17 @@ class Tail:
         self._rotated = re.compile(fnmatch.translate(pattern + "[.-]?*"))
 
     def poll(self, now_s: float, budget_bytes: int = 4 * positions.CHUNK_BYTES) -> list[bytes]:
-        """Whole lines since the last poll, in blocks that a decoder of JSON lines takes, oldest file first; about
-        budget_bytes at most.
+        """Return complete lines since the last poll, in blocks for a JSON lines decoder, oldest file first.
 
-        now_s: a monotonic clock. A missing file has no lines. Raises OSError when a file that is there cannot be read,
-        and no other had lines."""
+        Returns about budget_bytes at most. now_s: a monotonic clock. A missing file has no lines. Raises OSError if
+        an existing file cannot be read and no other had lines."""
         self._trouble = None
         blocks: list[bytes] = []
         budget_bytes = self._drain_all(blocks, budget_bytes, now_s)
         if now_s >= self._next_look_s or self._path_leads_elsewhere():
             try:
                 self._look(now_s)
-            except FileNotFoundError:  # moved in the middle of a look
+            except FileNotFoundError:  # moved during a scan
                 self._next_look_s = float("-inf")
             except OSError as error:
                 self._in_trouble(error)
@@ -182,17 +176,16 @@ class Tail:
         return blocks
 
     def positions(self) -> tuple[Position, ...]:
-        """Where reading stands, after all lines handed out so far: to be stored, and given as `since` at the next
-        start."""
+        """Return the positions after all returned lines: store them and pass them as `since` at the next start."""
         return (*self._known, *(file.position for file in self._followed))
 
     def unread_bytes(self) -> int:
-        """Bytes in the followed files beyond the last complete line handed out."""
+        """Return the bytes in followed files after the last returned line."""
         return sum(max(0, self._unread(file)) for file in self._followed)
 
     @property
     def busy(self) -> bool:
-        """Whether a compressed file is being read whose lines may take several polls to reach."""
+        """Return True while a compressed file is unpacked whose lines take several polls to reach."""
         return self._waiting or any(file.archive and file.more for file in self._followed)
 
     def close(self) -> None:
@@ -215,16 +208,16 @@ class Tail:
         return all(file.position.identity != there or not file.live for file in self._followed)
 
     def _look(self, now_s: float) -> None:
-        """See which files there are, whose they are, and open those that hold something new."""
+        """Scan for files, match them with positions, and open those with new content."""
         self._next_look_s = now_s + LOOK_S
         stats = self._stats()
         followed = {file.position.identity: file for file in self._followed}
-        seen, archives, unreadable = self._seen(
+        seen, archives, unreadable = self._observe(
             {name: stat for name, stat in stats.items() if stat.identity not in followed}
         )
         own, aside, known = self._sorted_known(archives, unreadable)
         positions_read = [file.position for file in self._followed]
-        placed, missed = positions.place(seen, known, [*positions_read, *own], self._peek, self._first_look)
+        placed, missed = positions.match_files(seen, known, [*positions_read, *own], self._peek, self._first_look)
         others = [*positions_read, *aside, *(position for _, position in placed)]
         firsts = [file.first for file in seen]
         firsts += [self._beginning(file) for file in self._followed if not file.position.heads]
@@ -237,7 +230,9 @@ class Tail:
         for file, position in placed:
             if any(p.goes_beyond(position) for p in known):
                 self._tell(
-                    "reread", file.name, f"was changed while nobody read; it is read on from byte {position.offset}"
+                    "reread",
+                    file.name,
+                    f"was changed while the reader was stopped; reading continues at byte {position.offset}",
                 )
             if position.left != file.size or (file.live and not self._is_pattern):
                 self._open(file, position, now_s)
@@ -261,12 +256,12 @@ class Tail:
         return own, aside, known
 
     def _stats(self) -> dict[str, Stat]:
-        """Regular files with our names, each once: rotated ones first, the oldest before the others."""
+        """Return regular files with our names, each once: rotated ones first, oldest before newest."""
         try:
             names = self.disk.names(self.path.parent)
         except FileNotFoundError:
             return {}
-        except PermissionError:  # a folder may be passed through and not listed; then there is the path alone
+        except PermissionError:  # a folder may be searchable but not listable; then only the path itself
             names = [self.path.name]
         stats: dict[str, Stat] = {}
         identities: set[Identity] = set()
@@ -282,12 +277,11 @@ class Tail:
                 stats[name] = stat
                 identities.add(stat.identity)
             elif live and not stat.regular:
-                self._in_trouble(OSError(EINVAL, "a request log is a regular file", str(self.path.parent / name)))
+                self._in_trouble(OSError(EINVAL, "not a regular file", str(self.path.parent / name)))
         return dict(sorted(stats.items(), key=lambda item: (self._live.match(item[0]) is not None, item[1].written_s)))
 
-    def _seen(self, stats: dict[str, Stat]) -> tuple[list[ObservedFile], list[CompressedFile], set[Identity]]:
-        """Return these files with their first bytes, plain and compressed ones, and the identities of those that cannot
-        be read or judged now."""
+    def _observe(self, stats: dict[str, Stat]) -> tuple[list[ObservedFile], list[CompressedFile], set[Identity]]:
+        """Return files with their first bytes, plain and compressed, and identities of unreadable or deferred ones."""
         seen, archives, unreadable = [], [], set()
         for name, stat in stats.items():
             live = self._live.match(name) is not None
@@ -316,8 +310,7 @@ class Tail:
         return seen, archives, unreadable
 
     def _archive(self, name: str, stat: Stat, raw: bytes) -> CompressedFile | None:
-        """Return a compressed file with the beginning of its content; None while too little of it is there, and where
-        it cannot be read."""
+        """Return a compressed file with its unpacked beginning; None if unreadable or still too short."""
         key = stat.identity, stat.size
         if key not in self._archives:
             unpacked = Unpacked(partial(self._peek, name))
@@ -327,17 +320,16 @@ class Tail:
                 self._archives[key] = None
                 if not any(p.identity == stat.identity and p.left == stat.size for p in self._known):
                     self._tell_packed(name, error, 0)
-                    self._known.append(replace(positions.begun(name, stat.identity), left=stat.size))
+                    self._known.append(replace(positions.start_position(name, stat.identity), left=stat.size))
                 return None
             if len(first) < positions.HEAD_BYTES and not unpacked.complete:
-                return None  # its compressor is at work
+                return None  # still being compressed
             self._archives[key] = CompressedFile(name, stat.identity, stat.size, raw, first)
         archive = self._archives[key]
         return archive and replace(archive, name=name)
 
     def _note_names(self, stats: dict[str, Stat], followed: dict[Identity, _Followed], now_s: float) -> None:
-        """Which followed files still stand where their writer writes; the others are left once they have not grown for
-        a while."""
+        """Record which followed files are still at the writer's path; others are closed once they stop growing."""
         for file in self._followed:
             file.live = False
         for name, stat in stats.items():
@@ -351,27 +343,27 @@ class Tail:
             name: identity for name, identity in self._names.items() if name in stats or identity in followed
         }
         for file in self._followed:
-            if file.live or not self.found:  # without a successor its writer may hold it open for long
+            if file.live or not self.found:  # without a successor the writer may keep it open
                 file.leave_at = None
             elif file.leave_at is None:
                 file.leave_at = now_s + self.grace_s
 
     def _missed(self, missed: list[Position], there: set[Identity]) -> list[Position]:
-        """Positions without a file, told when they were being followed; the newest are kept."""
+        """Return positions without a file, reported if they were followed; only the newest are kept."""
         for position in missed:
             if position.left < 0 and position.identity in there:
                 self._tell(
-                    "cut", position.name, f"was cut at byte {position.offset} or before, and no copy of it was found"
+                    "cut", position.name, f"was truncated at byte {position.offset} or before, and no copy was found"
                 )
             elif position.left < 0:
-                self._tell("gone", position.name, f"was read up to byte {position.offset} and is not there any more")
+                self._tell("gone", position.name, f"was read up to byte {position.offset} and is gone")
         return [replace(p, left=max(p.left, 0)) for p in missed][-MISSED_AT_MOST:]
 
     def _open(self, file: ObservedFile, position: Position, now_s: float) -> None:
         rotated = sum(not other.live for other in self._followed)
         try:
             if not file.live and rotated >= OPEN_AT_MOST:
-                raise FileNotFoundError  # later
+                raise FileNotFoundError  # next scan
             fd = self.disk.open(self.path.parent / file.name)
             if self.disk.fstat(fd).identity != file.identity:
                 self.disk.close(fd)
@@ -388,8 +380,7 @@ class Tail:
         )
 
     def _open_archives(self, to_read: Sequence[tuple[CompressedFile, Position]], now_s: float) -> None:
-        """Open the first of these, unless another is open: unpacking takes memory. The others wait, and their positions
-        stay known."""
+        """Open the first of these, unless one is open, because unpacking takes memory. The others wait."""
         self._waiting = False
         for archive, source in to_read:
             if any(file.archive for file in self._followed) or not self._open_archive(archive, source, now_s):
@@ -419,7 +410,7 @@ class Tail:
         return budget_bytes
 
     def _drain(self, file: _Followed, blocks: list[bytes], budget_bytes: int, now_s: float) -> int:
-        """Hand out what is new in one file; how much of the budget is left."""
+        """Return new lines of one file in `blocks`; return the remaining budget."""
         file.more = True
         at_most = budget_bytes
         if file.archive:
@@ -431,7 +422,7 @@ class Tail:
                 self._tell_packed(file.position.name, error, file.position.offset)
                 self._leave(file, self._read_size(file))
                 break
-            except OSError as error:  # such as a stale handle: it is opened anew
+            except OSError as error:  # such as a stale handle: reopened later
                 self._in_trouble(error)
                 self._leave(file, -1)
                 break
@@ -440,8 +431,7 @@ class Tail:
         return budget_bytes
 
     def _reach(self, file: _Followed, at_most: int, now_s: float) -> int:
-        """Unpack a compressed file up to the position, where it has not come so far. Return how many bytes were
-        unpacked."""
+        """Unpack a compressed file up to its position. Return the number of bytes unpacked."""
         if file.archive is None or (unpacked := file.archive.unpacked).end >= file.position.offset:
             return 0
         offset = file.position.offset
@@ -454,7 +444,7 @@ class Tail:
         return used
 
     def _step(self, file: _Followed, blocks: list[bytes], now_s: float) -> int:
-        """Read once behind the position. Return how many bytes were read."""
+        """Read once after the position. Return the number of bytes read."""
         if not file.more:
             return 0
         match step := positions.read_on(file.position, file.read):
@@ -474,7 +464,7 @@ class Tail:
         return 0
 
     def _move_on(self, file: _Followed, batch: Batch, now_s: float) -> None:
-        """Stand behind a batch, and tell what was left out of it."""
+        """Set the position after a batch, and report skipped data."""
         taken, position = batch.taken, batch.position
         file.position, file.more = position, batch.more
         if taken.used:
@@ -491,24 +481,23 @@ class Tail:
             self._tell("nul", position.name, f"has NUL bytes before byte {position.offset}")
 
     def _go_back(self, file: _Followed, back_to: Position | None) -> None:
-        """Read a changed file on from where it still holds what was read, or from its beginning."""
+        """Continue a changed file at its last unchanged mark, or at its start."""
         position = file.position
         if back_to:
             self._tell(
                 "reread",
                 position.name,
-                f"was changed before byte {position.offset}; it is read on from {back_to.offset}",
+                f"was changed before byte {position.offset}; reading continues at {back_to.offset}",
             )
             file.position = back_to
-        else:  # what is there now is new, and the old rest may be in a copy
+        else:  # current content is new; the old rest may be in a copy
             self.rotations += 1
             self._known.append(position)
             self._next_look_s = float("-inf")
-            file.position = positions.begun(position.name, position.identity)
+            file.position = positions.start_position(position.name, position.identity)
 
     def _refute(self, file: _Followed, archive: _Open) -> None:
-        """Close a compressed file that does not hold what was read up to its position, and keep the position for
-        another."""
+        """Close a compressed file that does not hold what was read, and keep the position for another."""
         self._tried.add(archive.file.tried(archive.source))
         self._close(file)
         self._known.append(archive.source)
@@ -519,12 +508,12 @@ class Tail:
                 OSError(EINVAL, "a request log is not compressed", str(self.path.parent / file.position.name))
             )
         else:
-            self._tell_packed(file.position.name, "it is compressed twice", 0)
+            self._tell_packed(file.position.name, "compressed twice", 0)
         self._leave(file, self._read_size(file))
 
     def _tell_packed(self, name: str, why: object, offset: int) -> None:
         self._tell(
-            "packed", name, f"cannot be unpacked ({why}); lines behind byte {offset} of its content are not counted"
+            "packed", name, f"cannot be unpacked ({why}); lines after byte {offset} of its content are not counted"
         )
 
     def _let_go(self, now_s: float) -> None:
@@ -534,20 +523,21 @@ class Tail:
             if file.more or (file not in crowded and not self._is_over(file, now_s)):
                 continue
             if file.archive and not file.archive.unpacked.complete:
-                self._tell_packed(file.position.name, "it ends in the middle", file.position.offset)
+                self._tell_packed(file.position.name, "incomplete", file.position.offset)
             elif self._ends_torn(file):
                 self._tell("torn", file.position.name, "ends without a newline")
             self._leave(file, self._read_size(file))
 
     def _is_over(self, file: _Followed, now_s: float) -> bool:
-        """Return whether a file that was read to its end need not be followed any longer."""
+        """Return True if a completely read file need not be followed any longer."""
         return (file.archive is not None and file.archive.unpacked.complete) or (
             file.leave_at is not None and now_s >= file.leave_at
         )
 
     def _ends_torn(self, file: _Followed) -> bool:
-        """Return whether what is left of a rotated file is a line without its end, and that was not reported of the
-        plain file before."""
+        """Return True if a rotated file ends with an incomplete line that was not reported yet.
+
+        The plain file may have reported it before."""
         if file.archive:
             return (
                 file.archive.unpacked.end > file.position.offset
@@ -564,10 +554,10 @@ class Tail:
         self.disk.close(file.fd)
         self._followed.remove(file)
         if file.archive:
-            self._next_look_s = float("-inf")  # another may wait
+            self._next_look_s = float("-inf")  # another archive may wait
 
     def _peek(self, name: str, offset: int, size: int) -> bytes:
-        """Some bytes of a file that is not followed."""
+        """Read some bytes of a file that is not followed."""
         fd = self.disk.open(self.path.parent / name)
         try:
             return self.disk.read(fd, offset, size)
@@ -581,8 +571,7 @@ class Tail:
             return file.position.offset
 
     def _read_size(self, file: _Followed) -> int:
-        """Return the size, compressed where it is, that was dealt with: a file that has another one later is opened
-        again."""
+        """Return the handled size, compressed where applicable: a file with another size later is opened again."""
         return max(file.archive.unpacked.raw_end, file.archive.file.size) if file.archive else self._size(file)
 
     def _unread(self, file: _Followed) -> int:
@@ -603,5 +592,5 @@ class Tail:
 
     def _tell(self, reason: str, name: str, what: str) -> None:
         self.faults[reason] += 1
-        if self.faults[reason] <= TOLD_AT_MOST:
+        if self.faults[reason] <= LOGGED_AT_MOST:
             log.warning("%s: %s (%s)", self.path.parent / name, what, reason)

@@ -1,4 +1,4 @@
-"""Amounts of work that records add up to: requests that finished, and tokens."""
+"""Work of records: finished requests, and tokens."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import msgspec
 
 
 class FinishedRequest(NamedTuple):
-    """Requests that finished, counted as an engine counts them: each of n, each prompt.
-
-    missing: records without usage, whose tokens are unknown."""
+    """Finished requests, counted as an engine counts them: each of n, each prompt. missing: records without usage."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -38,7 +36,7 @@ class Work(msgspec.Struct, frozen=True):
         return max(0.0, self.prompt_tokens - self.cached_tokens)
 
     def since(self, before: Work) -> Work:
-        """Return the growth of cumulative values. A value that fell started again from 0."""
+        """Return the increase of cumulative values. A value that decreased restarted from 0."""
         return Work(
             *(
                 now - then if now >= then else now

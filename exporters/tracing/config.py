@@ -47,7 +47,7 @@ class OtlpConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 def _endpoint_mistake(endpoint: str, protocol: str) -> str | None:
-    """Return what is wrong with a collector address, None if nothing. A password in it is not repeated."""
+    """Return the mistake in a collector address, None if valid. It does not quote a password."""
     if "@" in endpoint:
         return f"{endpoint.rpartition('@')[2]!r} has a user or a password before it; a key belongs into headers_file"
     example = "http://127.0.0.1:4317" if protocol == "grpc" else "http://127.0.0.1:4318"
@@ -63,7 +63,7 @@ def _endpoint_mistake(endpoint: str, protocol: str) -> str | None:
         or url.fragment
         or not re.fullmatch("[!-~]+", endpoint)
     ):
-        return f"{endpoint!r} is no collector's address; write it like {example}"
+        return f"{endpoint!r} is no collector address; write it like {example}"
     if port is None and url.scheme == "http":
         return f"{endpoint!r} names no port; write it like {example}"
     if protocol == "grpc" and url.path not in ("", "/"):

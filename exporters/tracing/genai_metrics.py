@@ -45,8 +45,9 @@ class GenAiMetrics:
         models: BoundedNames,
         make_exporter: Callable[[OtlpConfig, str, Observe], MetricExporter] = metric_exporter,
     ) -> None:
-        """since_s: unix seconds; records that ended before are left out, as they are of spans. models: the counters'
-        table of models, filled by whoever counts. Raises as `collector.connection`."""
+        """since_s: unix seconds; earlier records are skipped, as for spans.
+
+        models: the counters' table of models, filled by the counters. Raises as `collector.connection`."""
         self._since_s, self._version, self._models = since_s, version, models
         self._operations, self._adapters = BoundedNames((), _OPERATIONS_LIMIT), BoundedNames((), _ADAPTERS_LIMIT)
         self._errors = BoundedNames((_OTHER_ERROR,), REASONS_LIMIT)
@@ -90,8 +91,9 @@ class GenAiMetrics:
         self._provider.shutdown(SHUTDOWN_FLUSH_S * 1000)
 
     def add_all(self, records: Iterable[RequestRecord]) -> None:
-        """Record what each record says. What it does not say is not recorded, never 0. Costs 6 us for each value,
-        whatever the collector does."""
+        """Record the values of each record; missing values are omitted, never recorded as 0.
+
+        Costs 6 us per value, whatever the collector does."""
         for record in records:
             if (ended := ended_at(record)) is None or ended >= self._since_s:
                 self._add(record)
@@ -120,15 +122,16 @@ class GenAiMetrics:
         if record.model is not None:
             model = record.model if record.model in self._models else OTHER
             attributes["gen_ai.request.model"] = model
-            if record.outcome in ("ok", None):  # vLLM answers in the name of the adapter, where one was asked for
+            if record.outcome in ("ok", None):  # vLLM reports the adapter's name, if one was requested
                 attributes["gen_ai.response.model"] = (
                     model if record.adapter is None else self._adapters.fold(record.adapter)
                 )
         return attributes
 
     def _error(self, record: RequestRecord) -> str | None:
-        """Return error.type. A rejected request has one here and none on its span: a histogram has no outcome beside
-        it to tell it by."""
+        """Return error.type.
+
+        A rejected request has one here and none on its span: a histogram has no outcome to identify it by."""
         error = (record.reason or _OTHER_ERROR) if record.outcome == "rejected" else failure(record)
         if error is None:
             return None

@@ -69,7 +69,7 @@ def _rejected(path: str, content: bytes) -> tuple[str, int]:
 
 
 def _options(connection: Connection, observe: Observe, path: str) -> dict[str, Any]:
-    # Without a file, requests takes authorities of its own, which know none of an organization's.
+    # Without a file, requests uses its own CA bundle, which lacks an organization's CA.
     system = ssl.get_default_verify_paths()
     authorities = connection.ca_file or system.cafile or system.capath
     return {

@@ -17,7 +17,7 @@ _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 
 class _RecordedIds(IdGenerator):
-    """Hands out the ids that the gateway sent to the engine."""
+    """Id generator that returns the ids sent to the engine by the gateway."""
 
     trace_id = span_id = 0
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 QUEUE_LIMIT = 8192
 BATCH = 128
 YIELD_EVERY = 16
-LINGER_S = 0.5  # how long a span waits for others to travel with
+LINGER_S = 0.5  # maximum wait of a span for its batch
 RETRY_S = 5.0  # between two export calls while the collector does not accept spans; within a call the SDK retries
 
 DROPPED = ("defect", "queue_full", "refused", *RETRIED)
@@ -54,8 +54,7 @@ def kept(request: Span, rules: OtlpConfig) -> bool:
 
 
 class SpanQueue:
-    """Takes records and sends spans. Call `start` and `stop` once each; `samples` reports what became of the
-    records."""
+    """Queue that sends spans of records. Call `start` and `stop` once each; `samples` reports the outcomes."""
 
     def __init__(
         self,
@@ -113,7 +112,7 @@ class SpanQueue:
         elif not kept(request, self._config):
             self.left_out["sampled"] += 1
         else:
-            if len(self._queue) >= QUEUE_LIMIT:  # far more than the thread takes at once, so there is one to drop
+            if len(self._queue) >= QUEUE_LIMIT:  # more than one batch, so there is one to drop
                 self._queue.popleft()
                 reason = self._collector.reason
                 self.dropped[reason if reason in RETRIED else "queue_full"] += 1
@@ -127,7 +126,7 @@ class SpanQueue:
         yield from ((sidecar.SPANS_LEFT_OUT, {"reason": reason}, count) for reason, count in self.left_out.items())
         yield sidecar.SPANS_WAITING, {}, self.waiting
 
-    # From here on: in the thread.
+    # Below: runs in the thread.
 
     def _observe(self, attempt: Attempt) -> None:
         self._attempt = attempt
@@ -151,7 +150,7 @@ class SpanQueue:
         try:
             refused = self._deliver(batch)
         except Exception:  # the thread must outlive every defect
-            log.exception("%d spans are lost by a defect", len(batch))
+            log.exception("%d spans lost because of a bug", len(batch))
             self.dropped["defect"] += len(batch)
         else:
             if refused is None:
@@ -168,7 +167,7 @@ class SpanQueue:
         spans = []
         for at, request in enumerate(batch):
             if at % YIELD_EVERY == 0:
-                time.sleep(0)  # lets a scrape that waits for the interpreter in
+                time.sleep(0)  # yields the interpreter to a waiting scrape
             spans.append(self._factory.make(request))
         while True:
             self._attempt = None

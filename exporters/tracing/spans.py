@@ -1,11 +1,11 @@
-"""Spans of requests: what each line of the request log says to a trace store. Pure; `exporters/tracing/` sends them.
+"""Spans of requests, derived from request log records. Pure; the rest of `exporters/tracing/` sends them.
 
-The gateway made the ids and sent them on, so a span that is made here, after the fact, is the parent of the engine's
-own `llm_request`.
+The gateway created the ids and forwarded them, so a span created afterwards is the parent of the engine's own
+`llm_request`.
 
-Names are those of the GenAI conventions (Development; github.com/open-telemetry/semantic-conventions-genai, which has
-no release to pin, so no schema_url is claimed) and of the stable HTTP ones; `gen_ai.latency.*` is what vLLM calls the
-same figures on its own span; what only we know is below `vllm_watch.`, in the unit that the name ends in."""
+Names follow the GenAI conventions (Development; github.com/open-telemetry/semantic-conventions-genai, which has no
+release to pin, so no schema_url is set) and the stable HTTP ones; `gen_ai.latency.*` is what vLLM calls these values
+on its span; values known only here are below `vllm_watch.`, in the unit that the name ends in."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import msgspec
 
 from exporters.requests.record import RequestRecord, ended_at
 
-TEXT_CHARS = 256  # of one attribute: lines of foreign logs may be a mebibyte long, and the queue must stay small
+TEXT_CHARS = 256  # per attribute: lines of foreign logs may have 1 MiB, and the queue must stay small
 
 Value = str | bool | int | float | list[str]
 
@@ -33,8 +33,9 @@ _TEXTS = tuple(f.name for f in msgspec.structs.fields(RequestRecord) if str in g
 
 
 class Span(NamedTuple):
-    """A record that can be a span: its ids as bytes, its times in unix nanoseconds. The record tells the end to the
-    millisecond."""
+    """Record with valid span data: ids as bytes, times in unix nanoseconds.
+
+    The record's end has millisecond precision."""
 
     record: RequestRecord
     trace_id: bytes
@@ -45,11 +46,11 @@ class Span(NamedTuple):
 
 
 def span_of(record: RequestRecord) -> Span | None:
-    """The span of a record; None where the record lacks ids or times, as those of other gateways may."""
+    """Return the span of a record; None if it lacks ids or times, as in logs of other gateways."""
     trace_id, span_id, ended = _id(record.trace_id, 16), _id(record.span_id, 8), ended_at(record)
     if trace_id is None or span_id is None or ended is None or record.e2e_ms is None:
         return None
-    end_ns = round(ended * 1e6) * 1000  # a float of unix seconds holds microseconds and no more
+    end_ns = round(ended * 1e6) * 1000  # a float of unix seconds has microsecond precision
     start_ns = end_ns - round(record.e2e_ms * 1e6)
     return (
         Span(_cut(record), trace_id, span_id, _id(record.parent_span_id, 8), start_ns, end_ns)
@@ -59,7 +60,7 @@ def span_of(record: RequestRecord) -> Span | None:
 
 
 def _cut(record: RequestRecord) -> RequestRecord:
-    """The same with its long texts cut; those of our gateway never are so long."""
+    """Return the record with long texts truncated; our gateway never writes such texts."""
     long = {
         name: text[:TEXT_CHARS]
         for name in _TEXTS
@@ -69,7 +70,7 @@ def _cut(record: RequestRecord) -> RequestRecord:
 
 
 def _id(text: str | None, size: int) -> bytes | None:
-    """The bytes of a W3C trace or span id, which is never all zeros."""
+    """Return the bytes of a W3C trace or span id; None if all zeros or invalid."""
     if text is None or len(text) != 2 * size:
         return None
     try:
@@ -80,12 +81,12 @@ def _id(text: str | None, size: int) -> bytes | None:
 
 
 def failure(record: RequestRecord) -> str | None:
-    """What went wrong (`error.type`), for a request that failed; None for every other.
+    """Return `error.type` of a failed request; None for any other.
 
-    A refusal and a hang-up are no failures here, as they are none in the error ratio: the conventions leave the status
-    of a server's span unset for what is the client's doing, and let who knows more than the HTTP status judge by that
-    (HTTP spans, Status). Were they errors, tools that count spans with `error.type` would count policy at work. Their
-    outcome and reason stand in attributes of ours."""
+    Rejections and client disconnects are not failures here, as in the error ratio: the conventions leave the status
+    of a server span unset for client errors, and let applications with more knowledge than the HTTP status decide
+    (HTTP spans, Status). Otherwise tools that count spans with `error.type` would count policy. Their outcome and
+    reason are in attributes of ours."""
     if record.outcome is None:
         failed = (record.status or 0) >= 500 or record.finish_reason == "error"
     else:
@@ -94,12 +95,12 @@ def failure(record: RequestRecord) -> str | None:
 
 
 def operation(route: str | None) -> str:
-    """The conventions' word for a route; where they have none, the first of its own, such as rerank or audio."""
+    """Return the conventions' operation name of a route; else the route's first word, such as rerank or audio."""
     words = [word for word in (route or "").split("/") if word not in ("", "v1")]
     return _OPERATIONS.get(route or "", words[0] if words else "request")
 
 
-# Attributes that are fields of the record, and those that are times of it, in seconds.
+# Attributes from fields of the record, and from its times in seconds.
 _FIELDS = {
     "gen_ai.request.model": "model", "gen_ai.request.stream": "stream",
     "gen_ai.usage.input_tokens": "prompt_tokens", "gen_ai.usage.output_tokens": "completion_tokens",
@@ -126,13 +127,13 @@ _fields, _times = attrgetter(*_FIELDS.values()), attrgetter(*_TIMES.values())
 
 
 def attributes(record: RequestRecord) -> dict[str, Value]:
-    """What is known about a request, by attribute. What the record does not say is absent, never 0."""
+    """Return the attributes of a request. Missing values are omitted, never reported as 0."""
     found: dict[str, Value] = {"gen_ai.operation.name": operation(record.route), "gen_ai.provider.name": "vllm"}
     found.update({name: value for name, value in zip(_FIELDS, _fields(record), strict=True) if value is not None})
     found.update({name: ms / 1000 for name, ms in zip(_TIMES, _times(record), strict=True) if ms is not None})
     if record.n is not None and record.n != 1:
         found["gen_ai.request.choice.count"] = record.n
-    if record.finish_reason and record.outcome in ("ok", None):  # else it is the gateway's word, not the engine's
+    if record.finish_reason and record.outcome in ("ok", None):  # otherwise it comes from the gateway, not the engine
         found["gen_ai.response.finish_reasons"] = [record.finish_reason]
     if record.status is not None and 100 <= record.status <= 599:
         found["http.response.status_code"] = record.status

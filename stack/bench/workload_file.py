@@ -73,7 +73,7 @@ def understood(written: YamlFile) -> WorkloadFile:
     try:
         suite = written.into(WorkloadFile)
         for sentence in mistakes(suite):
-            raise BadConfig(written.told(sentence))
+            raise BadConfig(written.locate(sentence))
     except BadConfig as error:
         raise BadConfig(
             _named(str(error), written.data).replace("Expected `int | object | null`", f"expected {_A_LENGTH}")

@@ -205,7 +205,7 @@ def _traffic(asked: CapacityOptions, form: Worksheet, shape: ModelShape) -> Traf
 def _logged(asked: CapacityOptions, form: Worksheet, shape: ModelShape) -> TrafficProfile:
     """What the logs say; the worksheet's targets stand for times that they do not have."""
     if len({path.resolve() for path in asked.logs}) != len(asked.logs):
-        raise ValueError("--log names one file twice; it would be counted twice")
+        raise ValueError("--log lists a file twice; it would be counted twice")
     bad = {path: BadLines() for path in asked.logs}
     models: set[str] = set()
     found = of_log(_records(bad, models), ", ".join(path.name for path in asked.logs), asked.values.name)

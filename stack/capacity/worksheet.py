@@ -331,26 +331,26 @@ def parse(text: str, place: str = "worksheet", folder: Path = Path()) -> Workshe
         try:
             read_value = _KEYS[name].read(value)
         except ValueError as error:
-            raise BadConfig(source.told(f"{key}: {error}")) from None
+            raise BadConfig(source.locate(f"{key}: {error}")) from None
         if values.setdefault(name, read_value) != read_value:
-            raise BadConfig(source.told(f"{key}: {value} is not what {name} says; keep one of them"))
+            raise BadConfig(source.locate(f"{key}: {value} is not what {name} says; keep one of them"))
     for what in ("prompt", "output"):
         low, high = values.get(f"p50_{what}_tokens"), values.get(f"p95_{what}_tokens")
         if low is not None and high is not None and high < low:
             raise BadConfig(
-                source.told(
+                source.locate(
                     f"traffic.p95_{what}_tokens: {high} is less than p50_{what}_tokens ({low}), which cannot be"
                 )
             )
     if "concurrent_users" in values and "requests_per_second" in values:
         raise BadConfig(
-            source.told(
+            source.locate(
                 "traffic.concurrent_users: the rate is given too, and one follows from the other; keep one of them"
             )
         )
     if (dtype := values.get("dtype")) is not None and dtype.lower() not in WEIGHT_BYTES:
         raise BadConfig(
-            source.told(f"model.dtype: {dtype!r} is no type of weights{meant(dtype.lower(), WEIGHT_BYTES)}")
+            source.locate(f"model.dtype: {dtype!r} is no type of weights{meant(dtype.lower(), WEIGHT_BYTES)}")
         )
     if "config" in values:
         values["config"] = folder / values["config"]

@@ -76,7 +76,7 @@ def cost_command(
         raise click.UsageError("choose --json or --csv")
     with mistakes_told():
         prices = config.load(prices_path, Prices) if prices_path else None
-        told = cost.reckon(
+        told = cost.compute_report(
             address_from(url, token_file, user_file, http_config) if url else None,
             logs,
             since_s,

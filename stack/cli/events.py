@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 import msgspec
 
-from exporters.events.log import Kind, NewEvent, Told, TuningEvent, new_id
+from exporters.events.log import Kind, ManualKind, NewEvent, TuningEvent, new_id
 from exporters.text import parse_duration
 from stack.cli import common
 from stack.cli.common import AS_JSON, json_text, mistakes_told
@@ -70,7 +70,7 @@ class AnnotateOptions:
     """What was changed, and where to write it down."""
 
     tags: Annotated[tuple[str, ...], Opt(name="--tag", metavar="WORD", help="May be given more than once.")] = ()
-    kind: Annotated[Told, Opt(help="A note starts no comparison and no alert.")] = "change"
+    kind: Annotated[ManualKind, Opt(help="A note starts no comparison and no alert.")] = "change"
     diffs: Annotated[
         tuple[str, ...],
         Opt(name="--diff", metavar="OPTION=OLD->NEW", help="What was changed; may be given more than once."),
@@ -187,7 +187,7 @@ def events_command(asked: EventsOptions, as_json: bool) -> None:
 
     Times are UTC.
 
-    Exit 1 when Grafana refuses a copy, 2 when it or the events cannot be reached.
+    Exit 1 when Grafana refuses a copy, 2 when it or cannot access the events file.
 
     \b
     Example:  vllm-watch events --since 24h --kind change --events events.jsonl

@@ -174,7 +174,7 @@ def metrics_drift(
 def _found_on(target: str, release: str | None, http_config: Path | None) -> drift.ObservedVllm:
     text, told = page_of(target, http_config)
     try:
-        found = drift.of_page(text, known_release(release, told))
+        found = drift.from_scrape(text, known_release(release, told))
     except exposition_parser.BadExposition as error:
         raise ValueError(f"{target}: {error}") from error
     if not any(name.startswith(check.ENGINE) for name in found.families):
@@ -190,7 +190,7 @@ def _found_in(place: Path, release: str | None) -> drift.ObservedVllm:
     source = source_scan.read(source_scan.files(package))
     if not source.families:
         raise ValueError(f"{package} names no series: is it the source of vLLM?")
-    return drift.of_source(source, known_release(release, source_scan.release(package)))
+    return drift.from_source(source, known_release(release, source_scan.release(package)))
 
 
 def _package(place: Path) -> Path:
@@ -222,7 +222,7 @@ def _drift_as_json(where: str, found: drift.ObservedVllm, changes: tuple[drift.C
         "release": found.release,
         "families": len(found.families),
         "changes": [dataclasses.asdict(change) for change in changes],
-        "left_out": sorted(name for name in found.families if drift.left_out(name)),
+        "left_out": sorted(name for name in found.families if drift.exclusion_reason(name)),
         "unread": list(found.unread),
         "unshown": list(drift.unshown(found)),
     }

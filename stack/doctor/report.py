@@ -191,7 +191,9 @@ def _fact(fact: Fact) -> str:
     if fact.between:
         low, high = fact.between
         if low == 0 or high == math.inf:
-            return f"{fact.what}: {bounds.told('<', high) if low == 0 else bounds.told('>', low)}{limit}"
+            return (
+                f"{fact.what}: {bounds.format_bound('<', high) if low == 0 else bounds.format_bound('>', low)}{limit}"
+            )
         shown = f"{plain(low)} to {plain(high)}"
     unit = {Unit.SECONDS: "s", Unit.REQUESTS: "", Unit.COUNT: "", Unit.NONE: ""}.get(fact.unit, str(fact.unit))
     return f"{fact.what}: {f'{shown} {unit}'.strip()}{limit}"

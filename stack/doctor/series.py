@@ -295,7 +295,7 @@ def questions(seconds: float, model: str | None = None) -> Iterator[Question]:
                 yield Question("grown", metric.name, promql.growth(metric, window, by, where))
             case Kind.HISTOGRAM:
                 yield Question("grown", f"{metric.name}_bucket", promql.buckets(metric, window, by, where))
-                yield Question("grown", f"{metric.name}_count", promql.observed(metric, window, by, where))
+                yield Question("grown", f"{metric.name}_count", promql.observation_count(metric, window, by, where))
                 yield Question("grown", f"{metric.name}_sum", promql.amount(metric, window, by, where), seconds)
             case _:
                 for into, over_time in (

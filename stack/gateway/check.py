@@ -38,20 +38,20 @@ def check(path: Path) -> dict[str, Any]:
         if _is_gateway(source.data):
             gateway = rooted(source.into(GatewayConfig), path.parent)
             files.append(gateway.teams)
-            wrong += map(source.told, _key_mistakes(gateway))
-            odd += map(source.told, _readable("upstream_key_file", gateway.upstream_key_file))
-            odd += map(source.told, _readable("secret_file", gateway.secret_file))
+            wrong += map(source.locate, _key_mistakes(gateway))
+            odd += map(source.locate, _readable("upstream_key_file", gateway.upstream_key_file))
+            odd += map(source.locate, _readable("secret_file", gateway.secret_file))
         its_source, policy = read_policy(Path(gateway.teams) if gateway else path)
-        wrong += map(its_source.told, mistakes(policy))
+        wrong += map(its_source.locate, mistakes(policy))
         if gateway and not gateway.upstream and not policy.upstreams:
-            wrong.append(source.told(no_engine(gateway.teams)))
+            wrong.append(source.locate(no_engine(gateway.teams)))
         if gateway and gateway.anonymous_team is not None and gateway.anonymous_team not in policy.teams:
-            wrong.append(source.told(anonymous_mistake(gateway.anonymous_team, gateway.teams)))
+            wrong.append(source.locate(anonymous_mistake(gateway.anonymous_team, gateway.teams)))
     except BadConfig as error:
         wrong.append(str(error))
     if wrong:
         return {"files": files, "mistakes": [hidden(sentence) for sentence in wrong], "warnings": []}
-    odd += map(its_source.told, warnings(policy, gateway))
+    odd += map(its_source.locate, warnings(policy, gateway))
     return {"files": files, "mistakes": [], "warnings": odd, **explain(policy, gateway)}
 
 

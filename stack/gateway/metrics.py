@@ -225,7 +225,7 @@ class _TurnedAway(Collector):
         self._counted = counted
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        metric = names.TURNED_AWAY
+        metric = names.LISTENER_REJECTED
         family = CounterMetricFamily(metric.name.removesuffix("_total"), metric.meaning, labels=metric.labels)
         for listener, reasons in self._counted.items():
             for reason, times in reasons.items():

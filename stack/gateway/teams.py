@@ -79,7 +79,7 @@ def load_policy(path: Path) -> Policy:
     try:
         source, policy = read_policy(path)
         for sentence in mistakes(policy):
-            raise BadConfig(source.told(sentence))
+            raise BadConfig(source.locate(sentence))
     except BadConfig as error:
         raise BadConfig(hidden(str(error))) from None
     return policy

@@ -37,7 +37,7 @@ class Headline:
         value = told.value
         match self.unit:
             case "s" if told.beyond:
-                return bounds.told(told.beyond, value)
+                return bounds.format_bound(told.beyond, value)
             case "s":
                 return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.{0 if value >= 0.01 else 2}f} ms"
             case "ratio":

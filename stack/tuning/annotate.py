@@ -58,7 +58,7 @@ class FileLog:
 
     def close(self, event_id: str, end_s: float | None = None) -> OnRecord:
         now_s = self.clock()
-        return OnRecord(*log.close(self.path, event_id, now_s if end_s is None else log.happened(end_s, now_s)))
+        return OnRecord(*log.close(self.path, event_id, now_s if end_s is None else log.checked_time(end_s, now_s)))
 
     def since(self, since_s: float) -> list[TuningEvent]:
         return log.since(log.read(self.path)[0], since_s)

@@ -97,11 +97,11 @@ def load(path: Path) -> tuple[Experiment, WorkloadFile]:
     source = read(path)
     experiment = source.into(Experiment)
     for sentence in mistakes(experiment):
-        raise BadConfig(source.told(sentence))
+        raise BadConfig(source.locate(sentence))
     beside, shipped = path.parent / experiment.workload, workload_file.shipped()
     if not beside.is_file() and experiment.workload not in shipped:
         raise BadConfig(
-            source.told(
+            source.locate(
                 f"workload: {beside} is no file, and {experiment.workload} no shipped"
                 f" workload{meant(experiment.workload, shipped)}"
             )

@@ -180,7 +180,7 @@ def test_every_rule_has_its_case():
         },
         {
             "expr": (
-                f"group by (instance) ({promql.seen(gpu.INFO, '1h')}) unless group by (instance)"
+                f"group by (instance) ({promql.last_samples(gpu.INFO, '1h')}) unless group by (instance)"
                 f" ({promql.series(gpu.INFO)})"
             )
         },
@@ -212,7 +212,7 @@ def test_a_recording_that_reads_itself_ends():
 
 def test_a_fault_names_the_rule_that_has_it_and_what_to_do():
     (sentence,) = lint.faults(*alert(expr=f"{by_engine(WAITING)} / {by_engine(WAITING)} > 5"))
-    assert sentence.startswith("VLLMThing: it divides by what may be 0")
+    assert sentence.startswith("VLLMThing: divisor may be 0, which gives NaN")
     assert "> 0)" in sentence
 
 

@@ -205,7 +205,7 @@ def test_an_export_says_what_to_do_next(tmp_path: Path) -> None:
         ("treshold: {log_lag: 5}", "treshold is unknown; did you mean thresholds?"),
         ("thresholds: [log_lag]", "thresholds: Expected `object`, got `array`"),
         ("engine_job: 'vllm['", "job 'vllm[' is not a regular expression"),
-        ("thresholds: {", "this is not YAML"),
+        ("thresholds: {", "invalid YAML"),
     ],
 )
 def test_a_mistake_in_the_numbers_is_one_sentence_with_its_place(tmp_path: Path, text: str, told: str) -> None:

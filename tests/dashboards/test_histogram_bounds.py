@@ -238,6 +238,6 @@ async def test_engines_with_different_bounds_give_no_invented_value_and_an_alert
     [("<", 0.3, "< 300 ms"), (">", 7680.0, "> 7,680 s"), ("<", 0.001, "< 1 ms"), (">", 2.5, "> 2.5 s")],
 )
 def test_a_bound_is_written_alike_everywhere(mark, seconds, expected):
-    assert expected == bounds.told(mark, seconds)
+    assert expected == bounds.format_bound(mark, seconds)
     headline = next(one for one in headlines.HEADLINES if one.unit == "s")
     assert expected == headline.show(headlines.HeadlineValue(seconds, mark))

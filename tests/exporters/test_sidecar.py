@@ -370,7 +370,7 @@ async def test_a_fault_in_the_books_takes_neither_the_engine_nor_the_log_down(
     def fail(*_: object, **__: object) -> None:
         raise ArithmeticError("a fault")
 
-    for place in ("looked", "settle"):
+    for place in ("on_scrape", "settle"):
         monkeypatch.setattr(sidecar.accounts, place, fail)
     await sidecar.start()
     try:
@@ -383,7 +383,7 @@ async def test_a_fault_in_the_books_takes_neither_the_engine_nor_the_log_down(
             name[1][5:]: value for name, value in found.items() if name[0] == "vllm_watch_source_up"
         }
         assert any(name[0] == "vllm_watch_engine_info" for name in found)
-        assert 2 == caplog.text.count("cannot be taken into the books"), "each told once"
+        assert 2 == caplog.text.count("cannot process data"), "each told once"
         monkeypatch.undo()
         await until(lambda: sidecar._accounts_source.up)
     finally:
@@ -470,9 +470,9 @@ async def test_a_page_without_end_is_cut_and_counted(tmp_path, fake_engine, monk
         ("engines: [{name: a, ulr: x}]", "engines[0].ulr is unknown; did you mean url?"),
         ("engines: [{name: a}]", "engines[0].url is missing"),
         ("field_names: {a: prompt_token}", "no request record has"),
-        ("a: [", "sidecar.yaml, line 1: this is not YAML"),
+        ("a: [", "sidecar.yaml, line 1: invalid YAML"),
         ("engine_interval_s: 0", "more than 0 seconds"),
-        ("requests_log: [a, a]", "requests_log names one thing twice"),
+        ("requests_log: [a, a]", "requests_log lists an entry twice"),
     ],
 )
 def test_a_mistake_in_the_configuration_names_its_place(text, sentence, tmp_path):

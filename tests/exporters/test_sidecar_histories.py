@@ -449,7 +449,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(positions_module, name, value)
     monkeypatch.setattr(logs_module, "BATCH_BYTES", 4 << 20)
     for module in (tail_module, logs_module):
-        monkeypatch.setattr(module, "TOLD_AT_MOST", 0)
+        monkeypatch.setattr(module, "LOGGED_AT_MOST", 0)
 
 
 @pytest.mark.usefixtures("small")

@@ -328,7 +328,7 @@ def test_a_locked_events_file_is_an_error_in_time_and_never_a_wait_without_end(t
 
 
 def test_a_window_ends_after_it_starts():
-    with pytest.raises(ValueError, match="ends after it starts"):
+    with pytest.raises(ValueError, match="end after it starts"):
         log.TimeWindow(2, 2)
 
 

@@ -298,8 +298,8 @@ BIG = replace(tiny("Llama-3.1-8B"), layers=tiny().layers * 16)
             tiny(),
             "http://host:8000 shows no series of vLLM; give the address of vLLM itself",
         ),
-        ("<html>", tiny(), "http://host:8000: this is no Prometheus metrics page"),
-        ("", tiny(), "http://host:8000: this page holds no samples"),
+        ("<html>", tiny(), "http://host:8000: not a Prometheus exposition"),
+        ("", tiny(), "http://host:8000: no samples found"),
         (RUST, tiny(), "the Rust frontend does not, nor does an engine that is still starting): give its start-up log"),
         (
             golden("0.32.0-before"),

@@ -819,7 +819,7 @@ def test_slices_that_make_up_a_card_cost_what_the_card_costs(card: str, profiles
     books = Books(engines)
     instances = tuple(MigReading("GPU-a", n, f"MIG-{n}", profile) for n, profile in enumerate(profiles))
     for _ in range(5):
-        books.accounts.cards([GpuReading("GPU-a", name=card, mig=True, instances=instances)], books.now)
+        books.accounts.on_gpus([GpuReading("GPU-a", name=card, mig=True, instances=instances)], books.now)
         for n, name in enumerate(engines):
             books.look(view(model=f"team-{n}"), name, 8.0 if n == 0 else 0.0)
     allocated = books.figures("gpu_allocated_seconds_total", "model_name")
@@ -850,7 +850,7 @@ def test_the_time_of_a_slice_is_its_teams(tmp_path: Path) -> None:
     engines = config.parse(text, SidecarConfig, "sidecar.yaml").engines
     books = Books({engine.name: engine.gpus for engine in engines})
     for _ in range(3):
-        books.accounts.cards([card], books.now)
+        books.accounts.on_gpus([card], books.now)
         for engine in engines:
             books.look(
                 view(model=engine.name.removeprefix("vllm-")), engine.name, 7.0 if engine.name == "vllm-team-a" else 0.0

@@ -163,7 +163,7 @@ UNASKED = {"name": "aiohttp", "skip_reason": "Dependency not found on PyPI and c
     ("rows", "status", "sentence"),
     [
         ([FINE], 0, "none known"),
-        ([FINE, KNOWN], 1, "aiohttp 3.14.5: PYSEC-1, mended in 3.14.6"),
+        ([FINE, KNOWN], 1, "aiohttp 3.14.5: PYSEC-1, fixed in 3.14.6"),
         ([FINE, UNASKED], 2, "not audited, because the advisory service does not know 1 packages, such as aiohttp"),
     ],
 )
@@ -177,7 +177,7 @@ def test_an_audit_that_could_not_ask_says_so_and_fails(tmp_path):
     got, told = audit.vulnerabilities(fake_pip_audit(tmp_path, "", 1), Path("run.txt"))
     assert (2, True) == (got, "could not be reached" in told)
     got, told = audit.vulnerabilities("/nowhere/pip-audit", Path("run.txt"))
-    assert (2, True) == (got, "is not here" in told)
+    assert (2, True) == (got, "is missing" in told)
 
 
 @contextlib.contextmanager
@@ -237,7 +237,7 @@ def test_make_audit_asks_for_every_pin_and_tells_what_is_known():
     }
     with fake_osv({"aiohttp": advisory}) as (url, _):
         done = make_audit(url)
-    assert f"vulnerabilities: aiohttp {here['aiohttp']}: PYSEC-2099-1, mended in 99.0" == done.stdout.splitlines()[-1]
+    assert f"vulnerabilities: aiohttp {here['aiohttp']}: PYSEC-2099-1, fixed in 99.0" == done.stdout.splitlines()[-1]
     assert "Error 1" in done.stderr
     done = make_audit(url)  # nobody is there any more
     told = done.stdout.splitlines()[-1]

@@ -545,11 +545,11 @@ def test_a_name_or_a_label_chooses_among_alerts():
             ("--from-alertmanager", "-"),
             "nonsense",
             2,
-            "<stdin>: no alerts as Alertmanager writes them (JSON is malformed",
+            "<stdin>: not alerts in Alertmanager's format (JSON is malformed",
         ),
         (("--from-alertmanager", "-"), '{"alerts": 7}', 2, "give the body of a webhook, or `amtool alert -o json`"),
         (("--from-alertmanager", "-"), '[{"labels": {"a": 7}}]', 2, "Expected `str`, got `int`"),
-        (("--from-alertmanager", "-"), "", 2, "no alerts as Alertmanager writes them"),
+        (("--from-alertmanager", "-"), "", 2, "not alerts in Alertmanager's format"),
         (("--from-alertmanager", "/nonexistent"), "", 2, "/nonexistent"),
         (
             ("--firing", "--alertmanager", "http://127.0.0.1:9"),

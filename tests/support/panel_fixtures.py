@@ -206,8 +206,8 @@ SETS: dict[Metric, tuple[Labels, ...]] = {
     sidecar.REASONS: tuple({"outcome": r.outcome, "reason": name} for name, r in REASONS.items()),
     sidecar.TOKENS: tuple({"type": kind} for kind in ("prompt", "completion", "cached")),
     sidecar.ESTIMATED_TOKENS: tuple({"type": kind} for kind in ("prompt", "completion")),
-    sidecar.TURNED_AWAY: tuple({"reason": why} for why in REASONS_TO_TURN_AWAY),
-    gateway.TURNED_AWAY: tuple({"listener": who, "reason": why} for who in WORDS["listener"]
+    sidecar.LISTENER_REJECTED: tuple({"reason": why} for why in REASONS_TO_TURN_AWAY),
+    gateway.LISTENER_REJECTED: tuple({"listener": who, "reason": why} for who in WORDS["listener"]
         for why in REASONS_TO_TURN_AWAY),
     sidecar.LOG_BAD_LINES: tuple({"reason": why} for why in ("json", "type", "range", "size", "long")),
     sidecar.LOG_FAULTS: tuple({"reason": why}

@@ -172,7 +172,7 @@ def _attributed(given: Given, prices: Given | None = None) -> Attribution:
             given["running"][1],
             produced=produced,
             logged=ended,
-            cards=(card,),
+            gpus=(card,),
         )
     )
     return attribution

@@ -45,7 +45,10 @@ CLIENTS: tuple[Symptom, ...] = (
         cause="They wait longer than they or their timeout will: for the first token, or for the last one.",
         asks=(
             promql.share(sidecar.REQUESTS, sidecar.REQUESTS, part_where=('outcome="client_abort"',)),
-            f"{promql.observed(vllm.TIME_TO_FIRST_TOKEN)} - {promql.observed(vllm.E2E_REQUEST_LATENCY)}",
+            (
+                f"{promql.observation_count(vllm.TIME_TO_FIRST_TOKEN)}"
+                f" - {promql.observation_count(vllm.E2E_REQUEST_LATENCY)}"
+            ),
         ),
         lever=(
             "Find the age at which they leave: where it is always the same it is a timeout, so raise that, or have that"

@@ -69,12 +69,12 @@ class Books:
         self.now += after_s
         clock_s = self.now if clock_s is None else clock_s
         self.accounts.settle(self.now - 0.1, clock_s - 0.1, at_end=True)
-        self.accounts.looked(upstream, seen, self.now, clock_s, self.now, clock_s, self.traffic.finished())
+        self.accounts.on_scrape(upstream, seen, self.now, clock_s, self.now, clock_s, self.traffic.finished())
         self.accounts.settle(self.now + 0.1, clock_s + 0.1, at_end=True)
 
     def figures(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
         found: defaultdict[tuple[str, ...], float] = defaultdict(float)
-        for account in self.accounts.accounts():
+        for account in self.accounts.state_providers():
             for metric, its, value in account.samples():
                 if metric.name == f"vllm_watch_{name}":
                     found[tuple(its[label] for label in labels)] += value
@@ -83,7 +83,7 @@ class Books:
 
 def test_an_engine_alone_has_all_cards_and_its_teams_share_the_time_by_their_tokens():
     books = Books()
-    books.accounts.cards([card("GPU-a"), card("GPU-b")], books.now)
+    books.accounts.on_gpus([card("GPU-a"), card("GPU-b")], books.now)
     books.look(view())
     books.log(a=(0, 300), b=(0, 100))
     books.look(view(2, 0, 400, running=1))
@@ -101,7 +101,7 @@ def test_an_engine_alone_has_all_cards_and_its_teams_share_the_time_by_their_tok
 def test_named_cards_go_to_their_engine_and_what_nobody_names_is_on_the_bill_all_the_same():
     books = Books({"one": ("GPU-a",), "two": ("GPU-b",)})
     for _ in range(3):
-        books.accounts.cards([card("GPU-a"), card("GPU-b"), card("GPU-c")], books.now)
+        books.accounts.on_gpus([card("GPU-a"), card("GPU-b"), card("GPU-c")], books.now)
         books.look(view(), "one", 0)
         books.look(view(model="n"), "two", 5)
     allocated = books.figures("gpu_allocated_seconds_total", "model_name", "uuid")
@@ -113,7 +113,7 @@ def test_named_cards_go_to_their_engine_and_what_nobody_names_is_on_the_bill_all
 def test_of_several_engines_without_named_cards_none_is_taken_to_have_one():
     books = Books({"one": (), "two": ()})
     for _ in range(2):
-        books.accounts.cards([card("GPU-a")], books.now)
+        books.accounts.on_gpus([card("GPU-a")], books.now)
         books.look(view(), "one")
     assert {"__none__"} == {model for model, _ in books.figures("gpu_allocated_seconds_total", "model_name", "uuid")}
 
@@ -128,7 +128,7 @@ def test_a_mig_instance_costs_its_part_and_has_its_part_of_the_cards_energy():
 
     books = Books({"one": ("MIG-1",), "two": ("MIG-2",)})
     for step in range(3):
-        books.accounts.cards([reading(1000.0 * step)], books.now)
+        books.accounts.on_gpus([reading(1000.0 * step)], books.now)
         books.look(view(), "one", 0)
         books.look(view(model="n"), "two", 7)
     assert {("MIG-1",): pytest.approx(14 * 3 / 7), ("MIG-2",): pytest.approx(14 * 4 / 7)} == books.figures(
@@ -142,18 +142,18 @@ def test_a_mig_instance_costs_its_part_and_has_its_part_of_the_cards_energy():
 def test_a_driver_that_was_loaded_anew_takes_no_joule_back():
     books = Books()
     for joules in (500.0, 800.0, 50.0, 60.0):
-        books.accounts.cards([card("GPU-a", joules)], books.now)
+        books.accounts.on_gpus([card("GPU-a", joules)], books.now)
         books.look(view())
     assert 360 == pytest.approx(sum(books.figures("energy_joules_total", "team").values()))
 
 
 def test_while_an_engine_is_silent_its_cards_go_on_costing_and_what_they_did_is_unknown():
     books = Books()
-    books.accounts.cards([card("GPU-a")], books.now)
+    books.accounts.on_gpus([card("GPU-a")], books.now)
     books.look(view())
     for _ in range(3):
         books.now += 5
-        books.accounts.gone("e", books.now, books.now)
+        books.accounts.on_failure("e", books.now, books.now)
     books.look(view())
     assert 20 == books.figures("gpu_allocated_seconds_total")[()]
     assert 20 == books.figures("gpu_seconds_total", "team", "method")["__unattributed__", "unknown"]
@@ -161,7 +161,7 @@ def test_while_an_engine_is_silent_its_cards_go_on_costing_and_what_they_did_is_
 
 def test_a_clock_that_is_put_right_costs_no_gpu_time():
     books = Books()
-    books.accounts.cards([card("GPU-a")], 100)
+    books.accounts.on_gpus([card("GPU-a")], 100)
     for clock_s, jump_s in enumerate((0, 0, 3e7, 0, -3e7, 0), 100):
         books.look(view(), after_s=1 + jump_s, clock_s=clock_s)
     assert 5 == pytest.approx(books.figures("gpu_allocated_seconds_total")[()])
@@ -169,11 +169,11 @@ def test_a_clock_that_is_put_right_costs_no_gpu_time():
 
 def test_the_time_of_a_card_whose_engine_serves_nothing_is_nobodys_and_is_told():
     books = Books()
-    books.accounts.cards([card("GPU-a")], books.now)
+    books.accounts.on_gpus([card("GPU-a")], books.now)
     empty = EngineView("0.32.0", NOON - 100, {}, ())
     for seen in (view(), empty):
         books.look(seen)
-    books.accounts.gone("e", books.now + 5, books.now + 5)
+    books.accounts.on_failure("e", books.now + 5, books.now + 5)
     books.look(view(), after_s=10)
     assert {("m",): 5.0, ("__none__",): 10.0} == books.figures("gpu_allocated_seconds_total", "model_name")
 
@@ -181,11 +181,11 @@ def test_the_time_of_a_card_whose_engine_serves_nothing_is_nobodys_and_is_told()
 def test_a_restart_goes_on_with_the_same_sums_and_bills_nobody_for_the_time_between():
     books = Books()
     ledger = CounterStore(books.traffic)
-    ledger.accounts += books.accounts.accounts()
-    books.accounts.cards([card("GPU-a", 0.0)], books.now)
+    ledger.accounts += books.accounts.state_providers()
+    books.accounts.on_gpus([card("GPU-a", 0.0)], books.now)
     books.look(view())
     books.log(a=(10, 90))
-    books.accounts.cards([card("GPU-a", 700.0)], books.now)
+    books.accounts.on_gpus([card("GPU-a", 700.0)], books.now)
     books.look(view(1, 10, 90, running=1))
     ledger.commit({})
     names = (
@@ -200,7 +200,7 @@ def test_a_restart_goes_on_with_the_same_sums_and_bills_nobody_for_the_time_betw
     again = Books(stored=ledger._shown.accounts, traffic=books.traffic)
     assert before == {name: again.figures(name) for name in names}
     again.now = books.now + 600
-    again.accounts.cards([card("GPU-a", 9000.0)], again.now)
+    again.accounts.on_gpus([card("GPU-a", 9000.0)], again.now)
     again.look(view(1, 10, 90), after_s=0)
     assert before["gpu_allocated_seconds_total"] == again.figures("gpu_allocated_seconds_total")
     assert before["energy_joules_total"] == again.figures("energy_joules_total")
@@ -211,7 +211,7 @@ def test_the_two_ways_to_share_an_hour_are_laid_side_by_side_when_it_is_over():
     import asyncio
 
     books = Books()
-    books.accounts.cards([card("GPU-a")], books.now)
+    books.accounts.on_gpus([card("GPU-a")], books.now)
     books.look(view())
     hour = (int(books.now // 3600) + 1) * 3600.0
     books.now = hour
@@ -226,7 +226,7 @@ def test_the_two_ways_to_share_an_hour_are_laid_side_by_side_when_it_is_over():
     ]
     books.traffic.add_all(records)
     books.look(view(2, 0, 40, running=1), after_s=75)
-    books.accounts.ran(records, books.now)
+    books.accounts.on_requests(records, books.now)
     books.look(view(2, 0, 40), after_s=5)
     asyncio.run(books.accounts.compare_hour(hour + 3600 + 1200))
     differences = books.figures("share_difference_ratio", "team")

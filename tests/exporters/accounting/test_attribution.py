@@ -68,7 +68,7 @@ def look(
     from_s: float, to_s: float, running: tuple[float | None, float | None] = (1, 1), **more: object
 ) -> UsageSample:
     """A look at the only engine of the only model, at times since T0."""
-    settled = {"cards": (CARD,), **more}
+    settled = {"gpus": (CARD,), **more}
     return UsageSample("vllm", "chat", T0 + from_s, T0 + to_s, *running, **settled)  # type: ignore[arg-type]
 
 
@@ -123,7 +123,7 @@ def histories(draw: st.DrawFn) -> list[UsageSample]:
                 decode_s=draw(st.floats(0, 100)),
                 prefill_s=draw(st.floats(0, 100)), produced=draw(works), logged=told[model], abandoned=abandoned[model],
                 aborted=lost[ABORTED], missing_in_log=lost[UNATTRIBUTED],
-                cards=draw(cards),
+                gpus=draw(cards),
             )
         )  # fmt: skip
         at_s[upstream] += length_s
@@ -135,7 +135,7 @@ def near(value: float) -> object:
 
 
 def assert_all_is_accounted_for(attribution: Attribution, looks: Iterable[UsageSample], prices: Prices) -> None:
-    used = [(each, card) for each in looks for card in each.cards]
+    used = [(each, card) for each in looks for card in each.gpus]
     allocated = sum(each.length_s * card.fraction for each, card in used)
     assert near(allocated) == total(attribution, attributed.ALLOCATED)
     assert near(allocated) == total(attribution, attributed.TEAM_SECONDS) + pending(attribution, "seconds")
@@ -194,14 +194,14 @@ def pieces(each: UsageSample, cuts: Sequence[float]) -> list[UsageSample]:
     for low, high in itertools.pairwise(marks):
         middle = each.running_before
         cards = tuple(
-            replace(card, joules=None if card.joules is None else card.joules * (high - low)) for card in each.cards
+            replace(card, joules=None if card.joules is None else card.joules * (high - low)) for card in each.gpus
         )
         piece = replace(
             each,
             from_s=each.from_s + each.length_s * low,
             to_s=each.from_s + each.length_s * high,
             running_after=middle,
-            cards=cards,
+            gpus=cards,
         )
         found.append(replace(piece, inference_s=0.0, decode_s=0.0, prefill_s=0.0, produced=NOTHING))
     found[-1] = replace(
@@ -382,7 +382,7 @@ def test_a_request_that_came_and_went_between_looks_waits_for_its_line():
 
 def test_one_engine_that_rests_does_not_settle_a_model_that_runs_on_another():
     looks = [FIRST, look(0, 10, produced=Work(0, 0, 50)), *(look(t, t + 20, (0, 0)) for t in (10, 30, 50))]
-    other = [replace(each, upstream="other", running_before=1.0, running_after=1.0, cards=()) for each in looks]
+    other = [replace(each, upstream="other", running_before=1.0, running_after=1.0, gpus=()) for each in looks]
     attribution = after(*(each for pair in zip(looks, other, strict=True) for each in pair))
     assert {(): 10.0} == sums(attribution, attributed.PENDING)
 
@@ -424,7 +424,7 @@ def test_a_silent_engine_still_holds_its_card():
 
 def test_without_a_card_there_are_no_seconds_of_one_and_with_it_they_begin_at_0():
     worked = {"running": (1, 1), "logged": {"red": Work(100.0, 0.0, 10.0)}, "produced": Work(100.0, 0.0, 10.0)}
-    attribution = after(look(0, 0, logged={"red": NOTHING}, cards=()), look(0, 5, cards=(), **worked))
+    attribution = after(look(0, 0, logged={"red": NOTHING}, gpus=()), look(0, 5, gpus=(), **worked))
     assert {attributed.DECODE_WEIGHT} == {metric for metric, _, _ in attribution.samples()}
     attribution.advance(look(5, 5, **worked))
     began = {
@@ -441,7 +441,7 @@ def test_without_a_card_there_are_no_seconds_of_one_and_with_it_they_begin_at_0(
 
 def test_a_card_that_no_engine_claims_is_on_the_bill():
     attribution = Attribution(PRICES)
-    attribution.unclaimed([replace(CARD, joules=500.0)], T0, T0 + 10)
+    attribution.add_unclaimed([replace(CARD, joules=500.0)], T0, T0 + 10)
     assert {("unknown", NO_MODEL, UNATTRIBUTED): 10.0} == sums(
         attribution, attributed.TEAM_SECONDS, "method", "model_name", "team"
     )
@@ -488,7 +488,7 @@ def test_the_weight_keeps_within_reason_and_forgets():
 def powered(
     from_s: float, to_s: float, watts: float, running: tuple[float | None, float | None], **more: object
 ) -> UsageSample:
-    return look(from_s, to_s, running, cards=(replace(CARD, joules=watts * (to_s - from_s)),), **more)
+    return look(from_s, to_s, running, gpus=(replace(CARD, joules=watts * (to_s - from_s)),), **more)
 
 
 def test_idle_power_is_measured_when_nothing_runs_and_paid_by_nobody():
@@ -519,13 +519,13 @@ def test_a_queue_is_no_rest():
 def test_a_part_of_a_card_tells_no_idle_power():
     """Its neighbours' work is in what the card draws."""
     part = GpuShare("MIG-1", fraction=3 / 7, joules=6000.0, method="mig_fraction")
-    assert {} == sums(after(look(0, 0), look(0, 60, (0, 0), cards=(part,))), attributed.IDLE_WATTS, "uuid")
+    assert {} == sums(after(look(0, 0), look(0, 60, (0, 0), gpus=(part,))), attributed.IDLE_WATTS, "uuid")
 
 
 def test_the_way_energy_was_measured_goes_with_it():
     """Joules by the driver's counter and joules from power over time are not one figure."""
     cards = (replace(CARD, joules=10.0), GpuShare("GPU-2", joules=30.0, method="integrated"))
-    attribution = after(FIRST, look(0, 10, cards=cards, logged={"red": Work(0, 0, 10)}, produced=Work(0, 0, 10)))
+    attribution = after(FIRST, look(0, 10, gpus=cards, logged={"red": Work(0, 0, 10)}, produced=Work(0, 0, 10)))
     assert {("counter", "red"): 10.0, ("integrated", "red"): 30.0} == {
         key: value for key, value in sums(attribution, attributed.TEAM_ENERGY, "method", "team").items() if value
     }
@@ -537,7 +537,7 @@ def test_a_divided_card_counts_by_its_compute_slices():
     with pytest.raises(ValueError, match=r"'H100' is no MIG profile; write it like 1g\.10gb"):
         mig_fraction("H100")
     part = GpuShare("MIG-1", fraction=3 / 7, profile="3g.40gb")
-    attribution = after(look(0, 0), look(0, 7, cards=(part,)))
+    attribution = after(look(0, 0), look(0, 7, gpus=(part,)))
     assert near(3.0) == sums(attribution, attributed.ALLOCATED, "uuid")["MIG-1",]
 
 
@@ -743,7 +743,7 @@ def test_a_crowded_hour_is_a_fair_sample_of_bounded_size():
         at_s = START + number * 0.15
         hours.add(at_s, at_s + 0.1, "chat", "red" if number % 4 else "blue", now_s=at_s)
     closed = hours.close_hour(START + HOUR_S + 600)
-    assert (2000, 20_000) == (len(closed), closed.seen)
+    assert (2000, 20_000) == (len(closed), closed.count)
     found = closed.seconds()["chat"]
     assert pytest.approx(0.25, abs=0.04) == found["blue"] / sum(found.values())
 

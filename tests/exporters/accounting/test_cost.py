@@ -124,7 +124,7 @@ def test_time_in_the_gateways_queue_is_no_work(tmp_path):
 
 def test_models_have_cards_of_their_own(tmp_path):
     path = write(tmp_path, request(0, 10), request(0, 10, model="code"))
-    told = cost.report(cost.from_log([path], None, T0, cards=cost.cards_of(["chat=4", "2"])), "model")
+    told = cost.report(cost.from_log([path], None, T0, gpus=cost.parse_gpus(["chat=4", "2"])), "model")
     assert {"chat": 40.0, "code": 20.0} == {
         row["model"]: pytest.approx(row["gpu_hours"] * 3600) for row in told["rows"]
     }
@@ -133,7 +133,7 @@ def test_models_have_cards_of_their_own(tmp_path):
 def test_lines_that_cannot_be_counted_are_told(tmp_path):
     path = write(tmp_path, request(0, 10), "{nonsense", RequestRecord(request_id="lab"))
     notes = cost.from_log([path], None, T0).notes
-    assert "1 requests without ts or e2e_ms have no part in it" in notes
+    assert "1 requests without ts or e2e_ms are not included" in notes
     assert "1 lines are no request records" in notes
 
 
@@ -214,13 +214,10 @@ def test_no_name_is_a_formula_in_a_spreadsheet(tmp_path):
     [
         ((), "name either --prometheus URL or --log FILE"),
         (("--log", "none.jsonl"), "none.jsonl: No such file or directory"),
-        (
-            ("--log", "LOG", "--gpus", "chat=many"),
-            "--gpus 'chat=many' is no number of cards; write it like 4 or chat=4",
-        ),
-        (("--log", "LOG", "--log", "LOG"), "--log names one file twice"),
+        (("--log", "LOG", "--gpus", "chat=many"), "--gpus 'chat=many' is no number of GPUs; write it like 4 or chat=4"),
+        (("--log", "LOG", "--log", "LOG"), "--log lists a file twice"),
         (("--log", "EMPTY"), "holds no request with a time (ts and e2e_ms)"),
-        (("--log", "LOG", "--since", "1s"), "since then; a longer --since, or none, takes older ones"),
+        (("--log", "LOG", "--since", "1s"), "in this period; use a longer --since, or none"),
         (("--log", "LOG", "--prices", "PRICES"), "line 2: gpus[0].gpu_hours is unknown; did you mean gpu_hour?"),
         (("--prometheus", "http://127.0.0.1:9", "--gpus", "4"), "--gpus belongs to --log"),
         (("--prometheus", "http://127.0.0.1:9"), "does not answer"),
@@ -375,7 +372,7 @@ def test_other_prices_reckon_what_was_recorded_anew(recorded):
 def test_a_time_of_which_nothing_was_recorded_is_told(recorded):
     with pytest.raises(
         ValueError,
-        match="has no vllm_watch_gpu_seconds_total in this time: is a sidecar that reads engines and cards scraped",
+        match="has no vllm_watch_gpu_seconds_total in this period: scrape a sidecar that reads engines and GPUs",
     ):
         asyncio.run(cost.from_prometheus(recorded, 600.0, T0 - 86_400))
 
@@ -385,4 +382,4 @@ def test_the_command_asks_prometheus(recorded):
     """Its own day ends now, long after the history: that nothing is there is a sentence and no trace."""
     status, text = run("--prometheus", recorded.url, "--since", "1h")
     assert 2 == status
-    assert "in this time" in text
+    assert "in this period" in text

@@ -56,9 +56,9 @@ def test_the_short_form_is_enough():
     [
         ("gpu_hour: 2.0", "gpu_hours: 2.0", "prices.yaml, line 2: gpu_hours is unknown; did you mean gpu_hour?"),
         ("currency: EUR\ngpu_hour: 2.0", "currency: EUR", "prices.yaml: gpu_hour is missing"),
-        ("gpu_hour: 2.0", "gpu_hour: -1", "prices are more than 0"),
-        ("gpu_hour: 2.0", "gpu_hour: .inf", "prices are more than 0"),
-        ("gpu_hour: 3.0,", "gpu_hour: 0,", r"prices.yaml, line 4: gpus\[0\]: gpu_hour: a price is more than 0"),
+        ("gpu_hour: 2.0", "gpu_hour: -1", "prices must be greater than 0"),
+        ("gpu_hour: 2.0", "gpu_hour: .inf", "prices must be greater than 0"),
+        ("gpu_hour: 3.0,", "gpu_hour: 0,", r"prices.yaml, line 4: gpus\[0\]: gpu_hour: a price must be greater than 0"),
         ("gpu_hour: 3.0,", "hour: 3.0,", r"prices.yaml, line 4: gpus\[0\].hour is unknown; did you mean gpu_hour?"),
         (
             "1g.10gb: 0.6",
@@ -70,7 +70,7 @@ def test_the_short_form_is_enough():
         (
             "input_per_1k: 0.001",
             "input_per_1k: -0.001",
-            r"line 7: api\[0\]: input_per_1k is -0.001; a price is 0 or more",
+            r"line 7: api\[0\]: input_per_1k is -0.001; a price must not be negative",
         ),
         ("output_per_1k: 0.003", "output: 0.003", r"line 7: api\[0\].output is unknown; did you mean output_per_1k?"),
         ("currency: EUR", "currency: ''", "currency is empty; write it like USD or EUR"),
@@ -83,5 +83,5 @@ def test_a_mistake_is_told_with_its_place_and_the_right_word(line, instead, sent
 
 
 def test_a_card_without_a_name_is_no_line():
-    with pytest.raises(ValueError, match="name is a part of the card's name"):
+    with pytest.raises(ValueError, match="name is a part of the GPU's name"):
         GpuPrice("", 1.0)

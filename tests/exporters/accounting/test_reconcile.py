@@ -171,7 +171,7 @@ class World:
 
     def _look(self, upstream: str, process: Process | None, asked_s: float, asked: dict[str, FinishedRequest]) -> None:
         if process is None:
-            self.sidecar.gone(upstream)
+            self.sidecar.on_failure(upstream)
             return
         if self.caught_up:  # else the log is behind, and the look does not count
             if self.first_look_s is None:
@@ -183,7 +183,7 @@ class World:
             process.new.clear()
         self.sidecar.look(upstream, process.view(), asked_s, asked, 5.0, self.late_s)
         if self.sidecar.names_due(upstream, self.now_s):
-            self.sidecar.named(upstream, self.names, self.now_s)
+            self.sidecar.record_names(upstream, self.names, self.now_s)
 
     def taken(self, request: Request) -> int:
         return sum(at_s > self.first_look_s for at_s in request.lines_at)
@@ -566,7 +566,7 @@ def test_a_busy_day_books_nothing_but_what_its_restarts_swallowed():
             )
             since_page = 0
         elif tick % 50 == 1:
-            sidecar.gone("e0")
+            sidecar.on_failure("e0")
         logged += count  # read in the next tick
         if tick % 10 == 0 or tick % 50 == 2:
             sidecar.settle(now_s + TICK_S, log(logged), at_end=True)
@@ -677,16 +677,16 @@ def test_names_are_asked_for_at_first_after_a_restart_for_a_new_name_and_once_a_
     assert not sidecar.names_due("e", 0.0), "there was no look that counts"
     sidecar.look("e", view({(MODEL, "0"): core()}), 1.0, {})
     assert sidecar.names_due("e", 1.0)
-    sidecar.named("e", {MODEL: MODEL}, 1.0)
+    sidecar.record_names("e", {MODEL: MODEL}, 1.0)
     assert not sidecar.names_due("e", 2.0)
     sidecar.settle(3.0, {"new": FinishedRequest(1)}, at_end=True)
     assert sidecar.names_due("e", 4.0)
-    sidecar.named("e", {MODEL: MODEL}, 4.0)
+    sidecar.record_names("e", {MODEL: MODEL}, 4.0)
     assert not sidecar.names_due("e", 60.0)
     assert sidecar.names_due("e", 64.0)
-    sidecar.named("e", None, 64.0)
+    sidecar.record_names("e", None, 64.0)
     assert sidecar.names_due("e", 65.0), "it failed; try again"
-    sidecar.named("e", {}, 65.0)
+    sidecar.record_names("e", {}, 65.0)
     sidecar.look("e", view({(MODEL, "0"): core()}, started_s=60.0), 66.0, {})
     assert sidecar.names_due("e", 66.0), "it restarted"
 

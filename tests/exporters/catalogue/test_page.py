@@ -211,7 +211,7 @@ def test_what_a_reader_remembers_is_bounded():
     [("a 1\n\n<html>\n", "line 3 is '<html>'"), ("a 1\nb{\n", "line 2 is 'b{'"), ("# TYPE a x\na 1\n", "line 1")],
 )
 def test_a_bad_page_names_the_line(text: str, line: str):
-    with pytest.raises(BadExposition, match="no Prometheus metrics page") as caught:
+    with pytest.raises(BadExposition, match="not a Prometheus exposition") as caught:
         parse(text)
     assert line in str(caught.value)
 

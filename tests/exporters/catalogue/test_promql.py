@@ -12,7 +12,7 @@ from dashboards.boards import overview
 from dashboards.interpolate import ALL, Range, fill
 from exporters.catalogue import exposition_parser, promql, promql_ast, sidecar, vllm
 from exporters.catalogue.metric import Across, Kind, Metric, Unit, key
-from exporters.catalogue.promql import WrongQuestion
+from exporters.catalogue.promql import InvalidQuery
 
 
 @pytest.fixture
@@ -75,11 +75,11 @@ def test_what_several_series_tell_of_one_thing_is_counted_once():
 
 def test_who_was_there_is_told_by_any_series_old_names_included():
     """A counter too: that it stood somewhere says that its target was there."""
-    assert "last_over_time(vllm_watch_sidecar_info[1d])" == promql.seen(sidecar.SIDECAR_INFO, "1d")
+    assert "last_over_time(vllm_watch_sidecar_info[1d])" == promql.last_samples(sidecar.SIDECAR_INFO, "1d")
     assert (
         'last_over_time(vllm:prefix_cache_hits_total{job="a"}[1h]) or'
         ' last_over_time(vllm:gpu_prefix_cache_hits_total{job="a"}[1h])'
-        == promql.seen(vllm.PREFIX_CACHE_HITS, "1h", ('job="a"',))
+        == promql.last_samples(vllm.PREFIX_CACHE_HITS, "1h", ('job="a"',))
     )
 
 
@@ -102,11 +102,11 @@ def test_matchers_reach_every_alternative():
         lambda: promql.total(vllm.KV_CACHE_USAGE),
         lambda: promql.resets(vllm.KV_CACHE_USAGE),
         lambda: promql.series(vllm.PROMPT_TOKENS),
-        lambda: promql.seen(vllm.TIME_TO_FIRST_TOKEN, "1h"),
+        lambda: promql.last_samples(vllm.TIME_TO_FIRST_TOKEN, "1h"),
     ],
 )
 def test_a_wrong_question_fails_when_rendered(ask):
-    with pytest.raises(WrongQuestion):
+    with pytest.raises(InvalidQuery):
         ask()
 
 
@@ -338,8 +338,8 @@ def test_the_labels_of_an_answer_follow_from_those_below(expr, expected):
 @pytest.mark.parametrize(
     ("expr", "told"),
     [
-        ("sum by (team) (x)", "sum by (team): nothing below has that label"),
-        ("histogram_quantile(0.9, sum by (a) (x_bucket))", "histogram_quantile: le was lost below it"),
+        ("sum by (team) (x)", "sum by (team): no operand has that label"),
+        ("histogram_quantile(0.9, sum by (a) (x_bucket))", "histogram_quantile: its operand has no le label"),
         ("histogram_quantile(0.9, sum by (a) (x))", None),  # a native histogram
         ("sum by (a) (x) / on (a, b) sum by (a, b) (y)", "/ on (b): not both sides have that label"),
         ("sum by (a) (x) / sum by (a, b) (y)", "/: the two sides never match, only one has b"),

@@ -19,7 +19,7 @@ from stack import cli, render
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 PAGES = sorted(GOLDEN.glob("*.prom"))
-FOUND = {path.stem: drift.of_page(path.read_text(), path.name.split("-")[0]) for path in PAGES}
+FOUND = {path.stem: drift.from_scrape(path.read_text(), path.name.split("-")[0]) for path in PAGES}
 ENGINE_OWN = {
     stem: [m for m in drift.CATALOGUE if m.name in found.families and m.name.startswith("vllm:")]
     for stem, found in FOUND.items()
@@ -117,7 +117,7 @@ def test_bounds_and_help_are_told_by_two_pages():
         r'^(vllm:time_to_first_token_seconds_bucket\{.*le=")0\.02(".*)$', r"\g<1>0.03\2", text, flags=re.MULTILINE
     )
     newer = newer.replace("# HELP vllm:num_requests_running ", "# HELP vllm:num_requests_running As of now: ")
-    changes = drift.drift(drift.of_page(newer), before=drift.of_page(text))
+    changes = drift.drift(drift.from_scrape(newer), before=drift.from_scrape(text))
     assert [("help", "vllm:num_requests_running"), ("bounds", "vllm:time_to_first_token_seconds")] == [
         (c.what, c.name) for c in changes
     ]
@@ -153,7 +153,7 @@ def test_what_the_rust_frontend_does_not_show_is_listed_and_not_called_gone(tmp_
     page.write_text(fake_rust_page())
     result = run(str(page), "--release", "0.32.0")
     assert 0 == result.exit_code, result.output
-    unshown = drift.unshown(drift.of_page(fake_rust_page(), "0.32.0"))
+    unshown = drift.unshown(drift.from_scrape(fake_rust_page(), "0.32.0"))
     assert {"vllm:cache_config_info", "vllm:engine_sleep_state", "vllm:admission_rejections_total"} <= set(unshown)
     assert f"it lacks {len(unshown)}: {', '.join(unshown)}" in result.output
     assert list(unshown) == json.loads(run(str(page), "--release", "0.32.0", "--json").output)[0]["unshown"]
@@ -162,10 +162,10 @@ def test_what_the_rust_frontend_does_not_show_is_listed_and_not_called_gone(tmp_
 def test_a_page_that_is_not_of_the_rust_frontend_says_of_each_family_that_it_is_gone():
     text = fake_rust_page()
     assert ("gone", "vllm:cache_config_info") in told(
-        drift.of_page(text.replace("# EOF", ""), "0.32.0"), drift.CATALOGUE
+        drift.from_scrape(text.replace("# EOF", ""), "0.32.0"), drift.CATALOGUE
     )
     asked = (GOLDEN / "0.32.0-before.prom").read_text() + "# EOF\n"
-    assert () == drift.unshown(drift.of_page(asked, "0.40.0"))
+    assert () == drift.unshown(drift.from_scrape(asked, "0.40.0"))
 
 
 SOURCE = """
@@ -252,9 +252,9 @@ def test_the_command_exits_0_without_drift_1_with_it_and_2_where_nothing_can_be_
         (("/nowhere",), "No such file"),
         (("--installed", "/nowhere/python"), "No such file"),
         (("--installed", "/etc"), "holds no vllm/v1"),
-        ((__file__,), f"{__file__}: this is no Prometheus metrics page"),
-        ((str(GOLDEN / "0.32.0-before.prom"), "--before", __file__), f"{__file__}: this is no Prometheus metrics page"),
-        ((str(GOLDEN / "0.32.0-before.prom"), "--before", "/dev/null"), "/dev/null: this page holds no samples"),
+        ((__file__,), f"{__file__}: not a Prometheus exposition"),
+        ((str(GOLDEN / "0.32.0-before.prom"), "--before", __file__), f"{__file__}: not a Prometheus exposition"),
+        ((str(GOLDEN / "0.32.0-before.prom"), "--before", "/dev/null"), "/dev/null: no samples found"),
         (("http://127.0.0.1:1", "--http-config", "/nowhere"), "/nowhere"),
         (("http://127.0.0.1:1",), "does not answer"),
     ],

@@ -119,9 +119,9 @@ def test_a_dashboard_of_ones_own_is_checked_for_names_that_never_were(tmp_path):
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("{", "mine.json, line 1: this is not JSON"),
-        ("[]", "no Grafana dashboard"),
-        ('{"panels": 3}', "no Grafana dashboard"),
+        ("{", "mine.json, line 1: invalid JSON"),
+        ("[]", "not a Grafana dashboard"),
+        ('{"panels": 3}', "not a Grafana dashboard"),
     ],
 )
 def test_a_file_that_is_no_dashboard_is_refused_in_one_sentence(content, sentence, tmp_path):
@@ -137,7 +137,7 @@ def test_a_file_that_is_no_dashboard_is_refused_in_one_sentence(content, sentenc
     [
         ("http://127.0.0.1:1", "does not answer"),
         ("/nowhere/page", "No such file"),
-        (__file__, "no Prometheus metrics page"),
+        (__file__, "not a Prometheus exposition"),
         ("localhost:8000", "for a server write http://localhost:8000"),
     ],
 )

@@ -92,7 +92,7 @@ def test_the_same_id_twice_is_written_once_and_another_event_under_it_is_refused
     first = change(id="a")
     assert (first, True) == log.record(path, first)
     assert (first, False) == log.record(path, change(at_s=7.0, id="a"))
-    with pytest.raises(Conflict, match="a is another event already: change, 'w'"):
+    with pytest.raises(Conflict, match="a is already used by another event: change, 'w'"):
         log.record(path, change("something else", id="a"))
     assert 1 == len(lines(path))
 
@@ -100,11 +100,11 @@ def test_the_same_id_twice_is_written_once_and_another_event_under_it_is_refused
 def test_what_cannot_be_closed_is_refused(path):
     log.record(path, change(id="point"))
     log.record(path, change(at_s=50.0, id="late", open=True))
-    with pytest.raises(UnknownEvent, match="no event has the id 'none'"):
+    with pytest.raises(UnknownEvent, match="no event with id 'none'"):
         log.close(path, "none", 2.0)
     with pytest.raises(Conflict, match="point in time"):
         log.close(path, "point", 2.0)
-    with pytest.raises(ValueError, match="ends after it begins"):
+    with pytest.raises(ValueError, match="ends after its start"):
         log.close(path, "late", 50.0)
     assert 2 == len(lines(path))
 
@@ -235,20 +235,20 @@ UNFIT = {
     "text is empty": {"what": "  "},
     "501 characters": {"what": "x" * 501},
     "line break": {"what": "a\nb"},
-    "cannot be printed": {"what": "\x1b[31mred"},
-    "who holds": {"what": "w", "who": "a\tb"},
+    "non-printable": {"what": "\x1b[31mred"},
+    "who contains": {"what": "w", "who": "a\tb"},
     "model has 101": {"what": "w", "model": "m" * 101},
-    "an id is": {"what": "w", "id": "../x"},
-    "is no tag": {"what": "w", "tags": ["two words"]},
-    "'event:x' is no tag": {"what": "w", "tags": ["event:x"]},
+    "an id has": {"what": "w", "id": "../x"},
+    "is no valid tag": {"what": "w", "tags": ["two words"]},
+    "'event:x' is no valid tag": {"what": "w", "tags": ["event:x"]},
     "at most 8 tags": {"what": "w", "tags": [f"t{n}" for n in range(9)]},
     "diff of 'x'": {"what": "w", "diff": {"x": ["a", "\x00"]}},
     "Invalid enum value": {"what": "w", "kind": "restart"},
     "unknown field `colour`": {"what": "w", "colour": "red"},
-    "lies in the future; an event is written": {"what": "w", "at_s": NOW_S + 3600},
+    "is in the future; record an event": {"what": "w", "at_s": NOW_S + 3600},
     "milliseconds": {"what": "w", "at_s": NOW_S * 1000},
-    "is no time": {"what": "w", "at_s": -1},
-    "ends after it begins": {"what": "w", "at_s": 20, "end_s": 10},
+    "is not a unix time": {"what": "w", "at_s": -1},
+    "ends after its start": {"what": "w", "at_s": 20, "end_s": 10},
     "a region is open, or ends": {"what": "w", "at_s": 10, "end_s": 20, "open": True},
     "Expected `str`, got `int` - at `$.what`": {"what": 5},
 }
@@ -366,13 +366,13 @@ REFUSED: dict[str, tuple[int, str, Any]] = {
     "unknown field `text`": (400, "/events", {"text": "w"}),
     "required field `what`": (400, "/events", {}),
     "text is empty": (400, "/events", {"what": ""}),
-    "ends after it begins": (400, "/events/open/close", {"end_s": 5}),
+    "ends after its start": (400, "/events/open/close", {"end_s": 5}),
     "future": (400, "/events/open/close", {"end_s": NOW_S * 2}),
     "unknown field `at`": (400, "/events/open/close", {"at": 5}),
-    "since=yesterday is no number": (400, "/events?since=yesterday", None),
-    "no event has the id": (404, "/events/none/close", {}),
+    "since=yesterday is no unix time": (400, "/events?since=yesterday", None),
+    "no event with id": (404, "/events/none/close", {}),
     "point in time": (409, "/events/point/close", {}),
-    "another event already": (409, "/events", {"what": "x", "id": "point"}),
+    "already used by another event": (409, "/events", {"what": "x", "id": "point"}),
     "at most 16384 bytes": (413, "/events", {"what": "x" * 20_000}),
 }
 
@@ -429,13 +429,13 @@ def test_a_locked_file_or_a_broken_disk_is_503_with_the_reason(door, path, monke
 
 def test_a_sidecar_without_a_file_of_events_says_so(token_file):
     with served(None, token_file) as url:
-        assert (404, {"error": "this sidecar keeps no events: set `events` in its configuration"}) == ask(
+        assert (404, {"error": "events are disabled: set `events` in the sidecar's configuration"}) == ask(
             f"{url}/events"
         )
 
 
 def test_a_token_without_a_file_of_events_is_a_mistake_of_the_configuration():
-    with pytest.raises(ValueError, match="events_token_file belongs to events"):
+    with pytest.raises(ValueError, match="events_token_file needs events"):
         SidecarConfig(events_token_file="t")
 
 
@@ -644,8 +644,8 @@ MIXED = {
     "belong together": ["w", "--from", "now-2h"],
     "is no time": ["w", "--at", "teatime"],
     "is no change of an option": ["w", "--diff", "max-num-seqs=16"],
-    "is no tag": ["w", "--tag", "two words"],
-    "no event has the id": ["--close", "nobody"],
+    "is no valid tag": ["w", "--tag", "two words"],
+    "no event with id": ["--close", "nobody"],
     "belongs to --sidecar": ["w", "--sidecar-token-file", "t"],
     "either --events or --sidecar": ["w", "--sidecar", "http://x"],
     "belong to Grafana": ["w", "--token-file", "t"],

@@ -94,7 +94,7 @@ def config(folder: Path, text: str) -> Path:
 
 
 async def said(url: str, way: HttpClientConfig) -> str:
-    async with aiohttp.ClientSession() as session, session.get(url, **way.now()) as got:
+    async with aiohttp.ClientSession() as session, session.get(url, **way.current_options()) as got:
         return await got.text()
 
 
@@ -120,7 +120,10 @@ def test_a_password_that_is_replaced_while_it_is_read_is_not_missed(tmp_path, mo
 
     monkeypatch.setattr(Path, "read_text", slow)
     way = HttpClientConfig(path)
-    assert "me:newer" == base64.b64decode(way.now()["headers"]["Authorization"].removeprefix("Basic ")).decode()
+    assert (
+        "me:newer"
+        == base64.b64decode(way.current_options()["headers"]["Authorization"].removeprefix("Basic ")).decode()
+    )
 
 
 def test_files_that_the_sidecars_configuration_names_are_found_from_where_it_stands(tmp_path, monkeypatch):
@@ -176,7 +179,7 @@ async def test_nobody_at_an_address_is_told_in_the_words_of_the_system(free_port
 
 def test_a_password_stands_behind_its_user(tmp_path):
     (tmp_path / "word").write_text("pass:wörd\n")
-    asked = HttpClientConfig(config(tmp_path, "basic_auth: {username: me, password_file: word}")).now()
+    asked = HttpClientConfig(config(tmp_path, "basic_auth: {username: me, password_file: word}")).current_options()
     assert "me:pass:wörd" == base64.b64decode(asked["headers"]["Authorization"].removeprefix("Basic ")).decode()
 
 
@@ -196,12 +199,12 @@ def test_who_has_no_such_file_asks_as_before():
             "basic_auth: {username: me, password_file: secret}\nauthorization: {credentials_file: secret}",
         ),
         ("tls_config.insecure_skip_verify is unknown", "tls_config: {insecure_skip_verify: true}"),
-        ("cert_file and key_file go together", "tls_config: {cert_file: a}"),
+        ("cert_file and key_file must both be set", "tls_config: {cert_file: a}"),
         ("ca_file: {folder}/a cannot be used: No such file", "tls_config: {ca_file: a}"),
-        ("ca_file: {folder}/secret cannot be used: it holds no certificate", "tls_config: {ca_file: secret}"),
+        ("ca_file: {folder}/secret cannot be used: it holds no PEM certificate", "tls_config: {ca_file: secret}"),
         ("secret2 cannot be read: No such file", "basic_auth: {username: me, password_file: secret2}"),
         ("holds no secret; write it on one line", "basic_auth: {username: me, password_file: two}"),
-        ("is none that is known here", "authorization: {type: Basic, credentials_file: secret}"),
+        ("type must be Bearer", "authorization: {type: Basic, credentials_file: secret}"),
         ("bearer_token is unknown", "bearer_token: s3cret"),
     ],
 )
@@ -223,11 +226,11 @@ def test_a_mistake_is_one_sentence_that_names_the_place_and_no_secret(words, tex
         ("could not determine a constructor for the tag", "!!hunter2 x"),
         ("could not determine a constructor for the tag", "!hun'ter2"),
         ("found undefined tag handle", "!hunter2!x y"),
-        ("what stands here is no int", "!!int hunter2"),
-        ("what stands here is no float", "!!float hunter2"),
-        ("what stands here is no bool", "!!bool hunter2"),
-        ("what stands here is no timestamp", "!!timestamp hunter2"),
-        ("what stands here is no float", "!!float ''"),
+        ("not a valid int", "!!int hunter2"),
+        ("not a valid float", "!!float hunter2"),
+        ("not a valid bool", "!!bool hunter2"),
+        ("not a valid timestamp", "!!timestamp hunter2"),
+        ("not a valid float", "!!float ''"),
         ("failed to convert base64 data into ascii", "!!binary hunter2ü"),
         ("it cannot be read", "!<hunter2%ff> x"),
         ("found character '%' that cannot start any token", "%hunter2"),
@@ -248,25 +251,25 @@ def test_a_secret_without_quotes_that_is_no_yaml_is_not_repeated(read, text, wor
     says the line and the kind."""
     with pytest.raises(BadConfig) as told:
         read(config(tmp_path, text.format(value)))
-    assert f"http.yml, line 2: this is not YAML: {words}" == str(told.value)[str(told.value).index("http.yml") :]
+    assert f"http.yml, line 2: invalid YAML: {words}" == str(told.value)[str(told.value).index("http.yml") :]
     for part in ("hunter2", "hun'ter2", "hun"):
         assert part not in "".join(traceback.format_exception(told.value))
 
 
 def test_a_token_in_place_of_its_type_is_not_repeated(tmp_path):
-    with pytest.raises(BadConfig, match="authorization: type is none that is known here; it is Bearer") as told:
+    with pytest.raises(BadConfig, match="authorization: type must be Bearer") as told:
         HttpClientConfig(config(tmp_path, "authorization: {type: Bearer hunter2, credentials_file: a}\n"))
     assert "hunter2" not in str(told.value)
 
 
 def test_a_key_that_stands_twice_is_named(tmp_path):
-    with pytest.raises(BadConfig, match=r"line 1: this is not YAML: it's me stands here again, first in line 1"):
+    with pytest.raises(BadConfig, match=r"line 1: invalid YAML: duplicate key it's me, first in line 1"):
         ListenerAuth(config(tmp_path, "basic_auth_users: {it's me: a, it's me: b}"))
 
 
 def test_one_way_to_log_in_is_enough(tmp_path):
     (tmp_path / "token").write_text(TOKEN)
-    with pytest.raises(ValueError, match="name either --token-file or --user-file, or --http-config"):
+    with pytest.raises(ValueError, match="use only one of --token-file, --user-file and"):
         address_from("https://127.0.0.1:9", tmp_path / "token", None, config(tmp_path, ""))
 
 

@@ -110,7 +110,7 @@ def trusting(authority: Authority, pair: Pair | None = None) -> ssl.SSLContext:
 
 def asked(path: Path) -> dict[str, object]:
     """What a file of ours for clients makes of a request, as `status` takes it."""
-    given = HttpClientConfig(path).now()
+    given = HttpClientConfig(path).current_options()
     return {"tls": given["ssl"], "headers": given["headers"]}
 
 
@@ -238,7 +238,7 @@ async def test_a_new_certificate_holds_from_the_next_connection_on_and_a_broken_
         pair.cert.write_bytes(fresh.cert.read_bytes())  # the key is still the old one
         for _ in range(3):
             assert 200 == await status(it.url, tls=trusting(first))
-        assert 1 == caplog.text.count("the key is not that of the certificate; what was in force before stays")
+        assert 1 == caplog.text.count("the key does not match the certificate; the previous settings stay active")
         pair.key.write_bytes(fresh.key.read_bytes())
         assert 200 == await status(it.url, tls=trusting(second))
         with pytest.raises(aiohttp.ClientConnectorCertificateError):
@@ -289,7 +289,7 @@ async def test_the_file_with_a_mistake_leaves_what_was_in_force(tmp_path, caplog
             assert [200, 401] == [await status(it.url, **LOGIN), await status(it.url)]
         path.unlink()
         assert 401 == await status(it.url)
-    assert 3 == caplog.text.count("what was in force before stays")
+    assert 3 == caplog.text.count("the previous settings stay active")
     assert "secret-word" not in caplog.text
 
 
@@ -304,10 +304,7 @@ async def test_a_file_that_was_emptied_switches_no_login_off(left, tmp_path, cap
         path.write_text(left)
         for _ in range(2):
             assert [200, 401] == [await status(it.url, **asked) for asked in (LOGIN, {})]
-        told = (
-            "asks for no login any more, and logins are switched off only by a new start; what was in force before"
-            " stays"
-        )
+        told = "users and tokens are gone; auth can be switched off only by a restart; the previous settings stay"
         assert 1 == caplog.text.count(told)
         path.write_text(text.replace(HASH, bcrypt.hashpw(b"new", bcrypt.gensalt(4)).decode()))
         assert [401, 200] == [await status(it.url, **asked) for asked in (LOGIN, login("prometheus", "new"))]
@@ -317,7 +314,9 @@ async def test_a_file_that_was_emptied_switches_no_login_off(left, tmp_path, cap
 def test_a_start_with_a_file_that_protects_nothing_says_so(users, told, tmp_path, caplog):
     path = secured(tmp_path, users=users)
     ListenerAuth(path, "web_config")
-    assert told == caplog.text.count(f"web_config: {path} asks for neither TLS nor a login, so this listener is open")
+    assert told == caplog.text.count(
+        f"web_config: {path} sets neither TLS nor users nor tokens, so this listener is unprotected"
+    )
 
 
 async def test_a_file_that_was_cut_off_behind_its_tls_switches_no_login_off(tmp_path, authority, pair):
@@ -339,7 +338,7 @@ async def test_a_file_that_was_cut_off_asks_for_certificates_of_clients_as_befor
         with pytest.raises((aiohttp.ClientError, ssl.SSLError, ConnectionError)):
             await status(it.url, tls=trusting(authority))
     assert 1 == caplog.text.count(
-        "asks for no certificate of clients any more, and those are switched off only by a new start; what was in force"
+        "client certificates are no longer required; that needs a restart; the previous settings"
     )
 
 
@@ -576,10 +575,10 @@ async def test_a_certificate_is_renewed_while_the_file_has_a_mistake(tmp_path, c
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert [
         ("oops is unknown", ""),
-        ("oops is unknown", "the key is not that of the certificate"),
+        ("oops is unknown", "the key does not match the certificate"),
         ("oops is unknown", ""),
     ] == [
-        tuple(words if words in line else "" for words in ("oops is unknown", "the key is not that of the certificate"))
+        tuple(words if words in line else "" for words in ("oops is unknown", "the key does not match the certificate"))
         for line in told
     ]
 
@@ -617,7 +616,7 @@ def test_a_certificate_is_renewed_while_the_file_names_one_that_is_not_there_or_
             "min_version: Invalid enum value 'TLS10'; did you mean TLS13?",
             "tls_server_config: {cert_file: a, key_file: b, min_version: TLS10}",
         ),
-        ("client_ca_file checks nobody", "tls_server_config: {cert_file: a, key_file: b, client_ca_file: c}"),
+        ("client_ca_file has no effect", "tls_server_config: {cert_file: a, key_file: b, client_ca_file: c}"),
         (
             "needs client_ca_file",
             "tls_server_config: {cert_file: a, key_file: b, client_auth_type: RequireAndVerifyClientCert}",
@@ -627,9 +626,9 @@ def test_a_certificate_is_renewed_while_the_file_names_one_that_is_not_there_or_
             "tls_server_config: {cert_file: a, key_file: b, client_auth_type: RequireAnyClientCert}",
         ),
         ("basic_auth_users.me is no bcrypt hash", "basic_auth_users: {me: s3cret}"),
-        ("a user's name has at least one letter", "basic_auth_users: {'a:b': s3cret}"),
-        ("this is not YAML", "basic_auth_users: {me: [s3cret"),
-        ("it is nested too deeply", "basic_auth_users: " + 1000 * "["),
+        ("a user name must not be empty", "basic_auth_users: {'a:b': s3cret}"),
+        ("invalid YAML", "basic_auth_users: {me: [s3cret"),
+        ("nested too deeply", "basic_auth_users: " + 1000 * "["),
         ("tls_server_config.cert_file: {folder}/a", 'tls_server_config: {cert_file: "a\\0b", key_file: web.yml}'),
     ],
 )
@@ -649,7 +648,7 @@ def test_a_mistake_in_the_file_is_one_sentence_that_names_the_place(words, text,
 
 
 def test_logins_have_no_place_where_clients_bring_keys(tmp_path):
-    with pytest.raises(BadConfig, match="clients bring keys of their own"):
+    with pytest.raises(BadConfig, match="clients send their own keys"):
         ListenerAuth(secured(tmp_path, users=True), tls_only=True)
 
 

@@ -330,7 +330,7 @@ def test_events_are_for_those_with_the_token_or_the_login(chain):
             "its certificate is not accepted: Hostname mismatch",
             {"tls_config": {"ca_file": "ca.pem", "server_name": "other"}},
         ),
-        ("it wants a login: --http-config", {"tls_config": {"ca_file": "ca.pem"}}),
+        ("credentials required: --http-config", {"tls_config": {"ca_file": "ca.pem"}}),
         ("basic_auth: a password has no place in this file", {"basic_auth": {"username": "me", "password": "s3cret"}}),
     ],
 )

@@ -19,7 +19,7 @@ from test_tail import add, again, drained, polled, stored
 
 from exporters.requests import compressed, tail
 from exporters.requests.compressed import Damaged, Unpacked
-from exporters.requests.positions import CHUNK_BYTES, GUARD_BYTES, HEAD_BYTES, Position, begun
+from exporters.requests.positions import CHUNK_BYTES, GUARD_BYTES, HEAD_BYTES, Position, start_position
 from exporters.requests.tail import ARCHIVE_BYTES, ARCHIVE_PATIENCE_S, Tail
 
 PACK = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
@@ -168,7 +168,7 @@ def test_archives_that_an_older_release_left_out_stay_left_out(path, found_by):
     add(path, *lines(0, 100))
     archive = compress(rotate(path))
     stat, raw = archive.stat(), archive.read_bytes()
-    position = msgspec.structs.replace(begun(archive.name, (stat.st_dev, stat.st_ino)), left=stat.st_size)
+    position = msgspec.structs.replace(start_position(archive.name, (stat.st_dev, stat.st_ino)), left=stat.st_size)
     if found_by == "the first look":  # which took its bytes for lines
         heads = (msgspec.structs.replace(position.marks[0], offset=HEAD_BYTES, digest=digest(raw[:HEAD_BYTES])),)
         end = raw.rindex(b"\n") + 1
@@ -219,7 +219,7 @@ def test_archive_that_ends_early_is_reported_once_and_read_on_when_it_is_whole(p
     assert not reader.faults
     got += drained(reader, ARCHIVE_PATIENCE_S)
     assert {"packed": 1} == reader.faults
-    assert "ends in the middle" in caplog.text
+    assert "incomplete" in caplog.text
     reader = again(reader)
     got += drained(reader, 300)
     assert not reader.faults, "once"
@@ -234,7 +234,7 @@ def test_damaged_archive_is_reported_once(path, caplog):
     got = drained(reader)
     assert {*of(1000, 4000), b"next"} <= set(got), "up to the damage"
     assert {"packed": 1} == reader.faults
-    assert "lines behind byte" in caplog.text
+    assert "lines after byte" in caplog.text
     reader = again(reader)
     assert [] == drained(reader, 300)
     assert not reader.faults

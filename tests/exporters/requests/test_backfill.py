@@ -154,5 +154,5 @@ def test_a_log_without_times_makes_no_series_and_says_so(tmp_path):
     (tmp_path / "log").write_bytes(b'{"request_id":"x","model":"m"}\n')
     result = CliRunner().invoke(cli.main, ["sidecar", "backfill", str(tmp_path / "log"), "--out", str(tmp_path / "o")])
     assert 1 == result.exit_code
-    assert "no request with a time was found" in result.output
+    assert "no request with a time found" in result.output
     assert "1 lines without ts" in result.output

@@ -74,7 +74,7 @@ def test_a_status_is_not_taken_for_an_outcome():
 @pytest.mark.parametrize(
     ("line", "reason", "noted"),
     [
-        (b'{"request_id":"a","mo{"request_id":"b"}', "torn", "what follows the break is a record"),
+        (b'{"request_id":"a","mo{"request_id":"b"}', "torn", "the rest after the break is a record"),
         (b'{"request_id":"a"}{"request_id":"b"}', None, "two records"),
         (b"no json", "json", None),
         (b'{"id":"a"}', "type", "every record needs a request_id"),

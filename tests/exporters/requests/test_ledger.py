@@ -256,7 +256,7 @@ def test_histograms_of_other_bounds_begin_anew_and_the_page_stands():
         other = msgspec.structs.replace(row, counts=counts, sums_ms=row.sums_ms[: len(counts)])
         (native,) = books._shown.native.values()
         frame = Snapshot(
-            [msgspec.msgpack.encode(other)], [b"r1"], LogTotals(lines=1), {}, {}, whole=True, native=[native.counts]
+            [msgspec.msgpack.encode(other)], [b"r1"], LogTotals(lines=1), {}, {}, complete=True, native=[native.counts]
         )
         after = ledger()
         after.restore([msgspec.msgpack.encode(frame)])
@@ -281,26 +281,26 @@ def test_a_write_that_never_began_loses_no_request_from_the_window(tmp_path):
 
 
 def test_where_a_log_stood_is_known_as_long_as_nobody_reads_it(tmp_path):
-    from exporters.requests.positions import begun
+    from exporters.requests.positions import start_position
 
     books = opened(tmp_path / "state")
-    books.commit({"a": (begun("a", (1, 2)),), "b": ()})
+    books.commit({"a": (start_position("a", (1, 2)),), "b": ()})
     after = opened_after_death(books, tmp_path / "state")
-    after.commit({"b": (begun("b", (1, 3)),)})
+    after.commit({"b": (start_position("b", (1, 3)),)})
     again = opened_after_death(after, tmp_path / "state")
-    assert {"a": (begun("a", (1, 2)),), "b": (begun("b", (1, 3)),)} == again.positions
+    assert {"a": (start_position("a", (1, 2)),), "b": (start_position("b", (1, 3)),)} == again.positions
 
 
 def test_where_a_log_stood_stays_known_while_it_cannot_be_opened(tmp_path):
     """Else a restart would take its rotated files as read: 10,000 random histories found it."""
-    from exporters.requests.positions import begun
+    from exporters.requests.positions import start_position
 
     books = opened(tmp_path / "state")
-    books.commit({"a": (begun("a", (1, 2)),)})
+    books.commit({"a": (start_position("a", (1, 2)),)})
     books.count([record(1)])
     books.commit({})  # nothing is known of it just now
     books._checkpoint.close()
-    assert {"a": (begun("a", (1, 2)),)} == opened(tmp_path / "state").positions
+    assert {"a": (start_position("a", (1, 2)),)} == opened(tmp_path / "state").positions
 
 
 def test_an_account_that_was_revised_and_stayed_the_same_writes_nothing(tmp_path):

@@ -394,7 +394,7 @@ def test_words_are_translated_whatever_their_json_type():
         (
             {"a": "prompt_token"},
             {},
-            "field_names leads to 'prompt_token', which no request record has; did you mean prompt_tokens?",
+            "field_names maps to 'prompt_token', which no request record has; did you mean prompt_tokens?",
         ),
         ({"a": "prompt_tokens_s"}, {}, "which no request record has"),
         ({"a": "e2e_h"}, {}, "did you mean e2e_ms?"),
@@ -403,8 +403,8 @@ def test_words_are_translated_whatever_their_json_type():
             {"outcomes": {"a": "ok"}},
             "field_values names 'outcomes', which no request record has; did you mean outcome?",
         ),
-        ({}, {"outcome": {"a": "okay"}}, "field_values leads to 'okay', which outcome cannot be; did you mean ok?"),
-        ({}, {"prompt_tokens": {"none": -1}}, "field_values leads to -1, which prompt_tokens cannot be"),
+        ({}, {"outcome": {"a": "okay"}}, "field_values maps to 'okay', which is no valid outcome; did you mean ok?"),
+        ({}, {"prompt_tokens": {"none": -1}}, "field_values maps to -1, which is no valid prompt_tokens"),
     ],
 )
 def test_a_mapping_that_leads_nowhere_is_refused(names: dict[str, str], values: dict[str, dict[str, Any]], told: str):

@@ -692,9 +692,9 @@ def test_the_innermost_error_ends_a_circle_too():
         ("{}", "otlp.endpoint is missing"),
         (
             "{endpoint: 'otelcol:4318'}",
-            "endpoint 'otelcol:4318' is no collector's address; write it like http://127.0.0.1:4318",
+            "endpoint 'otelcol:4318' is no collector address; write it like http://127.0.0.1:4318",
         ),
-        ("{endpoint: 'http://otel col:4318'}", "is no collector's address"),
+        ("{endpoint: 'http://otel col:4318'}", "is no collector address"),
         (
             "{endpoint: 'http://otelcol'}",
             "endpoint 'http://otelcol' names no port; write it like http://127.0.0.1:4318",

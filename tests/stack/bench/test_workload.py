@@ -286,7 +286,7 @@ def test_a_mistake_is_one_sentence_that_names_its_place(wrong, sentence, tmp_pat
             LAB10.replace("long-short", "short-short"),
             "own.yaml, line 6: workloads.short-short.name: short-short stands there twice; give each workload its own",
         ),
-        ("workloads: [\n", "own.yaml, line 2: this is not YAML: expected the node content, but found '<stream end>'"),
+        ("workloads: [\n", "own.yaml, line 2: invalid YAML: expected the node content, but found '<stream end>'"),
         (
             LAB10.replace("tokens: 4096", "tokens: -1"),
             "own.yaml, line 7: workloads.long-short.input_tokens: -1 should be 1 to 100,000,000",

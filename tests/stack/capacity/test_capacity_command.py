@@ -547,7 +547,7 @@ def test_the_type_of_the_weights_is_taken_from_the_worksheet(folder):
         (("--model", "config.json", "--gpu", "H200", "--log", "prices.yaml"), "no request that ended well"),
         (
             ("--model", "config.json", "--gpu", "H200", "--log", "shape.yaml", "--log", "./shape.yaml"),
-            "--log names one file twice",
+            "--log lists a file twice",
         ),
         (("--model", "config.json", "--gpu", "H200", "--prices", "shape.yaml"), "shape.yaml"),
         (("--model", "config.json", "--gpu", "H200", "--engine-log", "x"), "belong to --live URL"),

@@ -932,10 +932,7 @@ def test_wrong_use_is_exit_2_with_a_sentence(arguments, tmp_path):
 def test_a_page_that_is_none_is_named(tmp_path):
     (good := tmp_path / "good.prom").write_text("vllm:num_requests_running 0\n")
     (bad := tmp_path / "bad.prom").write_text("<html>502 Bad Gateway</html>\n")
-    assert (
-        "bad.prom: this is no Prometheus metrics page"
-        in run("--before", good, "--after", bad, "--seconds", "30").output
-    )
+    assert "bad.prom: not a Prometheus exposition" in run("--before", good, "--after", bad, "--seconds", "30").output
 
 
 def test_pages_in_the_wrong_order_and_one_page_twice_are_told(tmp_path):

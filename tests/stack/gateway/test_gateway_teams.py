@@ -261,17 +261,13 @@ MISTAKES = {
         6,
         "teams.a.models[1]: Expected `str`, got `int`",
     ),
-    "name": ("bands: {}\nmodels:\n  7: {}", 2, "models: a name in it is read as `int`; put it in quotes"),
+    "name": ("bands: {}\nmodels:\n  7: {}", 2, "models: YAML reads a name in it as `int`; put it in quotes"),
     "key": (
         "teams:\n  a:\n    keys:\n    - sha256:abc",
         4,
         "teams.a.keys[0] is no hash of a key; `vllm-watch gateway key a` makes a key and its sha256:... entry",
     ),
-    "again": (
-        "teams:\n  a: {}\n  b: {}\n  a: {weight: 2}",
-        4,
-        "this is not YAML: a stands here again, first in line 2",
-    ),
+    "again": ("teams:\n  a: {}\n  b: {}\n  a: {weight: 2}", 4, "invalid YAML: duplicate key a, first in line 2"),
     "merged": (
         "teams:\n  a: &both\n    band: demo\n  b:\n    <<: *both\n    band: x",
         6,

@@ -109,7 +109,7 @@ def opened(text: str) -> WorkloadFile:
         ),
         (
             "workload: small.yaml\narms:\n  a: {url: http://x}\n  1: {url: http://y}\n",
-            "arms: a name in it is read as `int`; put it in quotes",
+            "arms: YAML reads a name in it as `int`; put it in quotes",
         ),
         (
             "workload: small.yaml\narms:\n  a: {url: http://x}\n  b: {urk: http://y}\n",
