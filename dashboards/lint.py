@@ -1,8 +1,8 @@
 """What is wrong with a board, judged from the JSON that Grafana would get: the rules of grafana/dashboard-linter and of
 mixtool, for every kind of panel (theirs pass over heatmaps and bar gauges), and those that only the catalogue can know.
 
-Law: rules read the printed text's own tree and the catalogue, never the model it came from, so that they also judge a
-board of someone else. What a shipped board may break stands in EXCEPTIONS with its reason."""
+Invariant: rules read the printed text's own tree and the catalogue, never the model it came from, so that they also
+judge a board of someone else. What a shipped board may break stands in EXCEPTIONS with its reason."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ EXCEPTIONS: tuple[AllowedFinding, ...] = (
     ),
     AllowedFinding(
         "query-matchers",
-        "vllm-watch-cost/Cost per 1K tokens, all cards/A",
-        "all that the cards cost, over all tokens: no part of either alone",
+        "vllm-watch-cost/Cost per 1K tokens, all GPUs/A",
+        "all that the GPUs cost, over all tokens: no part of either alone",
     ),
     AllowedFinding(
         "query-matchers", "vllm-watch-fleet/Balance: */A", "the whole is that of all engines of a model, chosen or not"
@@ -47,7 +47,7 @@ EXCEPTIONS: tuple[AllowedFinding, ...] = (
     AllowedFinding(
         "query-matchers",
         "vllm-watch-gpu/Tokens per joule/A",
-        "the watts are those of all cards of a cluster, so the tokens are as well",
+        "the watts are those of all GPUs of a cluster, so the tokens are as well",
     ),
     AllowedFinding(
         "query-matchers",

@@ -1,6 +1,6 @@
 """Boards, panels and queries as plain values. Whoever shows them, Grafana or our own page, reads the same ones.
 
-Law: nothing here or in the boards knows Grafana's JSON (that is panels.py), and no board types a metric name or a
+Invariant: nothing here or in the boards knows Grafana's JSON (that is panels.py), and no board types a metric name or a
 unit."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What `vllm-watch runbook` shows: a page filled with the labels of an alert, which alerts fire, and what Prometheus
 answers to a page's queries.
 
-Law: a page is shown whoever is down. What could not be asked is said where its answer would stand."""
+Invariant: a page is shown whoever is down. What could not be asked is said where its answer would stand."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Reads, finds, fills and checks the pages. They travel in the package, so they can be read when nothing else answers.
 
-Law: the value of a label is foreign text. `fill` puts it into a page so that neither Prometheus, a shell nor a terminal
-can take it for anything but a word, or leaves it out."""
+Invariant: the value of a label is foreign text. `fill` puts it into a page so that neither Prometheus, a shell nor a
+terminal can take it for anything but a word, or leaves it out."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Cost: what did the cards cost, whose work was it, and what did a token come to?
+"""Cost: what did the GPUs cost, whose work was it, and what did a token come to?
 
-Law: everything here is what a sidecar attributed, by look and by request, at the prices in its configuration. Over all
-rows, with __idle__, __aborted__ and __unattributed__ among them, it sums to the whole; who had which part of a batch is
-an estimate of share, and the panels say so."""
+Invariant: everything here is what a sidecar attributed, by look and by request, at the prices in its configuration.
+Over all rows, with __idle__, __aborted__ and __unattributed__ among them, it sums to the whole; who had which part of a
+batch is an estimate of share, and the panels say so."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _per_1k(metric: Metric, called: str, *only: str) -> tuple[Query, Query]:
 
 
 def _cost_of_all() -> Query:
-    """As VLLMCostOverBudget reckons: all that the cards cost over all tokens of the engines."""
+    """As VLLMCostOverBudget reckons: all that the GPUs cost over all tokens of the engines."""
     spent = promql.per_second(attributed.COST, RATE, ("cluster", *_MONEY), (*_WHOLE, _ALLOCATION))
     tokens = " + ".join(
         promql.per_second(made, RATE, ("cluster",), _WHOLE) for made in (vllm.PROMPT_TOKENS, vllm.GENERATION_TOKENS)
@@ -74,7 +74,7 @@ def _cost_of_all() -> Query:
 
 
 def _cards(by: tuple[str, ...], metric: Metric, called: str = "") -> Query:
-    """Seconds of a card in each second, which is a number of cards."""
+    """Seconds of a GPU in each second, which is a number of GPUs."""
     return Query(queries.rate(metric, by).expr, queries.legend(by, called), _GPU_COUNT)
 
 
@@ -92,11 +92,11 @@ _TOP = (
     Panel(
         "spent",
         "Cost of this range",
-        "What the cards cost in the time shown, for the teams chosen above: allocation is all the time that they were"
+        "What the GPUs cost in the time shown, for the teams chosen above: allocation is all the time that they were"
         " there, usage the time in which they are known to have worked. With all teams chosen, idle time is in the"
         " first.",
-        "Near each other: cards that are paid for work.",
-        "Far apart: cards stand idle. Give some back, or bring more work to them.",
+        "Near each other: GPUs that are paid for work.",
+        "Far apart: GPUs stand idle. Give some back, or bring more work to them.",
         (_in_range(attributed.COST, "allocation", _ALLOCATION), _in_range(attributed.COST, "usage", _USAGE)),
         Shape.NUMBER,
         height=5,
@@ -106,8 +106,8 @@ _TOP = (
         "api-cost",
         "The same tokens at an API's price",
         "What the logged tokens of this range would have cost at the API prices in the sidecar's configuration.",
-        "Above what the cards cost.",
-        "Below: these tokens are cheaper elsewhere, as far as price alone goes; see how much of the time the cards work"
+        "Above what the GPUs cost.",
+        "Below: these tokens are cheaper elsewhere, as far as price alone goes; see how much of the time the GPUs work"
         " before you decide.",
         (_in_range(attributed.API_COST, ""),),
         Shape.NUMBER,
@@ -117,11 +117,11 @@ _TOP = (
     ),
     Panel(
         "at-work",
-        "At work, share of the time of all cards",
-        "Part of this range in which the engine of a card had requests running. The rest is idle, or time in which the"
+        "At work, share of the time of all GPUs",
+        "Part of this range in which the engine of a GPU had requests running. The rest is idle, or time in which the"
         " engine did not answer.",
         "High, but for the hours without load.",
-        "Low: more engines than the load needs, or one that gets no traffic. See cards by model below.",
+        "Low: more engines than the load needs, or one that gets no traffic. See GPUs by model below.",
         (
             Query(
                 promql.share(attributed.BUSY, attributed.ALLOCATED, _RANGE, (), where=_WHOLE),
@@ -136,7 +136,7 @@ _TOP = (
     Panel(
         "cost",
         "Cost per hour by team, all the time",
-        f"What all the time of the cards costs, by whose it was. {_NOBODY} {_SPLIT}",
+        f"What all the time of the GPUs costs, by whose it was. {_NOBODY} {_SPLIT}",
         "Mostly teams.",
         "Much of __idle__: see how much of the time they work. Much of __unattributed__: somebody passes by the"
         " gateway, see the dashboard Monitoring health.",
@@ -150,7 +150,7 @@ _TOP = (
     Panel(
         "usage",
         "Cost per hour by team, busy time only",
-        f"What the time costs in which the cards are known to have worked, by whose work it was. {_SPLIT}",
+        f"What the time costs in which the GPUs are known to have worked, by whose work it was. {_SPLIT}",
         "What the teams expect to pay for what they asked.",
         "One team far above what it was: longer prompts or answers, or no hits in the prefix cache; see its tokens.",
         _by_team(_USAGE),
@@ -162,9 +162,9 @@ _TOP = (
     ),
     Panel(
         "cards",
-        "Cards by team",
-        f"Whole cards, by whose time it was; a MIG instance counts as its compute slices of 7. {_NOBODY} {_SPLIT}",
-        "The sum is the cards that are there; most of it has a team.",
+        "GPUs by team",
+        f"Whole GPUs, by whose time it was; a MIG instance counts as its compute slices of 7. {_NOBODY} {_SPLIT}",
+        "The sum is the GPUs that are there; most of it has a team.",
         "__aborted__ grows: work is broken off that no stream with content shows, such as replies without a stream"
         " whose clients left.",
         _by_team_only(_cards(_TEAM, attributed.TEAM_SECONDS), attributed.TEAM_SECONDS),
@@ -176,8 +176,8 @@ _TOP = (
     ),
     Panel(
         "aborted",
-        "Cards by team, aborted requests only",
-        "Part of the cards that went into requests which broke off: the client left, time ran out or the engine"
+        "GPUs by team, aborted requests only",
+        "Part of the GPUs that went into requests which broke off: the client left, time ran out or the engine"
         " failed. It is in the team's part already, by the tokens of the record, which are estimates where no usage"
         f" came. {_SPLIT}",
         "Next to nothing.",
@@ -212,11 +212,11 @@ _TOP = (
 _TOKEN = (
     Panel(
         "cost-per-1k",
-        "Cost per 1K tokens, all cards",
-        "What all the time of the cards costs, over all tokens of the engines, prompts and answers; beside it the"
+        "Cost per 1K tokens, all GPUs",
+        "What all the time of the GPUs costs, over all tokens of the engines, prompts and answers; beside it the"
         " budget, where one is set.",
         "Below the budget.",
-        "Few tokens for many cards: see how much of the time they work. The runbook of VLLMCostOverBudget tells more.",
+        "Few tokens for many GPUs: see how much of the time they work. The runbook of VLLMCostOverBudget tells more.",
         (
             _cost_of_all(),
             Query(
@@ -243,10 +243,10 @@ _TOKEN = (
     Panel(
         "joules-per-token",
         "Joules per token by team",
-        "Energy of a team's work over its tokens. What a card draws when nothing runs is not in it, but __idle__'s."
+        "Energy of a team's work over its tokens. What a GPU draws when nothing runs is not in it, but __idle__'s."
         f" {_SPLIT}",
         "Low and steady; larger batches lower it.",
-        "It rises when the cards work for few requests at once.",
+        "It rises when the GPUs work for few requests at once.",
         queries.ranked_ratio(
             promql.per_second(attributed.TEAM_ENERGY, RATE, _TEAM, queries.where(attributed.TEAM_ENERGY, *_ACTIVE)),
             _team_tokens(),
@@ -261,9 +261,9 @@ _TOKEN = (
     Panel(
         "watts",
         "Power by team",
-        f"Watts of the cards, by whose work drew them. {_NOBODY} {_SPLIT}",
-        "In line with the teams' part of the cards.",
-        "Much of __idle__: cards that stand idle draw power all the same.",
+        f"Watts of the GPUs, by whose work drew them. {_NOBODY} {_SPLIT}",
+        "In line with the teams' part of the GPUs.",
+        "Much of __idle__: GPUs that stand idle draw power all the same.",
         _by_team_only(queries.rate(attributed.TEAM_ENERGY, _TEAM), attributed.TEAM_ENERGY),
         Shape.STACK,
         ranked=True,
@@ -274,10 +274,10 @@ _TOKEN = (
     Panel(
         "watts-by-state",
         "Power by state",
-        "Watts of the cards: active is what work drew, idle what the cards draw in any case, unknown the time in which"
+        "Watts of the GPUs: active is what work drew, idle what the GPUs draw in any case, unknown the time in which"
         " an engine did not answer.",
         "Mostly active while requests are served.",
-        "idle near active: too few requests for these cards.",
+        "idle near active: too few requests for these GPUs.",
         (queries.rate(attributed.TEAM_ENERGY, ("state",)),),
         Shape.STACK,
         detail="gpu",
@@ -285,11 +285,11 @@ _TOKEN = (
     ),
     Panel(
         "cards-by-model",
-        "Cards by model: there, and at work",
-        "Whole cards that were there for a model, and those of them whose engine had requests running. __none__ are"
-        " cards that no engine claims.",
+        "GPUs by model: there, and at work",
+        "Whole GPUs that were there for a model, and those of them whose engine had requests running. __none__ are"
+        " GPUs that no engine claims.",
         "At work near there, under load.",
-        "One model far apart: it has more cards than its load needs. __none__: name these cards under an engine, or"
+        "One model far apart: it has more GPUs than its load needs. __none__: name these GPUs under an engine, or"
         " give them back.",
         (_cards(("model_name",), attributed.ALLOCATED, "there"), _cards(("model_name",), attributed.BUSY, "at work")),
         detail="fleet",
@@ -311,11 +311,11 @@ _HOW = (
         ranked=True,
         height=10,
         requires=_GPUS,
-        optional="Shown after the first full hour with requests. Let the sidecar run, with cards in sight.",
+        optional="Shown after the first full hour with requests. Let the sidecar run, with GPUs in sight.",
     ),
     Panel(
         "seconds-by-method",
-        "Cards by how their time was attributed",
+        "GPUs by how their time was attributed",
         "tokens: shared by work that ended. aborted: by a team's requests that broke off. measured: nothing ran."
         " unknown: the engine did not answer.",
         "No unknown.",
@@ -327,7 +327,7 @@ _HOW = (
     Panel(
         "energy-by-method",
         "Power by how it was measured",
-        "counter: the card's own. integrated: power over time. mig_activity and mig_fraction: the card's, split over"
+        "counter: the GPU's own. integrated: power over time. mig_activity and mig_fraction: the GPU's, split over"
         " its instances.",
         "counter.",
         "integrated misses peaks between two readings; mig_fraction knows sizes only.",
@@ -349,7 +349,7 @@ _HOW = (
     Panel(
         "pending",
         "Busy time that is no team's yet",
-        "Seconds of a card that went into requests which still run. They are attributed when these end.",
+        "Seconds of a GPU that went into requests which still run. They are attributed when these end.",
         "As long as the requests that run.",
         "Growth without end: requests that never end, or whose log nobody reads.",
         (queries.now(attributed.PENDING, ("model_name",)),),
@@ -358,14 +358,14 @@ _HOW = (
     ),
     Panel(
         "idle-watts",
-        "Power of idle cards",
-        "What a card drew in the last half minute or more in which its engine neither ran nor queued anything.",
-        "Alike on cards of one kind.",
+        "Power of idle GPUs",
+        "What a GPU drew in the last half minute or more in which its engine neither ran nor queued anything.",
+        "Alike on GPUs of one kind.",
         "One above its twins: something else runs on it.",
         (
             Query(
                 f"label_replace({promql.worst(attributed.IDLE_WATTS, ('uuid',), queries.where(attributed.IDLE_WATTS))},"
-                ' "card", "$1", "uuid", "(.{1,12}).*")',
+                ' "GPU", "$1", "uuid", "(.{1,12}).*")',
                 queries.legend(("card",)),
                 shown_unit(Unit.WATTS),
             ),
@@ -373,7 +373,7 @@ _HOW = (
         detail="gpu",
         requires=_GPUS,
         optional=(
-            "Shown once a card was idle for half a minute; it is not measured under MIG. Let the engine rest for a"
+            "Shown once a GPU was idle for half a minute; it is not measured under MIG. Let the engine rest for a"
             " moment."
         ),
     ),
@@ -382,7 +382,7 @@ _HOW = (
 BOARD = Dashboard(
     slug="cost",
     title="vLLM / Cost",
-    question="What did the cards cost, whose work was it, and what did a token come to?",
+    question="What did the GPUs cost, whose work was it, and what did a token come to?",
     rows=(
         DashboardRow("", _TOP),
         DashboardRow("Tokens, energy, models", _TOKEN),

@@ -1,6 +1,7 @@
 """Fleet: many engines, which one is worst?
 
-Law: one line or row for each engine and model; what a mean over engines would hide is what this board is for. An engine
+Invariant: one line or row for each engine and model; what a mean over engines would hide is what this board is for. An
+engine
 is a target: two clusters or jobs may have the same address. Where nobody adds the label cluster, nothing stands in its
 place."""
 

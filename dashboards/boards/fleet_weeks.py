@@ -1,8 +1,8 @@
 """Fleet (weeks): how do places, models and teams fare over weeks?
 
-Law: it reads what our rules record (alerts/fleet.py, alerts/recorded.py) and nothing else, and no series of one engine:
-made for a long-term store that several Prometheus write to, and that may keep nothing else. It is the one board that
-needs our rules; Fleet asks the same of raw series. Counts are growth within five minutes, recorded every minute:
+Invariant: it reads what our rules record (alerts/fleet.py, alerts/recorded.py) and nothing else, and no series of one
+engine: made for a long-term store that several Prometheus write to, and that may keep nothing else. It is the one board
+that needs our rules; Fleet asks the same of raw series. Counts are growth within five minutes, recorded every minute:
 divided by one another or by their seconds they may be read at any of them."""
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ BOARD = Dashboard(
                 Panel(
                     "team-cost",
                     "Cost by team in this range",
-                    "What the cards cost within the shown range by team, idle time included under __idle__, in the"
+                    "What the GPUs cost within the shown range by team, idle time included under __idle__, in the"
                     " currency of the sidecars' prices.",
                     "What the teams expect to pay.",
                     "The board Cost tells idle from busy, and what a thousand tokens cost.",

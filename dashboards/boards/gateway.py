@@ -1,7 +1,7 @@
 """Gateway: is admission doing its job?
 
-Law: the gateway's own figures, as it counts them now. What became of requests, and whose they were, stands on Teams and
-comes from the request log. Several gateways are added up; of their estimates the highest is shown."""
+Invariant: the gateway's own figures, as it counts them now. What became of requests, and whose they were, stands on
+Teams and comes from the request log. Several gateways are added up; of their estimates the highest is shown."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOG = Panel(
     "Failed attempts to write the request log, records given up for good, records that wait in memory, and requests of"
     " a run that ended within the last hour without recording them.",
     "Zero everywhere.",
-    "Free the disk of the log or mend its permissions: waiting records are written when it works again, lost ones"
+    "Free the disk of the log or fix its permissions: waiting records are written when it works again, lost ones"
     " never.",
     (
         queries.growth(gateway.LOG_ERRORS, by=(), called="failed writes"),

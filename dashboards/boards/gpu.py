@@ -1,8 +1,8 @@
 """GPU: are the GPUs healthy, busy, and worth their power?
 
-Every figure of a card comes from our sidecar, or, for cards that no sidecar shows, from NVIDIA's dcgm-exporter in the
-same base units; a card never shows twice. One line is one card, called by the start of its uuid, which the table of
-cards spells out."""
+Every figure of a GPU comes from our sidecar, or, for GPUs that no sidecar shows, from NVIDIA's dcgm-exporter in the
+same base units; a GPU never shows twice. One line is one GPU, called by the start of its uuid, which the table of
+GPUs spells out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DIVIDED = (*_PLACE, 'GPU_I_ID!=""')
 _DCGM = "DCGM"
 
 
-# Our own cards. The highest by uuid, never the sum: two sidecars that see one card do not make two.
+# Our own GPUs. The highest by uuid, never the sum: two sidecars that see one GPU do not make two.
 
 
 def _ours(metric: Metric, *split: str, only: Sequence[str] = ()) -> str:
@@ -54,17 +54,17 @@ PRESENT = Precondition(
 )
 
 
-# Cards that only dcgm-exporter shows. It repeats a card's figure for each MIG instance and for each pod that shares the
-# card.
+# GPUs that only dcgm-exporter shows. It repeats a GPU's figure for each MIG instance and for each pod that shares the
+# GPU.
 
 
 def _theirs(field: Field, *place: str) -> str:
-    """A gauge by card, in base units."""
+    """A gauge by GPU, in base units."""
     return _others(field.base(promql.worst(field.metric, ("UUID", *place), _PLACE)))
 
 
 def _their_sum(field: Field) -> str:
-    """A gauge of which each MIG instance has its own part, added up by card."""
+    """A gauge of which each MIG instance has its own part, added up by GPU."""
     return field.base(f"sum by (UUID) ({promql.worst(field.metric, ('UUID', 'GPU_I_ID'), _PLACE)})")
 
 
@@ -82,27 +82,27 @@ def _same_key(expr: str) -> str:
 
 
 def _others(expr: str, but: str = _SEEN) -> str:
-    """Without the cards that a sidecar shows; but: where it may show a card and not this figure of it, as with
+    """Without the GPUs that a sidecar shows; but: where it may show a GPU and not this figure of it, as with
     nvidia-smi."""
     return f"({_same_key(expr)} unless on (uuid) {but})"
 
 
 def _their_links(field: Field) -> str:
-    """Growth on the links of a card."""
+    """Growth on the links of a GPU."""
     grown = promql.repeated(field.metric, RATE, ("UUID",), _PLACE, per_second=False)
     return _others(field.base(grown), f"({promql.last_samples(gpu.NVLINK_ERRORS, '5m', _PLACE)})")
 
 
-# Queries. Lines carry the start of the uuid; figures of all cards together say which exporter they are from.
+# Queries. Lines carry the start of the uuid; figures of all GPUs together say which exporter they are from.
 
 
 def _line(expr: str, unit: Unit, called: str = "", per_second: bool = False) -> Query:
-    short = f'label_replace({expr}, "card", "$1", "uuid", "(.{{1,12}}).*")'
+    short = f'label_replace({expr}, "GPU", "$1", "uuid", "(.{{1,12}}).*")'
     return Query(short, queries.legend(("card",), called), shown_unit(unit, per_second))
 
 
 def _lines(metric: Metric, field: Field, called: str = "") -> tuple[Query, Query]:
-    """A gauge by card: from our sidecar, else from dcgm-exporter."""
+    """A gauge by GPU: from our sidecar, else from dcgm-exporter."""
     if metric.unit is not field.metric.unit:
         raise promql.InvalidQuery(
             f"{metric.name} is in {metric.unit} and {field.metric.name} in {field.metric.unit}: not the same figure"
@@ -115,7 +115,7 @@ def _figures(ours: str, theirs: str, unit: Unit, called: str = "sidecar") -> tup
 
 
 def _capped(expr: str) -> str:
-    """A share that may pass 1 for a moment, by the jitter of a scrape or of the card's own control loop."""
+    """A share that may pass 1 for a moment, by the jitter of a scrape or of the GPU's own control loop."""
     return f"clamp_max({expr}, 1)"
 
 
@@ -124,25 +124,25 @@ _THEIR_TOTAL = (
     f" {_their_sum(dcgm.FB_USED)} * 0))"
 )
 _CLUSTER = ("cluster",)
-# each card once, whoever shows it
+# each GPU once, whoever shows it
 _EVERY_WATT = f"({_ours(gpu.POWER, *_CLUSTER)} or {_theirs(dcgm.POWER_USAGE, *_CLUSTER)})"
 _TOKENS_PER_JOULE = Query(
     promql.per(promql.per_second(vllm.GENERATION_TOKENS, RATE, _CLUSTER, _PLACE), f"sum by (cluster) {_EVERY_WATT}"),
     queries.legend(_CLUSTER, "all"),
 )
 
-# What the driver calls a card, once: two sidecars may number it differently, as in a container that sees only some of
-# the cards.
+# What the driver calls a GPU, once: two sidecars may number it differently, as in a container that sees only some of
+# the GPUs.
 _NAMES = f"topk by (uuid) (1, max by (uuid, {', '.join(_NAMED)}) ({_SEEN}))"
 
 
 def _named(expr: str, called: str, unit: Unit) -> Query:
-    """A figure by card, with what the driver calls the card."""
+    """A figure by GPU, with what the driver calls the GPU."""
     return Query(f"{expr} * on (uuid) group_left ({', '.join(_NAMED)}) {_NAMES}", called, shown_unit(unit))
 
 
 def _of_instances(expr: str, unit: Unit) -> Query:
-    """A figure by MIG instance of our cards, with its profile where that is told."""
+    """A figure by MIG instance of our GPUs, with its profile where that is told."""
     part = "uuid, gpu_instance"
     profiles = f"topk by ({part}) (1, max by ({part}, profile) ({promql.series(gpu.MIG_INFO, _PLACE)}))"
     return _line(f"({expr} * on ({part}) group_left (profile) {profiles})", unit, "{{gpu_instance}} {{profile}}")
@@ -153,7 +153,7 @@ def _of_their_instances(expr: str, unit: Unit) -> Query:
 
 
 def _their_instances(field: Field, shown: Metric) -> str:
-    """A gauge by MIG instance, for cards of which no sidecar shows this."""
+    """A gauge by MIG instance, for GPUs of which no sidecar shows this."""
     told = promql.worst(field.metric, ("UUID", "gpu", "GPU_I_ID", "GPU_I_PROFILE"), _DIVIDED)
     return _others(field.base(told), promql.series(shown, _PLACE))
 
@@ -171,9 +171,9 @@ _TOP = (
     Panel(
         "cards",
         "Cards",
-        "How many cards are seen, by a sidecar and by dcgm-exporter alone.",
+        "How many GPUs are seen, by a sidecar and by dcgm-exporter alone.",
         "The number you pay for.",
-        "A missing card fell off the bus, or its host or exporter is down: look at the readings that failed and at the"
+        "A missing GPU fell off the bus, or its host or exporter is down: look at the readings that failed and at the"
         " host's kernel log.",
         _figures(CARDS, f"count({_theirs(dcgm.GPU_TEMP)})", Unit.COUNT),
         Shape.NUMBER,
@@ -182,8 +182,8 @@ _TOP = (
     ),
     Panel(
         "utilization-mean",
-        "Utilisation, mean of the cards",
-        "Share of the time in which a kernel ran, as the mean of all cards. It says busy, not how full: one small"
+        "Utilisation, mean of the GPUs",
+        "Share of the time in which a kernel ran, as the mean of all GPUs. It says busy, not how full: one small"
         " kernel keeps it at 100 %.",
         "High while requests are served.",
         "Low under load means that the engine waits for something else: look at its queue, at the CPU and at"
@@ -193,15 +193,15 @@ _TOP = (
         width=5,
         height=5,
         optional=(
-            "Empty while every card is divided by MIG, whose use the driver does not measure; else start the sidecar on"
+            "Empty while every GPU is divided by MIG, whose use the driver does not measure; else start the sidecar on"
             " the GPU host."
         ),
     ),
     Panel(
         "hottest",
         "Hottest sensor",
-        "The highest temperature of any card, chip or memory.",
-        "Steady under load and well below the card's slowdown temperature, often 85 to 95 degrees.",
+        "The highest temperature of any GPU, chip or memory.",
+        "Steady under load and well below the GPU's slowdown temperature, often 85 to 95 degrees.",
         "Check air flow, neighbours and fans; the panel on throttling tells whether it costs speed already.",
         (
             *_figures(f"max({_ours(gpu.TEMPERATURE)})", f"max({_theirs(dcgm.GPU_TEMP)})", Unit.CELSIUS),
@@ -213,11 +213,11 @@ _TOP = (
     ),
     Panel(
         "held-down",
-        "Clocks held down by heat or power brake, worst card",
-        "Share of the time in which the worst card ran slower because of heat or a power brake. The power cap that was"
+        "Clocks held down by heat or power brake, worst GPU",
+        "Share of the time in which the worst GPU ran slower because of heat or a power brake. The power cap that was"
         " set is not counted.",
         "Zero.",
-        "Cool the host, or look for a failing power supply; until then give that card less work.",
+        "Cool the host, or look for a failing power supply; until then give that GPU less work.",
         _figures(
             _capped(f"max({_ours_rate(gpu.THROTTLE, 'reason', only=_HEAT)})"),
             _capped(f"max({_their_rate(dcgm.THERMAL_VIOLATION)})"),
@@ -232,10 +232,9 @@ _TOP = (
     Panel(
         "bad-rows",
         "Rows remapped after uncorrected errors",
-        "Memory rows that were replaced by spare ones after an error that could not be corrected, all cards together.",
-        "Zero, or a number that has not changed since the card was taken into service.",
-        "A rising number is a card that wears out: find it below, plan its exchange, and drain it once remapping"
-        " fails.",
+        "Memory rows that were replaced by spare ones after an error that could not be corrected, all GPUs together.",
+        "Zero, or a number that has not changed since the GPU was taken into service.",
+        "A rising number is a GPU that wears out: find it below, plan its exchange, and drain it once remapping fails.",
         _figures(
             f"sum({_ours(gpu.REMAPPED_ROWS, only=_UNCORRECTED)})",
             f"sum({_theirs(dcgm.REMAPPED_UNCORRECTED)})",
@@ -246,30 +245,30 @@ _TOP = (
         height=5,
         bad_from=1,
         optional=(
-            "Empty on cards older than Ampere and while MIG is on, which report no rows; else start the sidecar on the"
+            "Empty on GPUs older than Ampere and while MIG is on, which report no rows; else start the sidecar on the"
             " GPU host."
         ),
     ),
     Panel(
         "utilization",
         "Utilisation",
-        "Share of the last sampling period in which a kernel ran, by card. It says busy, not how full.",
-        "High and alike on cards that serve one model.",
-        "One card far below the others waits for them, or is not used at all: compare its clocks and throttling, then"
+        "Share of the last sampling period in which a kernel ran, by GPU. It says busy, not how full.",
+        "High and alike on GPUs that serve one model.",
+        "One GPU far below the others waits for them, or is not used at all: compare its clocks and throttling, then"
         " the engine's parallelism.",
         _lines(gpu.UTILIZATION, dcgm.GPU_UTIL),
         optional=(
-            "Empty while every card is divided by MIG, whose use the driver does not measure; else start the sidecar on"
+            "Empty while every GPU is divided by MIG, whose use the driver does not measure; else start the sidecar on"
             " the GPU host."
         ),
     ),
     Panel(
         "power-share",
         "Power, share of the limit",
-        "Power drawn over the power limit in force, by card. A card may pass its limit for a moment; that is shown as"
+        "Power drawn over the power limit in force, by GPU. A GPU may pass its limit for a moment; that is shown as"
         " 100 %.",
         "Near 100 % in prefill, lower in decode, which waits for memory.",
-        "Always at 100 % with the clock falling: raise the limit if the host can carry it. Low under load: the card"
+        "Always at 100 % with the clock falling: raise the limit if the host can carry it. Low under load: the GPU"
         " waits, see utilisation.",
         (
             _line(_capped(promql.per(_ours(gpu.POWER), _ours(gpu.POWER_LIMIT))), Unit.RATIO),
@@ -279,15 +278,15 @@ _TOP = (
     Panel(
         "tokens-per-joule",
         "Tokens per joule",
-        "Generated tokens per second over the watts of all cards in the same cluster. Engines and cards are joined by"
-        " these sums only: cards that serve nothing, or something else, count as well, and a card that nobody shows"
+        "Generated tokens per second over the watts of all GPUs in the same cluster. Engines and GPUs are joined by"
+        " these sums only: GPUs that serve nothing, or something else, count as well, and a GPU that nobody shows"
         " makes the figure too high.",
         "Steady for the same model and load; it rises with the batch size.",
         "A fall at the same load is waste: look for throttling, preemptions or a batch that shrank.",
         (_TOKENS_PER_JOULE,),
         detail="tuning-options",
         optional=(
-            "Empty where engines and cards carry different clusters; else start the sidecar on the GPU host, or"
+            "Empty where engines and GPUs carry different clusters; else start the sidecar on the GPU host, or"
             " NVIDIA's dcgm-exporter."
         ),
     ),
@@ -296,8 +295,8 @@ _TOP = (
 _MEMORY = (
     Panel(
         "memory-share",
-        "Memory in use, share of the card",
-        "Device memory in use over all that the card has.",
+        "Memory in use, share of the GPU",
+        "Device memory in use over all that the GPU has.",
         "Flat, a little above the engine's --gpu-memory-utilization: vLLM takes its KV cache once, at the start.",
         "Growth over hours is a leak or a second process; near 100 % the next allocation fails. Compare with the"
         " processes on the host.",
@@ -310,7 +309,7 @@ _MEMORY = (
     ),
     Panel(
         "memory",
-        "Memory by state, all cards",
+        "Memory by state, all GPUs",
         "Device memory that is used, free, and reserved by driver and firmware.",
         "Used is flat and free is small but never zero.",
         "Much free memory is KV cache that nobody has: raise --gpu-memory-utilization, after a look at the peak of the"
@@ -333,21 +332,21 @@ _MEMORY = (
     Panel(
         "memory-busy",
         "Memory interface busy",
-        "Share of the last sampling period in which device memory was read or written, by card.",
+        "Share of the last sampling period in which device memory was read or written, by GPU.",
         "High in decode, which is bound by memory; lower in prefill.",
         "Low while requests run means small batches or waiting: look at the batch size and at the queue.",
         _lines(gpu.MEMORY_BUSY, dcgm.MEM_COPY_UTIL),
         width=6,
         optional=(
-            "Empty while every card is divided by MIG, whose use the driver does not measure; else start the sidecar on"
+            "Empty while every GPU is divided by MIG, whose use the driver does not measure; else start the sidecar on"
             " the GPU host."
         ),
     ),
     Panel(
         "clocks",
         "Clocks",
-        "Clock of the SMs and of device memory, by card.",
-        "Near the card's maximum under load; low when idle, which saves power.",
+        "Clock of the SMs and of device memory, by GPU.",
+        "Near the GPU's maximum under load; low when idle, which saves power.",
         "A low SM clock under load is throttling or a clock lock: the panel on throttling has the reason.",
         (*_lines(gpu.SM_CLOCK, dcgm.SM_CLOCK, "SM"), *_lines(gpu.MEM_CLOCK, dcgm.MEM_CLOCK, "memory")),
         width=6,
@@ -359,17 +358,17 @@ _HEAT_AND_POWER = (
         "power",
         "Power and its limit",
         "Watts that the whole board draws, and the limit in force.",
-        "Below the limit, and alike on cards that do the same work.",
-        "A card that draws far less than its twins does less: compare utilisation. A changed limit is someone's"
+        "Below the limit, and alike on GPUs that do the same work.",
+        "A GPU that draws far less than its twins does less: compare utilisation. A changed limit is someone's"
         " setting: ask who.",
         (*_lines(gpu.POWER, dcgm.POWER_USAGE, "draws"), *_lines(gpu.POWER_LIMIT, dcgm.POWER_LIMIT, "limit")),
     ),
     Panel(
         "temperature",
         "Temperature by sensor",
-        "Temperature of the chip and of device memory, by card.",
+        "Temperature of the chip and of device memory, by GPU.",
         "Steady under load.",
-        "One card above its neighbours has bad air flow or a failing fan; all of them rising is the room.",
+        "One GPU above its neighbours has bad air flow or a failing fan; all of them rising is the room.",
         (
             _line(_ours(gpu.TEMPERATURE, "sensor"), Unit.CELSIUS, "{{sensor}}"),
             _line(_theirs(dcgm.GPU_TEMP), Unit.CELSIUS, "gpu"),
@@ -378,11 +377,11 @@ _HEAT_AND_POWER = (
     ),
     Panel(
         "throttle-now",
-        "Cards whose clocks are held down now, by reason",
-        "How many cards say that their clocks are held down, by reason. hw_slowdown is any of the other hw_ reasons, or"
+        "GPUs whose clocks are held down now, by reason",
+        "How many GPUs say that their clocks are held down, by reason. hw_slowdown is any of the other hw_ reasons, or"
         " a signal from outside.",
-        "None but sw_power_cap, which is a card that works at its limit, as set.",
-        "The panels beside it say since when and how much of the time; a thermal reason on one card is that card, on"
+        "None but sw_power_cap, which is a GPU that works at its limit, as set.",
+        "The panels beside it say since when and how much of the time; a thermal reason on one GPU is that GPU, on"
         " all of them the room.",
         (
             Query(
@@ -396,9 +395,9 @@ _HEAT_AND_POWER = (
     Panel(
         "throttle-reasons",
         "Clocks held down, by reason",
-        "Share of the time in which the clocks were held down, on the worst card for each reason.",
-        "sw_power_cap is a card that works at its limit, as set; all other reasons are zero.",
-        "Thermal reasons: cooling. hw_power_brake: the power supply. sync_boost: one card of the group slows the rest.",
+        "Share of the time in which the clocks were held down, on the worst GPU for each reason.",
+        "sw_power_cap is a GPU that works at its limit, as set; all other reasons are zero.",
+        "Thermal reasons: cooling. hw_power_brake: the power supply. sync_boost: one GPU of the group slows the rest.",
         (
             Query(
                 _capped(f"max by (reason) ({_ours_rate(gpu.THROTTLE, 'reason')})"),
@@ -415,10 +414,10 @@ _HEAT_AND_POWER = (
     ),
     Panel(
         "throttle-cards",
-        "Clocks held down by heat or power brake, by card",
-        "Share of the time in which a card ran slower because of heat or a power brake, the worse of its reasons.",
+        "Clocks held down by heat or power brake, by GPU",
+        "Share of the time in which a GPU ran slower because of heat or a power brake, the worse of its reasons.",
         "Zero.",
-        "This card slows every request it takes part in: cool it, or take it out of service.",
+        "This GPU slows every request it takes part in: cool it, or take it out of service.",
         (
             _line(
                 _capped(f"max by (uuid) ({_ours_rate(gpu.THROTTLE, 'reason', only=_HEAT)})"),
@@ -436,12 +435,12 @@ _ERRORS = (
     Panel(
         "xid",
         "XID errors",
-        "Errors that the driver reported, by card. From our sidecar: how many of each number came in this range; other"
+        "Errors that the driver reported, by GPU. From our sidecar: how many of each number came in this range; other"
         " stands for numbers that mean no lost work. From dcgm-exporter: the number of the last one, which is a code"
         " and no count, and stays until the exporter starts again.",
         "No row of ours, and 0 as the last number.",
         "Look the code up in NVIDIA's XID list: 13 and 31 are mostly the application, 48, 63, 64 and 94 memory, 79 a"
-        " card off the bus, 74 NVLink.",
+        " GPU off the bus, 74 NVLink.",
         (
             Query(
                 f"{promql.repeated(gpu.XID_ERRORS, '$__range', ('uuid', 'xid'), _PLACE, per_second=False)} > 0",
@@ -455,17 +454,17 @@ _ERRORS = (
         Shape.TABLE,
         width=24,
         optional=(
-            "No card reported an error in this range, or nobody listens: our sidecar does where it reads cards by NVML,"
+            "No GPU reported an error in this range, or nobody listens: our sidecar does where it reads GPUs by NVML,"
             " dcgm-exporter anywhere. Start one of them on the GPU host."
         ),
     ),
     Panel(
         "ecc",
         "Memory errors",
-        "ECC errors that came up in each interval, by card: corrected and uncorrected.",
+        "ECC errors that came up in each interval, by GPU: corrected and uncorrected.",
         "Corrected ones are rare; uncorrected ones never happen.",
-        "An uncorrected error ends the work on that card. Restart the engine there; when it comes back, exchange the"
-        " card.",
+        "An uncorrected error ends the work on that GPU. Restart the engine there; when it comes back, exchange the"
+        " GPU.",
         (
             _line(_ours_growth(gpu.ECC_ERRORS, "kind"), Unit.COUNT, "{{kind}}"),
             _line(_their_growth(dcgm.ECC_CORRECTED), Unit.COUNT, "corrected"),
@@ -473,16 +472,16 @@ _ERRORS = (
         ),
         width=12,
         optional=(
-            "Empty on cards without ECC, or while it is off; turn it on with nvidia-smi -e 1, and name the"
+            "Empty on GPUs without ECC, or while it is off; turn it on with nvidia-smi -e 1, and name the"
             " ECC_*_AGG_TOTAL fields in dcgm-exporter's counters file."
         ),
     ),
     Panel(
         "remapped-rows",
         "Remapped rows",
-        "Memory rows replaced by spare ones so far, by card and by the kind of error that caused it.",
+        "Memory rows replaced by spare ones so far, by GPU and by the kind of error that caused it.",
         "Zero, or flat.",
-        "A row is replaced at the next reset of the card. Rising uncorrected rows, or a failed remapping, are a reason"
+        "A row is replaced at the next reset of the GPU. Rising uncorrected rows, or a failed remapping, are a reason"
         " to exchange it.",
         (
             _line(_ours(gpu.REMAPPED_ROWS, "kind"), Unit.COUNT, "{{kind}}"),
@@ -492,7 +491,7 @@ _ERRORS = (
         ),
         width=12,
         optional=(
-            "Empty on cards older than Ampere and while MIG is on, which report no rows; else start the sidecar on the"
+            "Empty on GPUs older than Ampere and while MIG is on, which report no rows; else start the sidecar on the"
             " GPU host."
         ),
     ),
@@ -501,10 +500,10 @@ _ERRORS = (
 _MORE = (
     Panel(
         "card-table",
-        "Cards by name, and which are divided",
-        "Each card of a sidecar with its name, driver and MIG mode (on: divided into instances), and its figures now.",
+        "GPUs by name, and which are divided",
+        "Each GPU of a sidecar with its name, driver and MIG mode (on: divided into instances), and its figures now.",
         "One driver version everywhere, and MIG only where you set it.",
-        "A card whose only figure is 'seen' gives no readings: see the values that the driver could not give.",
+        "A GPU whose only figure is 'seen' gives no readings: see the values that the driver could not give.",
         (
             _named(_ours(gpu.TEMPERATURE), "hottest sensor", Unit.CELSIUS),
             _named(_ours(gpu.POWER), "power", Unit.WATTS),
@@ -517,9 +516,9 @@ _MORE = (
     Panel(
         "absent",
         "Values that the driver could not give",
-        "How many values could not be had at the last reading, by reason, all cards together.",
-        "not_supported and not_available are gaps of the card and stay as they are.",
-        "lost: a card fell off the bus. unknown_error on a card that was fine is a failure: read the kernel log and"
+        "How many values could not be had at the last reading, by reason, all GPUs together.",
+        "not_supported and not_available are gaps of the GPU and stay as they are.",
+        "lost: a GPU fell off the bus. unknown_error on a GPU that was fine is a failure: read the kernel log and"
         " drain the host. permission: start the sidecar with access to the devices.",
         (
             Query(
@@ -530,8 +529,8 @@ _MORE = (
     Panel(
         "energy",
         "Power from the energy counter",
-        "Watts as the growth of the card's energy counter: it misses no peak between two samples of the power. Where a"
-        " card has no such counter the sidecar adds up its power over time.",
+        "Watts as the growth of the GPU's energy counter: it misses no peak between two samples of the power. Where a"
+        " GPU has no such counter the sidecar adds up its power over time.",
         "Close to the panel on power.",
         "A lasting gap between the two means that power is sampled too seldom for this load; believe this one.",
         (
@@ -544,14 +543,13 @@ _MORE = (
         "Activity by MIG instance",
         "Share of the time in which an instance did any work.",
         "Instances that serve are active; the others are free to be given away.",
-        "An instance that stays idle is paid for and unused: give it to another engine, or divide the card"
-        " differently.",
+        "An instance that stays idle is paid for and unused: give it to another engine, or divide the GPU differently.",
         (
             _of_instances(_ours(gpu.MIG_ACTIVITY, "gpu_instance", only=_ANY_WORK), Unit.RATIO),
             _of_their_instances(_their_instances(dcgm.ENGINE_ACTIVE, gpu.MIG_ACTIVITY), Unit.RATIO),
         ),
         optional=(
-            "Empty while no card is divided by MIG. Our sidecar reads this by NVML on Hopper and later; for Ampere run"
+            "Empty while no GPU is divided by MIG. Our sidecar reads this by NVML on Hopper and later; for Ampere run"
             " NVIDIA's dcgm-exporter."
         ),
     ),
@@ -561,7 +559,7 @@ _MORE = (
         "Memory in use over what the instance has. Each instance has a part of its own, so one may be full while its"
         " neighbours are not.",
         "Flat, a little above the engine's --gpu-memory-utilization.",
-        "Near 100 % the next allocation on that instance fails, whatever the card has free: see the page on full"
+        "Near 100 % the next allocation on that instance fails, whatever the GPU has free: see the page on full"
         " memory.",
         (
             _of_instances(
@@ -573,25 +571,25 @@ _MORE = (
                 Unit.RATIO,
             ),
         ),
-        optional="Empty while no card is divided by MIG; else start the sidecar on the GPU host.",
+        optional="Empty while no GPU is divided by MIG; else start the sidecar on the GPU host.",
     ),
     Panel(
         "nvlink-traffic",
         "NVLink traffic",
-        "Payload over all NVLinks of a card, by direction.",
-        "Alike on the cards of one tensor-parallel engine, and none on cards that work alone.",
-        "One card far below its group has lost a link: compare its errors beside this, and see the page on the"
+        "Payload over all NVLinks of a GPU, by direction.",
+        "Alike on the GPUs of one tensor-parallel engine, and none on GPUs that work alone.",
+        "One GPU far below its group has lost a link: compare its errors beside this, and see the page on the"
         " interconnect.",
         (_line(_ours_rate(gpu.NVLINK_BYTES, "direction"), Unit.BYTES, "{{direction}}", per_second=True),),
         optional=(
-            "Empty on cards without NVLink, and where the sidecar reads cards by nvidia-smi; start it with access to"
+            "Empty on GPUs without NVLink, and where the sidecar reads GPUs by nvidia-smi; start it with access to"
             " NVML on the GPU host."
         ),
     ),
     Panel(
         "nvlink-errors",
         "NVLink errors",
-        "Damaged packets, repeats and new trainings of the links between the cards, by card, in each interval.",
+        "Damaged packets, repeats and new trainings of the links between the GPUs, by GPU, in each interval.",
         "None; single repeats cost nothing that anyone would see.",
         "Every collective of a tensor-parallel engine waits for the worst link: compare with inter-token latency, and"
         " see the page on the interconnect.",
@@ -602,17 +600,17 @@ _MORE = (
             _line(_their_links(dcgm.NVLINK_RECOVERY), Unit.COUNT, "trained again"),
         ),
         optional=(
-            "Empty on cards without NVLink. Our sidecar reads links by NVML up to Hopper; elsewhere name the"
+            "Empty on GPUs without NVLink. Our sidecar reads links by NVML up to Hopper; elsewhere name the"
             " NVLINK_*_ERROR_COUNT_TOTAL fields in the counters file of dcgm-exporter."
         ),
     ),
     Panel(
         "profiling",
-        "Engine and memory activity, by card",
+        "Engine and memory activity, by GPU",
         "Share of the time in which the compute engine was active, and of the cycles in which device memory moved data."
         " Finer than utilisation.",
         "Decode keeps memory high; prefill keeps the engine high.",
-        "Both low under load: the cards wait for the host, the network or each other.",
+        "Both low under load: the GPUs wait for the host, the network or each other.",
         (
             _line(
                 _same_key(promql.worst(dcgm.ENGINE_ACTIVE.metric, ("UUID",), (*_PLACE, 'GPU_I_ID=""'))),
@@ -627,7 +625,7 @@ _MORE = (
         ),
         optional=(
             "Our sidecar does not read profiling fields; run NVIDIA's dcgm-exporter, which shows them on data-centre"
-            " cards from Volta on."
+            " GPUs from Volta on."
         ),
     ),
 )
@@ -646,6 +644,6 @@ BOARD = Dashboard(
         DashboardRow("Memory and clocks", _needing(_MEMORY)),
         DashboardRow("Power and heat", _needing(_HEAT_AND_POWER)),
         DashboardRow("Errors", _needing(_ERRORS)),
-        DashboardRow("Cards, energy, links, MIG and profiling", _needing(_MORE), collapsed=True),
+        DashboardRow("GPUs, energy, links, MIG and profiling", _needing(_MORE), collapsed=True),
     ),
 )

@@ -1,6 +1,6 @@
 """Watch: can the figures be trusted, are the watchers themselves well?
 
-Law: nothing here says how vLLM does; a fault on this board means that another board may be wrong."""
+Invariant: nothing here says how vLLM does; a fault on this board means that another board may be wrong."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ BOARD = Dashboard(
                     "Records of finished requests that the gateway gave up, because the request log could not be"
                     " written for too long. What a crash lost is beside the failed writes below.",
                     "Zero: every figure per team rests on these records.",
-                    "Free the disk of the log or mend its permissions; tokens and cost of this range are too low by"
+                    "Free the disk of the log or fix its permissions; tokens and cost of this range are too low by"
                     " that many requests.",
                     (queries.growth(gateway.LOG_LOST, _RANGE, (), "records"),),
                     Shape.NUMBER,

@@ -1,11 +1,12 @@
 """Teams: who uses the service, who is refused or fails, and what does it cost?
 
-Law: cost and energy here are estimates by token weight at a price that one types in, and say so. What a team is billed
+Invariant: cost and energy here are estimates by token weight at a price that one types in, and say so. What a team is
+billed
 stands on Cost: there a sidecar attributed it, by look and by request, and the sum is exact.
 
 weight of a team = prompt tokens - cached tokens + completion tokens, each per second
 share of a team  = its weight / the weight of all teams and models in the chosen clusters
-cost, power      = share x what all cards there cost, or draw: nothing says which cards a team's requests ran on
+cost, power      = share x what all GPUs there cost, or draw: nothing says which GPUs a team's requests ran on
 While nobody sends anything there is no share, and nothing is shown; while anybody does, the shares of all teams add up
 to 1, so idle time is borne by those who were active. A token of a small model weighs as much as one of a large model,
 and a token read as much as one written.
@@ -23,7 +24,7 @@ from exporters.catalogue.metric import Unit
 
 _TEAM = ("team",)
 _WHO = ("model_name", "team")
-_ALL = queries.where(gpu.INFO)  # the cluster: the cards' own matcher, so that shares and cards are of the same place
+_ALL = queries.where(gpu.INFO)  # the cluster: the GPUs' own matcher, so that shares and GPUs are of the same place
 _CHOSEN = queries.where(sidecar.TOKENS)
 _REFUSED = ('outcome="rejected"',)
 _THROUGHPUT = ('type=~"prompt|completion"',)
@@ -61,7 +62,7 @@ _ENGINES = promql.series(vllm.NUM_REQUESTS_RUNNING, (*_ALL, 'model_name=~"$model
 _ROUTE_ERRORS = f"sum by (handler, status) ({_ROUTES} and on (cluster, job, instance) {_ENGINES})"
 
 _HOW = (
-    "An estimate: all cards seen, shared by tokens without those from the cache; idle time is borne by the teams that"
+    "An estimate: all GPUs seen, shared by tokens without those from the cache; idle time is borne by the teams that"
     " were active."
 )
 _EIGHT = f"The {queries.SHOWN} teams with most of it in the shown range have lines of their own."
@@ -142,10 +143,10 @@ _TOP = (
     Panel(
         "cost",
         "Cost per hour by team (estimate)",
-        f"In the currency of the price of a GPU hour above. {_HOW} With all teams and models chosen it adds up to cards"
+        f"In the currency of the price of a GPU hour above. {_HOW} With all teams and models chosen it adds up to GPUs"
         " x price.",
         "What the teams expect to pay.",
-        "Too high for what is asked: look at cost per 1K tokens. Cards that serve nothing are in the sum: give them"
+        "Too high for what is asked: look at cost per 1K tokens. GPUs that serve nothing are in the sum: give them"
         " back.",
         queries.ranked(Query(_COST_PER_HOUR, "{{team}}", _PER_HOUR), _RANK),
         Shape.STACK,
@@ -323,8 +324,8 @@ _BILL = (
         "Cost per 1K tokens by team (estimate)",
         "Cost over all tokens of the team, prompt and completion, those from the cache included; in the currency of"
         f" the price. {_HOW} Teams differ here only by how much of their prompts came from the cache.",
-        "Low and steady; it falls as the cards are used better.",
-        "It rises when cards stand idle or the cache stops helping: see utilisation and cache hits.",
+        "Low and steady; it falls as the GPUs are used better.",
+        "It rises when GPUs stand idle or the cache stops helping: see utilisation and cache hits.",
         queries.ranked_ratio(f"({_COST_PER_HOUR})", f"({_KILOTOKENS_PER_HOUR})", _RANK, _PER_1K),
         detail="cost",
         requires=PRESENT,
@@ -334,9 +335,9 @@ _BILL = (
     Panel(
         "power",
         "Power by team (estimate)",
-        f"Watts that all cards draw, shared by tokens. {_HOW}",
+        f"Watts that all GPUs draw, shared by tokens. {_HOW}",
         "In line with the team's share of the work.",
-        "It is the cards that draw it: see the GPU board for what they do with it.",
+        "It is the GPUs that draw it: see the GPU board for what they do with it.",
         queries.ranked(Query(_TEAM_WATTS, "{{team}}", shown_unit(Unit.WATTS)), _RANK),
         Shape.STACK,
         detail="cost",
@@ -349,7 +350,7 @@ _BILL = (
         "Joules per token by team (estimate)",
         f"Power over all tokens of the team, prompt and completion, those from the cache included. {_HOW}",
         "Low and steady; larger batches lower it.",
-        "It rises when cards draw power for little work: fewer cards, or more work for each.",
+        "It rises when GPUs draw power for little work: fewer GPUs, or more work for each.",
         queries.ranked_ratio(f"({_TEAM_WATTS})", _TOKENS, _RANK, "suffix: J/tok"),
         detail="cost",
         requires=PRESENT,

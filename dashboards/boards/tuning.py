@@ -1,6 +1,7 @@
 """Tuning: did the last change help? Figures over time with the changes drawn in, and two windows side by side.
 
-Law: the board shows and does not judge. Two pictures differ by chance too, and more so when the requests differed."""
+Invariant: the board shows and does not judge. Two pictures differ by chance too, and more so when the requests
+differed."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 stuck driver
 returns to nobody: it can only be killed, and here killing it costs nothing.
 
-Law: pynvml is imported here and nowhere else, and nothing of this project is imported, so that a new child starts in
-milliseconds. An answer is {"gpus": [fields of GpuReading], "xids": {uuid: [numbers since the last answer]}} or
-{"error": reason, "why": sentence}; after an error the child ends. A card under MIG has "instances": [fields of
+Invariant: pynvml is imported here and nowhere else, and nothing of this project is imported, so that a new child starts
+in milliseconds. An answer is {"gpus": [fields of GpuReading], "xids": {uuid: [numbers since the last answer]}} or
+{"error": reason, "why": sentence}; after an error the child ends. A GPU under MIG has "instances": [fields of
 MigReading]."""
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NO_VALUE = {
     6: "not_available",
     21: "not_available",
 }
-_CARD_GONE = {1, 15, 16}  # uninitialized, lost, reset required: no further call to this card makes sense
+_CARD_GONE = {1, 15, 16}  # uninitialized, lost, reset required: no further call to this GPU makes sense
 _NO_SUCH_PART = {2, 6}  # the driver counts the MIG devices that could be, not those that are
 
 # Field ids that never moved (nvml.h, NVML_FI_DEV_*), their scope, and what they count in. The hw_ slowdowns are left
@@ -96,7 +96,7 @@ def main() -> None:
 
 
 class _Session:
-    """One nvmlInit, renewed after a card was lost, since a card that comes back is only seen by a new one."""
+    """One nvmlInit, renewed after a GPU was lost, since a GPU that comes back is only seen by a new one."""
 
     def __init__(self) -> None:
         self.stale = True
@@ -132,7 +132,7 @@ class _Xids:
         self._uuids: dict[int | None, str] = {}
 
     def listen(self) -> None:
-        """Cards that do not tell, or may not, have no list."""
+        """GPUs that do not tell, or may not, have no list."""
         try:
             self._events = pynvml.nvmlEventSetCreate()
             for index in range(pynvml.nvmlDeviceGetCount()):
@@ -150,7 +150,7 @@ class _Xids:
         self._uuids[_address(handle)] = uuid
 
     def heard(self) -> dict[str, list[int]]:
-        """What came since the last call, by card; it does not wait."""
+        """What came since the last call, by GPU; it does not wait."""
         found: dict[str, list[int]] = {uuid: [] for uuid in self._uuids.values()}
         for _ in range(_MOST_EVENTS if self._events is not None else 0):
             try:
@@ -224,7 +224,7 @@ class _Activity:
 
 
 def _card(index: int, driver: str, activity: _Activity) -> dict[str, Any]:
-    """All that one card tells. A card that is gone leaves its index and absent["gpu"]; the others are not its
+    """All that one GPU tells. A GPU that is gone leaves its index and absent["gpu"]; the others are not its
     victims."""
     try:
         return _values(pynvml.nvmlDeviceGetHandleByIndex(index), index, driver, activity)
@@ -285,7 +285,7 @@ def _values(handle: Any, index: int, driver: str, activity: _Activity) -> dict[s
 
 
 def _instances(card: Any, uuid: str, activity: _Activity) -> list[dict[str, Any]]:
-    """The GPU instances of a divided card. Compute instances of one of them share its memory and would count it
+    """The GPU instances of a divided GPU. Compute instances of one of them share its memory and would count it
     twice."""
     parts: dict[int, Any] = {}
     for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(card)):

@@ -23,7 +23,7 @@ class GpuUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class MigReading:
-    """One GPU instance of a card under MIG; uuid is the card's. The shares are over the time since the reading
+    """One GPU instance of a GPU under MIG; uuid is the GPU's. The shares are over the time since the reading
     before."""
 
     uuid: str
@@ -44,14 +44,14 @@ class MigReading:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One card at one moment, in base units. None: the card, its driver or its mode does not tell; `absent` says why,
+    """One GPU at one moment, in base units. None: the GPU, its driver or its mode does not tell; `absent` says why,
     by field.
 
     energy_joules: since the driver was loaded (energy_method "counter") or since we started ("integrated").
     throttle_*_seconds, nvlink_*: since the driver was loaded; the hw_ ones by NVML since we started. ecc_*: over the
-    card's life.
+    GPU's life.
     nvlink_received, nvlink_transmitted: bytes. event_reasons: the driver's bits (see THROTTLES). xids: XID -> how
-    often, since we started; None where nobody listens. absent["gpu"]: nothing of this card could be read;
+    often, since we started; None where nobody listens. absent["gpu"]: nothing of this GPU could be read;
     absent["instances"]: its MIG instances could not."""
 
     uuid: str
@@ -121,10 +121,10 @@ def plausible(reading: AnyReading) -> AnyReading:
 
 
 class Integral:
-    """Joules from watts, or seconds from yes (1) and no (0), by trapezoids, for cards that do not count them. It never
+    """Joules from watts, or seconds from yes (1) and no (0), by trapezoids, for GPUs that do not count them. It never
     falls.
 
-    A gap longer than max_gap_s counts nothing: nobody knows what the card did meanwhile. Nor does a clock that went
+    A gap longer than max_gap_s counts nothing: nobody knows what the GPU did meanwhile. Nor does a clock that went
     back."""
 
     def __init__(self, max_gap_s: float = 30.0) -> None:

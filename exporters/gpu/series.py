@@ -62,8 +62,8 @@ THROTTLES: Mapping[str, int] = {
     "hw_power_brake": 0x80,
 }
 
-# XIDs that mean lost work or a card to look at (NVIDIA, "XID errors"): page faults, stopped or killed channels, memory
-# errors and what was done about them, NVLink, the bus, the card's own firmware. Each has a series from the start:
+# XIDs that mean lost work or a GPU to look at (NVIDIA, "XID errors"): page faults, stopped or killed channels, memory
+# errors and what was done about them, NVLink, the bus, the GPU's own firmware. Each has a series from the start:
 # growth needs a sample
 # before the first one.
 XIDS: tuple[int, ...] = (13, 31, 43, 45, 48, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140, 154)
@@ -114,7 +114,7 @@ def _xid_errors(reading: GpuReading) -> Iterator[Sample]:
 
 
 def _absences(reading: GpuReading) -> Iterator[Sample]:
-    """How many fields of a card and its parts are absent, by why."""
+    """How many fields of a GPU and its parts are absent, by why."""
     why = Counter(reading.absent.values())
     for part in reading.instances:
         why.update(part.absent.values())

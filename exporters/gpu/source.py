@@ -45,7 +45,7 @@ _answers = msgspec.json.Decoder(_Answer)
 
 
 class GpuSource:
-    """Readings of all cards, from whichever of NVML and nvidia-smi answers.
+    """Readings of all GPUs, from whichever of NVML and nvidia-smi answers.
 
     nvml, smi: the commands to run. env: their environment, ours by default. clock: seconds that never go back.
     backoff_s: pause after a first failure, doubled each time up to 30 s; reads in between fail at once, with the same
@@ -89,7 +89,7 @@ class GpuSource:
         await self._reap()
 
     async def read(self, deadline_s: float = 2.0) -> list[GpuReading]:
-        """One reading per card. Raises GpuUnavailable, at the latest a moment after the deadline.
+        """One reading per GPU. Raises GpuUnavailable, at the latest a moment after the deadline.
 
         The first read after a start also loads the driver, which takes seconds where no process holds it open: give it
         longer."""
@@ -127,7 +127,7 @@ class GpuSource:
         return error
 
     def _finished(self, readings: Iterable[GpuReading]) -> list[GpuReading]:
-        """Name lost cards after what was known of them, integrate what nobody counts, and let a uuid appear once."""
+        """Name lost GPUs after what was known of them, integrate what nobody counts, and let a uuid appear once."""
         now = self._clock()
         found: dict[str, GpuReading] = {}
         for raw in readings:
@@ -141,7 +141,7 @@ class GpuSource:
         return list(found.values())
 
     def _recalled(self, lost: GpuReading) -> GpuReading:
-        """A lost card has only an index or a bus id left; its name is in our memory."""
+        """A lost GPU has only an index or a bus id left; its name is in our memory."""
         bus = (lost.pci_bus_id or "-").lower()[-10:]
         for known in self._known.values():
             if (lost.index is not None and known.index == lost.index) or (known.pci_bus_id or "").lower().endswith(bus):
@@ -220,7 +220,7 @@ class GpuSource:
         self._hear(answer.xids)
         if not answer.gpus or all("gpu" in reading.absent for reading in answer.gpus):
             raise GpuUnavailable(
-                "lost", f"NVML answers, but none of its {len(answer.gpus)} cards can be read; see 'dmesg | grep -i xid'"
+                "lost", f"NVML answers, but none of its {len(answer.gpus)} GPUs can be read; see 'dmesg | grep -i xid'"
             )
         self.method = "nvml"
         return answer.gpus

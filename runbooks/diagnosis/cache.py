@@ -50,7 +50,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "the cache is smaller than yesterday",
             f"{promql.worst(sidecar.KV_CAPACITY, ('model_name', 'upstream'), (MODEL,))} < 0.95 * "
             f"{promql.worst(sidecar.KV_CAPACITY, ('model_name', 'upstream'), (MODEL,), offset='1d')}",
-            "a restart with other options, or with less free memory on the card",
+            "a restart with other options, or with less free memory on the GPU",
             "Mitigation 5",
         ),
     ),
@@ -95,7 +95,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "the cache is smaller than yesterday",
             f"{promql.worst(sidecar.KV_CAPACITY, ('model_name', 'upstream'), (MODEL,))} < 0.95 * "
             f"{promql.worst(sidecar.KV_CAPACITY, ('model_name', 'upstream'), (MODEL,), offset='1d')}",
-            "a restart with other options, or with less free memory on the card",
+            "a restart with other options, or with less free memory on the GPU",
             "Mitigation 4",
         ),
         DiagnosisRow(
@@ -254,7 +254,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             f"{promql.average(vllm.NUM_REQUESTS_RUNNING, '30m', ENGINE, (MODEL,))} > 32",
             (
                 "with five tokens a draft that is about 200 tokens a step, where arithmetic and no longer memory "
-                "is the limit of current cards: drafts are not free any more"
+                "is the limit of current GPUs: drafts are not free any more"
             ),
             "Mitigation 3",
         ),

@@ -44,7 +44,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "before it ended it had requests and made nothing for four minutes",
             f"max_over_time((min_over_time({at(vllm.NUM_REQUESTS_RUNNING, JOB)}[4m]) > 0 "
             f"and rate({at(vllm.GENERATION_TOKENS, JOB)}[4m]) == 0)[30m:1m])",
-            "a worker or card hung, and vLLM gave up after its 300 s",
+            "a worker or GPU hung, and vLLM gave up after its 300 s",
             "[VLLMEngineFrozen](VLLMEngineFrozen.md)",
         ),
         DiagnosisRow(
@@ -97,7 +97,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "before it ended it had requests and made nothing for four minutes",
             f"max_over_time((min_over_time({at(vllm.NUM_REQUESTS_RUNNING, INSTANCE)}[4m]) > 0 "
             f"and rate({at(vllm.GENERATION_TOKENS, INSTANCE)}[4m]) == 0)[30m:1m])",
-            "a worker or card hung, and vLLM gave up after its 300 s",
+            "a worker or GPU hung, and vLLM gave up after its 300 s",
             "[VLLMEngineFrozen](VLLMEngineFrozen.md)",
         ),
         DiagnosisRow(
@@ -203,29 +203,29 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "Mitigation 1, then 2",
         ),
         DiagnosisRow(
-            "requests run and the cards draw power",
+            "requests run and the GPUs draw power",
             f"{promql.current(vllm.NUM_REQUESTS_RUNNING, BY_INSTANCE, (INSTANCE,))} > 0 "
             f"and on () avg(avg_over_time({at(gpu.POWER)}[3m])) / avg({at(gpu.POWER_LIMIT)}) > 0.6",
             "a prefill of more than three minutes with nothing beside it, and no freeze",
             "Mitigation 2",
         ),
         DiagnosisRow(
-            "requests run, cards are 100 % busy at low power",
+            "requests run, GPUs are 100 % busy at low power",
             f"max by (instance, uuid) (min_over_time({at(gpu.UTILIZATION)}[3m])) > 0.95 "
             f"and on (instance, uuid) avg_over_time({at(gpu.POWER)}[3m]) / {at(gpu.POWER_LIMIT)} < 0.5 "
             f"and on () sum({at(vllm.NUM_REQUESTS_RUNNING, INSTANCE)}) > 0",
-            "cards that wait for each other in a collective, one of which does not come",
+            "GPUs that wait for each other in a collective, one of which does not come",
             "Mitigation 3; [interconnect](interconnect.md)",
         ),
         DiagnosisRow(
-            "requests run and no card works, or none is seen",
+            "requests run and no GPU works, or none is seen",
             f"{promql.current(vllm.NUM_REQUESTS_RUNNING, BY_INSTANCE, (INSTANCE,))} > 0 "
             f"unless on () max(max_over_time({at(gpu.UTILIZATION)}[3m])) > 0.05",
             "the core or a worker waits on the host: a lock, a disk, a stopped process",
             "Mitigation 3",
         ),
         DiagnosisRow(
-            "an alert about a card fires",
+            "an alert about a GPU fires",
             (
                 at(
                     prometheus.ALERTS,
@@ -233,7 +233,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
                     eq("alertstate", "firing"),
                 )
             ),
-            "the card failed under it",
+            "the GPU failed under it",
             "[VLLMGPUXid](VLLMGPUXid.md)",
         ),
     ),
@@ -259,10 +259,10 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "Mitigation 2",
         ),
         DiagnosisRow(
-            "a card's memory was full before",
+            "a GPU's memory was full before",
             f"max by (instance, uuid) (max_over_time({at(gpu.MEMORY_USED)}[1h])) / "
             f"{promql.worst(gpu.MEMORY_TOTAL, ('instance', 'uuid'))} > 0.98",
-            "out of memory on the card",
+            "out of memory on the GPU",
             "Mitigation 5",
         ),
         DiagnosisRow(

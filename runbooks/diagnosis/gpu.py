@@ -8,9 +8,9 @@ from runbooks.diagnosis.row import BY_INSTANCE, DCGM_UUID, ENGINE, INSTANCE, UUI
 ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
     "VLLMGPUMissing": (
         DiagnosisRow(
-            "one card is called lost, the others are read",
+            "one GPU is called lost, the others are read",
             f"{promql.worst(gpu.ABSENT, ('instance', 'uuid'), (eq('reason', 'lost'), INSTANCE))} > 0",
-            "it fell off the bus: power, slot, or a fault of the card (XID 79)",
+            "it fell off the bus: power, slot, or a fault of the GPU (XID 79)",
             "Mitigation 3",
         ),
         DiagnosisRow(
@@ -24,7 +24,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
                 )
                 + " > 0"
             ),
-            "the driver waits for a card or for its firmware (XID 119, 120)",
+            "the driver waits for a GPU or for its firmware (XID 119, 120)",
             "Mitigation 3",
         ),
         DiagnosisRow(
@@ -44,20 +44,20 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
         DiagnosisRow(
             "the sidecar was started again within the hour",
             f"max by (instance) (changes({at(sidecar.SIDECAR_START, INSTANCE)}[1h])) > 0",
-            "it was started with fewer cards than before",
+            "it was started with fewer GPUs than before",
             "Mitigation 1",
         ),
         DiagnosisRow(
-            "readings succeed, and the card is simply not among them",
+            "readings succeed, and the GPU is simply not among them",
             f"({promql.current(sidecar.SOURCE_UP, BY_INSTANCE, (eq('kind', 'gpu'), INSTANCE))} == 1) "
             f"unless on (instance) ({promql.worst(gpu.ABSENT, BY_INSTANCE, (eq('reason', 'lost'), INSTANCE))} > 0)",
-            "someone took it away: another number of cards, a MIG change, an exchange",
+            "someone took it away: another number of GPUs, a MIG change, an exchange",
             "Mitigation 2",
         ),
         DiagnosisRow(
             "an engine is down as well",
             f"max by (instance) ({at(prometheus.UP, eq('job', 'vllm.*'))} == 0)",
-            "it lost the card",
+            "it lost the GPU",
             "[VLLMEngineDown](VLLMEngineDown.md)",
         ),
     ),
@@ -70,14 +70,14 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "[VLLMGPUThrottled](VLLMGPUThrottled.md)",
         ),
         DiagnosisRow(
-            "this card is 10 degrees or more above the coolest of its host",
+            "this GPU is 10 degrees or more above the coolest of its host",
             f"{promql.current(gpu.TEMPERATURE, ('uuid',), (eq('sensor', 'gpu'), UUID))} > 10 + scalar(min("
             f"{promql.current(gpu.TEMPERATURE, ('uuid',), (eq('sensor', 'gpu'), INSTANCE))}))",
             "blocked air, a failing fan or heat sink, or it alone has work",
             "Mitigation 2",
         ),
         DiagnosisRow(
-            "all cards of the host are hot",
+            "all GPUs of the host are hot",
             f"min by (instance) ({at(gpu.TEMPERATURE, eq('sensor', 'gpu'), INSTANCE)}) > 80",
             "the room, the air inlet or the host's fans",
             "Mitigation 1",
@@ -111,7 +111,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "max by (uuid) (rate("
             f"{at(gpu.THROTTLE, eq('reason', 'sw_thermal_slowdown|hw_thermal_slowdown'), UUID)}[10m])) > 0.1 "
             f"and on (uuid) {promql.current(gpu.TEMPERATURE, ('uuid',), (eq('sensor', 'gpu'), UUID))} >= 75",
-            "cooling of this card or of the host",
+            "cooling of this GPU or of the host",
             "Mitigation 1",
         ),
         DiagnosisRow(
@@ -129,14 +129,14 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "Mitigation 3",
         ),
         DiagnosisRow(
-            "more than one card of the host",
+            "more than one GPU of the host",
             "count by (instance) (max by (instance, uuid) (rate("
             f"{at(gpu.THROTTLE, no('reason', 'sw_power_cap|sync_boost'), INSTANCE)}[10m])) > 0.1) > 1",
             "the room, the inlet, or the power of the rack",
             "Mitigation 1",
         ),
         DiagnosisRow(
-            "dcgm-exporter shows heat, and no sidecar sees the card",
+            "dcgm-exporter shows heat, and no sidecar sees the GPU",
             f"max by (UUID) (rate({at(dcgm.THERMAL_VIOLATION.metric, DCGM_UUID)}[10m])) * 1e-9 > 0.1",
             "cooling",
             "Mitigation 1",
@@ -150,7 +150,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             f"or ({at(dcgm.XID_ERRORS.metric, DCGM_UUID)} == 31) "
             f"or ({at(dcgm.XID_ERRORS.metric, DCGM_UUID)} == 43) "
             f"or ({at(dcgm.XID_ERRORS.metric, DCGM_UUID)} == 45))",
-            "the engine's own kernels, or a process that was killed; a card only if it repeats on this one alone",
+            "the engine's own kernels, or a process that was killed; a GPU only if it repeats on this one alone",
             "Mitigation 1",
         ),
         DiagnosisRow(
@@ -161,21 +161,21 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             f"or ({at(dcgm.XID_ERRORS.metric, DCGM_UUID)} == 64) "
             f"or ({at(dcgm.XID_ERRORS.metric, DCGM_UUID)} == 94) "
             f"or ({at(dcgm.XID_ERRORS.metric, DCGM_UUID)} == 95))",
-            "memory of the card",
+            "memory of the GPU",
             "[VLLMGPUECCErrors](VLLMGPUECCErrors.md)",
         ),
         DiagnosisRow(
             "74",
             f"{promql.growth(gpu.XID_ERRORS, '1h', ('uuid',), (eq('xid', '74'), UUID))} > 0 "
             f"or max by (UUID) ({at(dcgm.XID_ERRORS.metric, DCGM_UUID)} == 74)",
-            "an NVLink, its cable or bridge, or the card at its other end",
+            "an NVLink, its cable or bridge, or the GPU at its other end",
             "[VLLMGPUNVLinkErrors](VLLMGPUNVLinkErrors.md)",
         ),
         DiagnosisRow(
             "79",
             f"{promql.growth(gpu.XID_ERRORS, '1h', ('uuid',), (eq('xid', '79'), UUID))} > 0 "
             f"or max by (UUID) ({at(dcgm.XID_ERRORS.metric, DCGM_UUID)} == 79)",
-            "the bus: power, slot, heat, or the card",
+            "the bus: power, slot, heat, or the GPU",
             "[VLLMGPUMissing](VLLMGPUMissing.md)",
         ),
         DiagnosisRow(
@@ -183,13 +183,13 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             f"{promql.growth(gpu.XID_ERRORS, '1h', ('uuid',), (eq('xid', '119|120'), UUID))} > 0 "
             f"or max by (UUID) (({at(dcgm.XID_ERRORS.metric, DCGM_UUID)} == 119) "
             f"or ({at(dcgm.XID_ERRORS.metric, DCGM_UUID)} == 120))",
-            "the card's firmware or the driver",
+            "the GPU's firmware or the driver",
             "Mitigation 2",
         ),
         DiagnosisRow(
             "an engine is gone, whatever the code",
             f"max by (instance) ({at(prometheus.UP, eq('job', 'vllm.*'))} == 0)",
-            "its process had work on the card",
+            "its process had work on the GPU",
             "[VLLMEngineDown](VLLMEngineDown.md)",
         ),
     ),
@@ -211,7 +211,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
         DiagnosisRow(
             "rows replaced after uncorrected errors grew within the week",
             f"max by (uuid) (delta({at(gpu.REMAPPED_ROWS, eq('kind', 'uncorrected'), UUID)}[7d])) > 0",
-            "the card wears out",
+            "the GPU wears out",
             "Mitigation 3",
         ),
         DiagnosisRow(
@@ -232,7 +232,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "the link was trained again",
             f"{promql.growth(gpu.NVLINK_ERRORS, '15m', ('uuid',), (eq('kind', 'recovery'), UUID))} > 0 "
             f"or max by (UUID) (increase({at(dcgm.NVLINK_RECOVERY.metric, DCGM_UUID)}[15m])) > 0",
-            "a marginal link: seat, bridge, cable, or the card",
+            "a marginal link: seat, bridge, cable, or the GPU",
             "Mitigation 2",
         ),
         DiagnosisRow(
@@ -246,7 +246,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "Mitigation 1",
         ),
         DiagnosisRow(
-            "more than one card of the host",
+            "more than one GPU of the host",
             f"count by (instance) ({promql.growth(gpu.NVLINK_ERRORS, '15m', ('instance', 'uuid'), (INSTANCE,))} > "
             "0) > 1 or count by (instance) (max by (instance, UUID) (increase("
             f"{at(dcgm.NVLINK_CRC.metric, INSTANCE)}[15m])) > 0) > 1",
@@ -284,13 +284,13 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
         DiagnosisRow(
             "an engine started within the hour",
             f"time() - {promql.current(prometheus.PROCESS_START, BY_INSTANCE, (eq('job', 'vllm.*'),))} < 3600",
-            "its share and its graphs together are more than the card can spare",
+            "its share and its graphs together are more than the GPU can spare",
             "Mitigation 2",
         ),
         DiagnosisRow(
             "the KV cache is full as well",
             f"max by (instance, model_name) ({at(vllm.KV_CACHE_USAGE)}) > 0.9",
-            "two different shortages; more room for the cache is not to be had on this card",
+            "two different shortages; more room for the cache is not to be had on this GPU",
             "[VLLMKVCacheNearlyFull](VLLMKVCacheNearlyFull.md)",
         ),
         DiagnosisRow(
@@ -300,7 +300,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "[VLLMRestartLoop](VLLMRestartLoop.md)",
         ),
         DiagnosisRow(
-            "only dcgm-exporter shows the card",
+            "only dcgm-exporter shows the GPU",
             f"{promql.worst(dcgm.FB_FREE.metric, ('UUID',), (DCGM_UUID,))} "
             f"unless on (UUID) label_replace({at(gpu.INFO)}, "
             '"UUID", "$1", "uuid", "(.+)")',

@@ -131,7 +131,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
         DiagnosisRow(
             "clocks are held down by heat or a power brake",
             f"max by (instance, uuid) (rate({at(gpu.THROTTLE, no('reason', 'sw_power_cap|sync_boost'))}[10m])) > 0.1",
-            "the card, if it is one of this model",
+            "the GPU, if it is one of this model",
             "[VLLMGPUThrottled](VLLMGPUThrottled.md)",
         ),
         DiagnosisRow(
@@ -156,7 +156,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             f"{at(vllm.INTER_TOKEN_LATENCY, MODEL, part='_count')}[10m])) > 0)) > 2 * min by (model_name) (sum by "
             f"(model_name, instance) (rate({at(vllm.INTER_TOKEN_LATENCY, MODEL, part='_sum')}[10m])) / (sum by "
             f"(model_name, instance) (rate({at(vllm.INTER_TOKEN_LATENCY, MODEL, part='_count')}[10m])) > 0))",
-            "that host: a slow link between cards, a neighbour on the GPU, other options",
+            "that host: a slow link between GPUs, a neighbour on the GPU, other options",
             "Mitigation 4, then [interconnect.md](interconnect.md)",
         ),
     ),

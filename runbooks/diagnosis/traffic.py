@@ -250,7 +250,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "tokens come slowly",
             "histogram_quantile(0.95, sum by (model_name, le) (rate("
             f"{at(vllm.INTER_TOKEN_LATENCY, MODEL, part='_bucket')}[5m]))) > 0.1",
-            "a large batch, preemptions, a slow card",
+            "a large batch, preemptions, a slow GPU",
             "[VLLMInterTokenLatencyHigh](VLLMInterTokenLatencyHigh.md)",
         ),
         DiagnosisRow(
@@ -279,7 +279,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             f"(model_name) (rate({at(vllm.REQUEST_GENERATION_TOKENS, MODEL, part='_count')}[30m])) > 1.5 * sum by "
             f"(model_name) (rate({at(vllm.REQUEST_GENERATION_TOKENS, MODEL, part='_sum')}[30m] offset 1d)) / sum "
             f"by (model_name) (rate({at(vllm.REQUEST_GENERATION_TOKENS, MODEL, part='_count')}[30m] offset 1d))",
-            "people stop an answer that rambles; a stop button is a hang-up too",
+            "people stop an answer that rambles; a stop button is a client disconnect too",
             "Mitigation 3",
         ),
     ),
@@ -342,13 +342,13 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "Mitigation 2",
         ),
         DiagnosisRow(
-            "a card did nothing for an hour",
+            "a GPU did nothing for an hour",
             f"max by (uuid) (max_over_time({at(gpu.UTILIZATION, CLUSTER)}[1h])) < 0.05",
             "no engine uses it, or its engine is gone",
             "Mitigation 2",
         ),
         DiagnosisRow(
-            "there are more cards than yesterday, or the price changed",
+            "there are more GPUs than yesterday, or the price changed",
             f"{promql.current(sidecar.GPU_COST, ('cluster', 'currency'), (CLUSTER,))} > 1.05 * "
             f"{promql.current(sidecar.GPU_COST, ('cluster', 'currency'), (CLUSTER,), offset='1d')}",
             "new hosts, or a new price in `sidecar.yaml`",
@@ -363,11 +363,11 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
                 + " > 0.5 * "
                 f"{promql.per_second(attributed.COST, '1h', BY_CLUSTER, (eq('basis', 'allocation'), CLUSTER))}"
             ),
-            "too many cards for this load",
+            "too many GPUs for this load",
             "Mitigation 1 or 2",
         ),
         DiagnosisRow(
-            "two sidecars tell of one card",
+            "two sidecars tell of one GPU",
             f"count by (cluster, uuid) ({at(gpu.INFO, CLUSTER)}) > 1",
             "its cost is counted twice",
             "Mitigation 3",
@@ -375,7 +375,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
         DiagnosisRow(
             "an engine does not answer its scrape",
             f"{at(prometheus.UP, eq('job', 'vllm.*'))} == 0",
-            "its tokens are missing, its cards are not",
+            "its tokens are missing, its GPUs are not",
             "[VLLMEngineUnreachable](VLLMEngineUnreachable.md)",
         ),
     ),

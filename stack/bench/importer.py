@@ -1,7 +1,7 @@
 """Results of other benchmark tools as a bench of ours: of `vllm bench serve` (--save-result) and of AIPerf
 (profile_export.jsonl).
 
-Law: what a file does not say stays absent, and every doubt about what it says is a caveat of the run.
+Invariant: what a file does not say stays absent, and every doubt about what it says is a caveat of the run.
 Source of the names: vLLM 0.32 benchmarks/serve.py, AIPerf 0.13 "Working with Profile Export Files". What vLLM calls
 `latencies` is how long each request took; releases without it have the TTFT and the ITLs, which add up to it. Neither
 tool says which engine it asked."""

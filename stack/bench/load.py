@@ -1,6 +1,6 @@
 """Sends prepared requests to an engine at the pace of a workload, and measures each answer as its client would.
 
-Law: every request that was begun leaves exactly one record, also where it failed, and nothing is tried again.
+Invariant: every request that was begun leaves exactly one record, also where it failed, and nothing is tried again.
 Times are taken where bytes arrive, on one monotonic clock. TTFT ends with the first token that has content; TPOT is
 (e2e - TTFT) / (tokens - 1), with tokens as the engine counted them."""
 

@@ -2,7 +2,7 @@
 
 Words are drawn at random from those that one text is made of, as token ids: so a prompt has the length that was asked
 for, and none is like another unless its key is. Where a chat template stands between (route chat), the text is measured
-with it and mended until the engine counts the same. The tokens of a segment follow from its key and the bench's seed
+with it and fixed until the engine counts the same. The tokens of a segment follow from its key and the bench's seed
 alone; the keys of a plan say what two runs share (workload.py)."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stack.bench.workload_plan import PlannedRequest
 Route = Literal["completions", "chat"]
 ROUTES: Mapping[Route, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 MENDS = 12
-# after so many mends so many of the last words are drawn anew: some texts have no end at which they have just so many
+# after so many fixes so many of the last words are drawn anew: some texts have no end at which they have just so many
 # tokens
 OTHER_WORDS = 4, 8
 COUNTED_AT_ONCE = 8

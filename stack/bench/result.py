@@ -1,7 +1,8 @@
 """What a bench leaves behind: a folder with bench.json (what was run, against what, every run's figures) and
 requests.jsonl (a record a request).
 
-Law: a run that broke off is kept and marked, and no figure stands for what was not measured: it is absent, never 0.
+Invariant: a run that broke off is kept and marked, and no figure stands for what was not measured: it is absent, never
+0.
 
 A figure's name is `metric.statistic`, with the class of requests before it where a workload has classes: `ttft_ms.p50`,
 `short:ttft_ms.p95`, `qps`.

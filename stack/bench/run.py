@@ -1,7 +1,7 @@
 """Runs workloads against one engine and writes down what came of it, run by run.
 
-Law: what was measured is kept, whatever happens next: each run is on disk before the next one begins, and one that
-broke off says why."""
+Invariant: what was measured is kept, whatever happens next: each run is on disk before the next one begins, and one
+that broke off says why."""
 
 from __future__ import annotations
 

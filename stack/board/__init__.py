@@ -8,4 +8,5 @@
     pages.py       HTML: the shell of a board, runbook pages                                              pure
     serve.py, snapshot.py   the live page; one static file of it. Both ask through exporters/net/prometheus.py
 
-Law: the browser names boards, panels and choices, never PromQL. Labels are foreign text wherever they are shown."""
+Invariant: the browser names boards, panels and choices, never PromQL. Labels are foreign text wherever they are
+shown."""

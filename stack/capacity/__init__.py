@@ -1,2 +1,2 @@
-"""Before deploying: what a model and its KV cache take, how many users fit, on which card or slice, at what cost. Pure
+"""Before deploying: what a model and its KV cache take, how many users fit, on which GPU or slice, at what cost. Pure
 arithmetic."""

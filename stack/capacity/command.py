@@ -1,5 +1,5 @@
 """What `vllm-watch capacity` was asked, from options, a worksheet, a model's files and request logs, as plans for one
-or several cards; and those plans as tables."""
+or several GPUs; and those plans as tables."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class CapacityOptions:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """The answer. serving: on the first card; plans: of the cards that it fits, in the order in which they were named;
-    refused: why not, by card;
+    """The answer. serving: on the first GPU; plans: of the GPUs that it fits, in the order in which they were named;
+    refused: why not, by GPU;
     text: of the worksheet."""
 
     shape: ModelShape
@@ -67,7 +67,7 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class WeightsOnly:
-    """All that a number of parameters says. cards: by name, the bytes that vLLM may use of it."""
+    """All that a number of parameters says. GPUs: by name, the bytes that vLLM may use of it."""
 
     parameters: float
     dtype: str
@@ -84,7 +84,7 @@ class WeightsOnly:
 
 
 def study(asked: CapacityOptions, somewhere: bool = True) -> Study | WeightsOnly:
-    """Reads the files and reckons. somewhere: a card must be named. Raises BadConfig, BadModel, BadTraffic, ValueError
+    """Reads the files and reckons. somewhere: a GPU must be named. Raises BadConfig, BadModel, BadTraffic, ValueError
     and OSError, each with a sentence for the caller."""
     form = (worksheet.read(asked.worksheet) if asked.worksheet else Worksheet()).under(asked.values)
     named = asked.gpus or ((form.gpu,) if form.gpu else ())
@@ -95,7 +95,7 @@ def study(asked: CapacityOptions, somewhere: bool = True) -> Study | WeightsOnly
     shape, notes = _typed(read, form)
     dtype = shape.dtype if shape.dtype != read.dtype else None
     if not named and somewhere:
-        raise ValueError("--gpu is missing: name a card or slice, such as H200 or H200/1g.18gb; several are compared")
+        raise ValueError("--gpu is missing: name a GPU or slice, such as H200 or H200/1g.18gb; several are compared")
     wanted = tuple(dict.fromkeys(each for name in named for each in _cards(gpu_models.card(name), asked.slices)))
     prices = config.load(asked.prices, Prices) if asked.prices else None
     traffic = _traffic(asked, form, shape)

@@ -1,4 +1,4 @@
-"""Whether a model fits a card or slice; where it does not, which single change would make it fit, checked by the same
+"""Whether a model fits a GPU or slice; where it does not, which single change would make it fit, checked by the same
 arithmetic. Pure."""
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ def milli(time_s: float, figures: int = 3) -> str:
     return f"{time_s * 1000:.{figures}g} ms" if time_s < 1 else f"{time_s:,.{figures}g} s"
 
 
-NO_WAY = "no single change that we know; make two, such as quantized weights on several cards"
+NO_WAY = "no single change that we know; make two, such as quantized weights on several GPUs"
 USUAL_SHARE = Serving(1).gpu_memory_utilization
 
 
 class DoesNotFit(ValueError):
-    """What is too big for the card, and by how much. ways: changes of which each one alone makes it fit."""
+    """What is too big for the GPU, and by how much. ways: changes of which each one alone makes it fit."""
 
     def __init__(self, what: str, ways: tuple[str, ...]) -> None:
         super().__init__(f"{what}. What fits: {'; '.join(ways or (NO_WAY,))}")
@@ -61,7 +61,7 @@ def room(shape: ModelShape, serving: Serving, card: GpuModel) -> tuple[tuple[Mem
 
 
 def placed(serving: Serving, card: GpuModel) -> str:
-    """The card, or so many of it."""
+    """The GPU, or so many of it."""
     number = serving.tensor_parallel * serving.pipeline_parallel
     return f"{number} x {card.name}" if number > 1 else card.name
 
@@ -101,7 +101,7 @@ def ways(shape: ModelShape, serving: Serving, card: GpuModel) -> tuple[str, ...]
 
 
 def _least_split(shape: ModelShape, serving: Serving, card: GpuModel, whole: GpuModel) -> int:
-    """Return the least number of whole cards, more than now, over which the model fits; 0 where none does."""
+    """Return the least number of whole GPUs, more than now, over which the model fits; 0 where none does."""
     for wide in (2, 4, 8):
         split = replace(serving, tensor_parallel=wide)
         if wide > serving.tensor_parallel and fits(shape, _on(split, card, whole), whole):
@@ -124,11 +124,11 @@ def _changes(shape: ModelShape, serving: Serving, card: GpuModel) -> Iterator[st
     many = f"{number} x " if number > 1 else ""
     near = _smallest(shape, alone, card, (*gpus.slices(whole), whole))
     if near:
-        which = "its smallest slice that does" if near.profile else "the whole card"
+        which = "its smallest slice that does" if near.profile else "the whole GPU"
         yield f"{many}{near.name}, {which} with max_model_len {serving.max_model_len:,}"
     other = _smallest(shape, alone, card, (each for each in gpus.CARDS if each.profile is None))
     if other and other != near:
-        yield f"{many}{other.name}, the smallest whole card that does ({gib(usable(other))})"
+        yield f"{many}{other.name}, the smallest whole GPU that does ({gib(usable(other))})"
     if serving.gpu_memory_utilization < USUAL_SHARE and fits(
         shape, replace(alone, gpu_memory_utilization=USUAL_SHARE), card
     ):
@@ -159,7 +159,7 @@ def _smallest(shape: ModelShape, serving: Serving, card: GpuModel, among: Iterab
 
 
 def default_seqs(card: GpuModel) -> int:
-    """--max-num-seqs of `vllm serve` where nobody sets it. For a slice as for its whole card; source: see
+    """--max-num-seqs of `vllm serve` where nobody sets it. For a slice as for its whole GPU; source: see
     default_batched_tokens."""
     whole = gpus.whole(card)
     return 1024 if usable(whole) >= 70 * GIB and "A100" not in whole.name else 256
@@ -171,7 +171,7 @@ def usable(card: GpuModel) -> int:
 
 
 def _on(serving: Serving, card: GpuModel, other: GpuModel) -> Serving:
-    """The same on another card, where vLLM chooses another batch; what a person chose stays."""
+    """The same on another GPU, where vLLM chooses another batch; what a person chose stays."""
     chosen = serving.max_num_batched_tokens != default_batched_tokens(card)
     return serving if chosen else replace(serving, max_num_batched_tokens=default_batched_tokens(other))
 

@@ -3,7 +3,7 @@
 A slice's name is rounded up: a 1g.18gb of an H200 has 16.0 GiB. Where a source prints two figures (drivers differ) the
 smaller one stands. Bandwidth and bf16 throughput without sparsity are the vendors' data sheets; a slice has its share
 of memory slices and of multiprocessors.
-One engine cannot join slices: tensor parallelism needs whole cards."""
+One engine cannot join slices: tensor parallelism needs whole GPUs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class GpuModel:
     bandwidth: float  # bytes per second
     flops: float  # dense bf16 operations per second
     profile: str | None = None
-    of: str | None = None  # the whole card that this is a slice of
-    instances: int = 1  # that fit on one card
+    of: str | None = None  # the whole GPU that this is a slice of
+    instances: int = 1  # that fit on one GPU
     source: str = ""
     usable_bytes: int = 0  # as CUDA reports it to a process: what gpu_memory_utilization is a share of
 
@@ -137,7 +137,7 @@ PROFILES: dict[str, tuple[str, Slices]] = {
 
 
 def slices(whole: GpuModel) -> tuple[GpuModel, ...]:
-    """The MIG slices of a whole card, smallest first; none where the card has no MIG."""
+    """The MIG slices of a whole GPU, smallest first; none where the GPU has no MIG."""
     source, profiles = PROFILES.get(whole.name, ("", {}))
     return tuple(
         GpuModel(
@@ -159,7 +159,7 @@ CARDS: tuple[GpuModel, ...] = tuple(card for whole in WHOLE for card in (whole, 
 
 
 def whole(card: GpuModel) -> GpuModel:
-    """The card that a slice is cut from; a whole card is its own."""
+    """The GPU that a slice is cut from; a whole GPU is its own."""
     return next(each for each in WHOLE if each.name == card.of) if card.of else card
 
 
@@ -174,7 +174,7 @@ USUAL = {
 
 
 def card(name: str) -> GpuModel:
-    """The card of this name: "H200", "h100-80gb", "H200/3g.71gb", "H200 3g.71gb", "1g.18gb@H200"; raises ValueError
+    """The GPU of this name: "H200", "h100-80gb", "H200/3g.71gb", "H200 3g.71gb", "1g.18gb@H200"; raises ValueError
     with the nearest names."""
     if "@" not in name and "/" not in name:
         # as some write it: H100 1g.10gb
@@ -191,7 +191,7 @@ def card(name: str) -> GpuModel:
     if found is None:
         near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.4)
         raise ValueError(
-            f"the card {whole_name!r} is not known;"
+            f"the GPU {whole_name!r} is not known;"
             f" {_or([known[key].name for key in near] or [each.name for each in WHOLE])}"
         )
     if not profile.strip():

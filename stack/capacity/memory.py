@@ -55,8 +55,7 @@ def parts(shape: ModelShape, serving: Serving, card: GpuModel) -> tuple[MemoryPa
     joined."""
     if card.of is not None and serving.tensor_parallel * serving.pipeline_parallel > 1:
         raise BadServing(
-            f"{card.name} is a slice, and one engine cannot join slices; take tensor_parallel 1 or whole {card.of}"
-            " cards"
+            f"{card.name} is a slice, and one engine cannot join slices; take tensor_parallel 1 or whole {card.of} GPUs"
         )
     activations = ACTIVATIONS.get(shape.architecture, EXPERTS if shape.moe else IMAGES if shape.multimodal else DENSE)
     outside = TENSOR if serving.tensor_parallel > 1 else STAGES if serving.pipeline_parallel > 1 else ALONE
@@ -96,10 +95,10 @@ def weight_bytes(shape: ModelShape, serving: Serving) -> float:
 
 
 def default_batched_tokens(card: GpuModel) -> int:
-    """max_num_batched_tokens of vLLM's API server on this card when nobody sets it.
+    """max_num_batched_tokens of vLLM's API server on this GPU when nobody sets it.
 
     Source: vLLM 0.32 engine/arg_utils.py, get_batch_defaults. Memory and name are NVML's of the device by its number
-    (platforms/cuda.py), and under that number NVML has the whole card, not the slice in use."""
+    (platforms/cuda.py), and under that number NVML has the whole GPU, not the slice in use."""
     asked = whole(card)
     memory = asked.usable_bytes or asked.memory_bytes
     if memory >= 160 * GIB:

@@ -1,8 +1,8 @@
-"""How many requests a card's cache holds, how many replicas the traffic needs and why, and what that costs. Pure.
+"""How many requests a GPU's cache holds, how many replicas the traffic needs and why, and what that costs. Pure.
 
-Law: a figure is arithmetic on sizes that are known, or it is called a bound, or it is not there. How fast a card is
-with a model only a measurement
-tells: what memory bandwidth and arithmetic allow is a bound, and the real card stays below it."""
+Invariant: a figure is arithmetic on sizes that are known, or it is called a bound, or it is not there. How fast a GPU
+is with a model only a measurement
+tells: what memory bandwidth and arithmetic allow is a bound, and the real GPU stays below it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _STEPS = 4  # points at which a growing reply is looked at
 
 
 class TooSlow(BadTraffic):
-    """A target that this card cannot keep, whatever the load."""
+    """A target that this GPU cannot keep, whatever the load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class Plan:
 
     @property
     def gpus(self) -> int:
-        """Cards or slices of one replica."""
+        """GPUs or slices of one replica."""
         return self.serving.tensor_parallel * self.serving.pipeline_parallel
 
     @property
@@ -175,7 +175,7 @@ def plan(
     measured_per_s: float | None = None,
     name: str = "",
 ) -> Plan:
-    """The plan for one kind of card. measured_per_s: requests a second at which one replica was seen to keep its
+    """The plan for one kind of GPU. measured_per_s: requests a second at which one replica was seen to keep its
     targets; name: as clients ask for the model. Raises DoesNotFit, TooSlow, BadTraffic, BadServing, and BadModel where
     the weights are not known."""
     if (tuning.max_num_seqs or 0) > serving.max_num_batched_tokens:
@@ -329,7 +329,7 @@ def _seqs(
         return None, ""
     most = [
         (expected, "requests of this traffic that the cache holds"),
-        (float(most_seqs), "vLLM's own choice for this card and batch"),
+        (float(most_seqs), "vLLM's own choice for this GPU and batch"),
     ]
     if traffic.time_s:
         most += [
@@ -398,7 +398,7 @@ def _impossible(
     targets: PlanTargets,
     tuning: Tuning,
 ) -> Iterator[str]:
-    """Remarks about targets that are hard to keep. Raises TooSlow for those that no engine keeps on this card."""
+    """Remarks about targets that are hard to keep. Raises TooSlow for those that no engine keeps on this GPU."""
     weights, itl_s, ttft_s = weights_read(shape, serving), targets.itl_p95_s, targets.ttft_p95_s
     if weights and itl_s and card.bandwidth and itl_s < (least_s := weights / card.bandwidth):
         what = (
@@ -428,7 +428,7 @@ def _impossible(
 
 
 def replica_hour(prices: Prices, card: GpuModel, gpus: int) -> float:
-    """An hour of all GPUs of a replica. A slice without a price of its own costs its share of the card's compute or of
+    """An hour of all GPUs of a replica. A slice without a price of its own costs its share of the GPU's compute or of
     its memory, whichever is more, for nobody else can use the rest of it."""
     fraction = 1.0
     if card.profile and card.of:

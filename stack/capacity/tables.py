@@ -218,7 +218,7 @@ def _replicas(it: Plan) -> CapacityTable:
         again = f"{milli(it.traffic.think_s)} after a reply" if it.traffic.think_s else "at once"
         why = f"people at work, each asking again {again}; by what binds"
         rows.append(("users", _people(it), "", why))
-    more = "" if it.measured else "; more where the card is slower than its bounds"
+    more = "" if it.measured else "; more where the GPU is slower than its bounds"
     lacking = "" if it.traffic is None else f"not given: {', '.join(it.traffic.missing)}"
     rows.append(
         ("together", "", _count(it), lacking if it.replicas is None else f"the most that any of them asks for{more}")
@@ -278,7 +278,7 @@ def _kept(it: Plan) -> str:
 
 
 def comparison(found: Study) -> CapacityTable:
-    """A row for each card or slice, the cheapest first where prices and replicas are known."""
+    """A row for each GPU or slice, the cheapest first where prices and replicas are known."""
     unit = next((each.cost.currency for each in found.plans if each.cost), "")
     money = (f"{unit} an hour", f"{unit} per 1K") if unit else ()
     people = ("users each",) if any(each.users_per_replica for each in found.plans) else ()

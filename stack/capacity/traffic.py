@@ -1,7 +1,7 @@
 """What is asked of the engines: how often, how long prompts and replies are, how fast replies come. Little's law makes
 requests and tokens of it.
 
-Law: what nobody said stays None, and what is impossible is refused; no figure is made up."""
+Invariant: what nobody said stays None, and what is impossible is refused; no figure is made up."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A running engine's own word about its KV cache, beside what our arithmetic makes of the same configuration.
 
-Law: both sides speak of one configuration. What the engine tells of itself (block size, data type, longest request) is
-taken from it, and where a plan had it otherwise that is said; so a difference is one of arithmetic or of memory, never
-of options. What a release does not tell is absent, never 0."""
+Invariant: both sides speak of one configuration. What the engine tells of itself (block size, data type, longest
+request) is taken from it, and where a plan had it otherwise that is said; so a difference is one of arithmetic or of
+memory, never of options. What a release does not tell is absent, never 0."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def verify(
     way: HttpClientConfig | None = None,
 ) -> Verifier:
     """A look at an engine, compared with what we reckon. serving: for what the engine does not tell, such as tensor
-    parallelism; log: the text of its start-up log; kv_bytes: what a plan expects to be left for the KV cache of a card.
+    parallelism; log: the text of its start-up log; kv_bytes: what a plan expects to be left for the KV cache of a GPU.
     Raises BadLive."""
     text, served = await read(url, key, way)
     return compare(text, log, shape, serving, served, kv_bytes)

@@ -18,7 +18,7 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="The same as JSON
 
 
 class UsageMistake(click.ClickException):
-    """A mistake that the caller can mend; exit status 2, as for wrong options."""
+    """A mistake that the caller can fix; exit status 2, as for wrong options."""
 
     exit_code = 2
 

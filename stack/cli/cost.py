@@ -38,7 +38,7 @@ from stack.cli.options import HTTP_CONFIG, TOKEN_FILE, USER_FILE, duration
     help="prices.yaml; see docs/guides/cost.md.",
 )
 @click.option(
-    "--gpus", multiple=True, metavar="N|MODEL=N", help="With --log: how many cards a model runs on.  [default: 1]"
+    "--gpus", multiple=True, metavar="N|MODEL=N", help="With --log: how many GPUs a model runs on.  [default: 1]"
 )
 @click.option("--by", type=click.Choice(["team", "model", "team,model"]), default="team,model", show_default=True)
 @TOKEN_FILE
@@ -63,7 +63,7 @@ def cost_command(
 
     Idle, aborted and unattributed time have rows; the total is their sum.
 
-    How much of a shared card was whose is an estimate of share; what is shared out is exact.
+    How much of a shared GPU was whose is an estimate of share; what is shared out is exact.
 
     \b
     Example:  vllm-watch cost --prometheus http://127.0.0.1:9090 --since 24h
@@ -71,7 +71,7 @@ def cost_command(
     if bool(url) == bool(logs):
         raise click.UsageError("name either --prometheus URL or --log FILE")
     if gpus and not logs:
-        raise click.UsageError("--gpus belongs to --log; Prometheus knows the cards")
+        raise click.UsageError("--gpus belongs to --log; Prometheus knows the GPUs")
     if as_json and as_csv:
         raise click.UsageError("choose --json or --csv")
     with mistakes_told():

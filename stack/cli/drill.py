@@ -22,7 +22,7 @@ from stack.drill import drills, run
 def drill_command(alerts: tuple[str, ...], only_list: bool, port_offset: int, as_json: bool) -> None:
     """Inject a fault and check that its alert fires.
 
-    Windows and waiting times are fifteen times shorter than shipped, or sixty; cards are stand-ins. Exit 0 only if
+    Windows and waiting times are fifteen times shorter than shipped, or sixty; GPUs are stand-ins. Exit 0 only if
     every alert fired and resolved.
 
     \b

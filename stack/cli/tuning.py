@@ -323,8 +323,8 @@ def _live(
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="prices.yaml: GPU hours against an API.",
 )
-@click.option("--gpus", type=float, help="How many cards each arm's engine held, for the cost.")
-@click.option("--gpu-name", help="What cards they are, where prices differ by card.")
+@click.option("--gpus", type=float, help="How many GPUs each arm's engine held, for the cost.")
+@click.option("--gpu-name", help="What GPUs they are, where prices differ by GPU.")
 @click.option("--lab", is_flag=True, help="Week 11's seven rows: pass, fail or not measured, each with its evidence.")
 @click.option(
     "--log",

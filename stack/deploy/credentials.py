@@ -8,7 +8,7 @@ service's user only.
     password, http.yml  what the service says of itself when it asks another one: its name and its password
     web.yml             who may ask it, as bcrypt hashes;  clients.yml: the gateway's listener for teams, which bring
     keys of their own
-Laws: a password and a file of names are made once and never replaced; so is a certificate of another authority. A
+Invariants: a password and a file of names are made once and never replaced; so is a certificate of another authority. A
 certificate of ours is made anew when it has 60 days left or lacks a name or its key. The authority's key lies in a
 volume that no running service has. The compose service `credentials` runs it as `python -m stack.deploy.credentials`:
 as root, because it gives files to the users of others."""

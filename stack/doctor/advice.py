@@ -1,7 +1,7 @@
 """What to expect of a workload before there is traffic, and which lever a goal asks for: decision tables, each row with
 what measures it.
 
-Law: a hit band is written down once, in the shipped workload that measures it (`expected_hit` in
+Invariant: a hit band is written down once, in the shipped workload that measures it (`expected_hit` in
 stack/bench/workloads); here it is read."""
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ WORKLOADS: tuple[Advice, ...] = (
         name="short-queries",
         title="Many short queries",
         words=("short", "queries", "many", "batch", "classification", "throughput"),
-        bottleneck="how full the batches are: the card waits for work",
+        bottleneck="how full the batches are: the GPU waits for work",
         lever=(
             "`--max-num-seqs` as high as the cache holds at the lengths you expect; `vllm-watch capacity` says how"
             " many."
@@ -224,14 +224,14 @@ GOALS: tuple[Goal, ...] = (
         "itl",
         "Faster answers",
         "Several tokens a step: `--speculative-config`, n-gram drafts first.",
-        "A smaller or quantized model after a check of quality; then engines that only decode, or cards with more"
+        "A smaller or quantized model after a check of quality; then engines that only decode, or GPUs with more"
         " bandwidth.",
         "decode-bound",
     ),
     Goal(
         "context",
         "Longer contexts",
-        "Fewer at once: `--max-num-seqs` as low as the longer requests need; or a card with more memory.",
+        "Fewer at once: `--max-num-seqs` as low as the longer requests need; or a GPU with more memory.",
         "`--kv-cache-dtype fp8` after a check of quality.",
         "kv-bound",
     ),
@@ -239,7 +239,7 @@ GOALS: tuple[Goal, ...] = (
         "throughput",
         "More tokens per second",
         "Admission: as many at once as the cache holds and no more, by the gateway's `slots`.",
-        "`--tensor-parallel-size` where one card does not hold model and cache; else more engines.",
+        "`--tensor-parallel-size` where one GPU does not hold model and cache; else more engines.",
         "queue-at-capacity",
     ),
     Goal(

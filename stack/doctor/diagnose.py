@@ -1,6 +1,7 @@
 """Evidence -> findings, the one to act on first. Pure.
 
-Law: where the evidence is too thin nothing is said but what is missing and how to get it. Of quality nothing is ever
+Invariant: where the evidence is too thin nothing is said but what is missing and how to get it. Of quality nothing is
+ever
 said: no series knows it.
 
 Findings come in the order of the matrix, in which causes stand before what they cause, and those for which somebody

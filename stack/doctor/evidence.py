@@ -1,6 +1,6 @@
 """What a diagnosis rests on: figures of a model, of each of its engines, and of what its clients saw. Pure.
 
-Law: what was not measured is None or empty, never 0. Seconds, tokens and requests; ratios are 0 to 1."""
+Invariant: what was not measured is None or empty, never 0. Seconds, tokens and requests; ratios are 0 to 1."""
 
 from __future__ import annotations
 
@@ -192,8 +192,8 @@ class EngineSnapshot:
 
     @property
     def hangups(self) -> tuple[float, float] | None:
-        """(sure, likely) how many clients left: requests that began and neither ended nor run. vLLM counts no hang-up
-        as such, so this is told
+        """(sure, likely) how many clients left: requests that began and neither ended nor run. vLLM counts no client
+        disconnect as such, so this is told
         from its two histograms: sure takes all that run for requests that began meanwhile, likely only as many as came
         and went at most. Where requests are preempted, some that began wait again."""
         if self.begun is None or self.ended is None or self.running is None:

@@ -1,6 +1,7 @@
 """A diagnosis as people and programs read it.
 
-Law: one lever is the first, that of the first finding over all models; the levers of all others come after that."""
+Invariant: one lever is the first, that of the first finding over all models; the levers of all others come after
+that."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """What the series of engines and gateways did within a time: from two pages of each, or asked of a Prometheus. Both
 give the same.
 
-Law: a figure is worked out in evidence.py, from this alone, so that it cannot mean one thing in pages and another in
-Prometheus. Series stand under the names of the catalogue, whatever a release called them, and have the label `instance`
-beside their own."""
+Invariant: a figure is worked out in evidence.py, from this alone, so that it cannot mean one thing in pages and another
+in Prometheus. Series stand under the names of the catalogue, whatever a release called them, and have the label
+`instance` beside their own."""
 
 from __future__ import annotations
 

@@ -6,6 +6,6 @@ to go.
     traffic.py     requests, good and bad, for as long as a block lasts
     lab.py         the lab that all this is done to, and what its Prometheus and Alertmanager say
     run.py         the loop and the table
-    fake_nvidia_smi   stands in for the cards that a lab on a CPU does not have
+    fake_nvidia_smi   stands in for the GPUs that a lab on a CPU does not have
 
-Law: whatever happens, also Ctrl-C, a fault is taken away and every process that was started is stopped."""
+Invariant: whatever happens, also Ctrl-C, a fault is taken away and every process that was started is stopped."""

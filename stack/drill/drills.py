@@ -65,19 +65,19 @@ DRILLS: tuple[Drill, ...] = (
     Drill("VLLMEngineExceedsLog", "clients ask the engine past the gateway", requests.past_the_gateway, pace=QUICKER,
         users=True),
     Drill("VLLMTeamLabelOverflow", "records of eighty teams are written to the log", requests.more_teams_than_seats),
-    # Cards, which are stand-ins
-    Drill("VLLMGPUMissing", "a stand-in card falls off the bus", gpus.card_lost),
-    Drill("VLLMGPUHot", "a stand-in card is at 91 degrees", gpus.card_hot),
-    Drill("VLLMGPUThrottled", "a stand-in card is held down half of the time by heat", gpus.card_held_down),
-    Drill("VLLMGPUECCErrors", "a stand-in card counts uncorrected memory errors", gpus.card_memory_errors,
+    # GPUs, which are stand-ins
+    Drill("VLLMGPUMissing", "a stand-in GPU falls off the bus", gpus.card_lost),
+    Drill("VLLMGPUHot", "a stand-in GPU is at 91 degrees", gpus.card_hot),
+    Drill("VLLMGPUThrottled", "a stand-in GPU is held down half of the time by heat", gpus.card_held_down),
+    Drill("VLLMGPUECCErrors", "a stand-in GPU counts uncorrected memory errors", gpus.card_memory_errors,
         pace=QUICKER),
-    Drill("VLLMGPUMemoryNearlyFull", "a stand-in card has 99 % of its memory in use", gpus.card_memory_full),
+    Drill("VLLMGPUMemoryNearlyFull", "a stand-in GPU has 99 % of its memory in use", gpus.card_memory_full),
     Drill("VLLMGPUXid", "a stand-in dcgm-exporter tells XID 79", gpus.dcgm_tells(dcgm.XID_ERRORS.metric, value=79)),
     Drill(
         "VLLMGPUNVLinkErrors", "a stand-in dcgm-exporter counts ten damaged packets a second",
         gpus.dcgm_tells(dcgm.NVLINK_CRC.metric, dcgm.NVLINK_REPLAY.metric, per_s=10), pace=QUICKER,
     ),
-    Drill("VLLMCostOverBudget", "two stand-in cards make a few tokens a second", requests.hardly_any_traffic,
+    Drill("VLLMCostOverBudget", "two stand-in GPUs make a few tokens a second", requests.hardly_any_traffic,
         pace=QUICKER),
     # Requests
     Drill("VLLMGatewayRejecting", "clients come with a wrong key", requests.wrong_key, users=True),

@@ -1,4 +1,4 @@
-"""The lab that drills run in: a real engine and its watchers, which can be hurt and mended, and what its Prometheus and
+"""The lab that drills run in: a real engine and its watchers, which can be hurt and fixed, and what its Prometheus and
 Alertmanager say.
 
 Every drill begins with a Prometheus that has forgotten all, so that no earlier one is in its windows, and with every
@@ -92,7 +92,7 @@ def settings(pace: int) -> Settings:
 
 
 def drilled(config: LabConfig) -> LabConfig:
-    """A lab's configuration as drills need it: quicker, with stand-in cards, without board and collector."""
+    """A lab's configuration as drills need it: quicker, with stand-in GPUs, without board and collector."""
     driver = config.folder / "driver"
     paths = {"PATH": f"{driver}{os.pathsep}{os.environ.get('PATH', '')}", "LD_LIBRARY_PATH": str(driver)}
     programs = {name: path for name, path in config.programs.items() if name != "otelcol"}
@@ -178,7 +178,7 @@ class DrillLab:
         self.engine = engine
 
     async def begin_anew(self, pace: int) -> None:
-        """All mended, and a Prometheus that has forgotten everything, with its rules at this pace; until it has seen
+        """All fixed, and a Prometheus that has forgotten everything, with its rules at this pace; until it has seen
         every target again."""
         self.config = replace(self.config, settings=settings(pace))
         for name, text in plan.rules(self.config):
@@ -208,10 +208,10 @@ class DrillLab:
     def supervisor(self) -> Supervisor:
         return self._supervisor
 
-    # The cards
+    # The GPUs
 
     def cards(self, **of_the_second: Any) -> None:
-        """What the cards say from now on: all is well, but for what is said of the second one."""
+        """What the GPUs say from now on: all is well, but for what is said of the second one."""
         first, second = CARDS
         write_atomically(self.config.folder / "driver" / "cards.json", json.dumps([first, {**second, **of_the_second}]))
 
@@ -276,13 +276,13 @@ async def running(config: LabConfig, tell: Callable[[str], None]) -> AsyncIterat
 
 def install_driver(folder: Path) -> None:
     """A folder that comes first where the sidecar looks for programs and libraries: in it a stand-in nvidia-smi, and a
-    libnvidia-ml that is none, so that the cards of this machine, should it have any, are not asked."""
+    libnvidia-ml that is none, so that the GPUs of this machine, should it have any, are not asked."""
     folder.mkdir(exist_ok=True)
     script = Path(__file__).with_name("fake_nvidia_smi").read_text().split("\n", 1)[1]
     program = folder / "nvidia-smi"
     program.write_text(f"#!{sys.executable}\n{script}")
     program.chmod(0o755)
-    (folder / "libnvidia-ml.so.1").write_text("no library: drills have stand-in cards\n")
+    (folder / "libnvidia-ml.so.1").write_text("no library: drills have stand-in GPUs\n")
 
 
 async def until(condition: Callable[[], Any], within_s: float, every_s: float = 0.25) -> Any:

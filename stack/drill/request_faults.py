@@ -108,7 +108,7 @@ async def log_is_no_file(lab: DrillLab) -> AsyncIterator[None]:
 
 @fault
 async def hardly_any_traffic(lab: DrillLab) -> AsyncIterator[None]:
-    """Two cards at 3.6 an hour make a token every now and then."""
+    """Two GPUs at 3.6 an hour make a token every now and then."""
     async with meanwhile(every(2.0, partial(ask, lab, tokens=8, prompt="the"))):
         yield
     await many(200, 4, partial(good, lab))

@@ -1,7 +1,7 @@
 """How many bytes of requests are held: while they come, while they wait for a slot, and until an engine has them.
 
-Law: where there are several teams none holds more than a part of it, so that one key with large bodies leaves room for
-others. No clock, no waiting."""
+Invariant: where there are several teams none holds more than a part of it, so that one key with large bodies leaves
+room for others. No clock, no waiting."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """How many tokens a request will take, before the engine has counted them: the prompt from its bytes, the output from
 what its team got before.
 
-Laws: an estimate orders and protects; records carry the engine's own counts. The one estimate that reaches a bill is
-that of a stream whose usage never came, in a field of its own. Only answers of an engine teach anything, and what is
+Invariants: an estimate orders and protects; records carry the engine's own counts. The one estimate that reaches a bill
+is that of a stream whose usage never came, in a field of its own. Only answers of an engine teach anything, and what is
 kept is bounded, since names come from clients. What one team's prompts teach counts for that team; a team without
 answers of its own starts from the mean over teams, in which each has one vote. No request is refused for good by what
 was learned, only by `certain`. Pure: no clock, no randomness."""

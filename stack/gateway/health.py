@@ -1,6 +1,7 @@
 """Asks each engine how it is and how full, for as long as the gateway runs; and takes note of what the data path meets.
 
-Law: nothing that an engine sends, or does not send, ends the watching, and no more than PAGE_BYTES of it are kept. A
+Invariant: nothing that an engine sends, or does not send, ends the watching, and no more than PAGE_BYTES of it are
+kept. A
 slow gateway is no slow engine: a sample bears the time when its answer was read, and a probe counts for nothing if this
 process itself woke up too late to wait for the answer."""
 

@@ -1,8 +1,8 @@
 """What the engines say of themselves, and what follows: how many requests may be there at once, and which engine is
 worth asking.
 
-Pure: pages, samples and times come in. Law: figures only ever take away from capacity.slots, and only while they are
-fresh. llm-d's flow control takes an old figure for a full engine; here it counts for nothing, since a missed scrape
+Pure: pages, samples and times come in. Invariant: figures only ever take away from capacity.slots, and only while they
+are fresh. llm-d's flow control takes an old figure for a full engine; here it counts for nothing, since a missed scrape
 says more of the scrape than of the engine and must not halve a healthy fleet. A pool without any figures is a pool with
 static slots, and its queue is bounded all the same.
 

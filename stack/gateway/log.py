@@ -1,7 +1,7 @@
 """Writes request records to an append-only file, off the event loop.
 
-Law: `write` never waits and never raises. A line reaches the file within 50 ms, or stays in a bounded buffer until the
-disk takes it again.
+Invariant: `write` never waits and never raises. A line reaches the file within 50 ms, or stays in a bounded buffer
+until the disk takes it again.
 One gateway per file: after a failed write the file is cut back to whole lines, which would hurt a second writer.
 Rotation: rename the file; it is opened anew at the next write, or on `reopen`."""
 

@@ -1,6 +1,6 @@
 """What teams.yaml may say: who may ask for how much, who goes first, and which engines answer.
 
-Law: everything here is data. Admission, routing and the data path read it and never write it, so a reload is an
+Invariant: everything here is data. Admission, routing and the data path read it and never write it, so a reload is an
 exchange of one value."""
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The data path: who asks, and for what kind of thing; every request in is one visit, and every visit to a token route
 one record.
 
-Law: whatever happens, a POST to a token route leaves exactly one record, and what it was admitted to is given back."""
+Invariant: whatever happens, a POST to a token route leaves exactly one record, and what it was admitted to is given
+back."""
 
 from __future__ import annotations
 

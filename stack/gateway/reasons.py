@@ -1,7 +1,7 @@
 """Why a request did not end well: the one vocabulary of the field `reason`, and how an engine's answer is judged.
 
-Law: a reason belongs to exactly one outcome, so that counting by reason and counting by outcome agree. An ok request
-has none."""
+Invariant: a reason belongs to exactly one outcome, so that counting by reason and counting by outcome agree. An ok
+request has none."""
 
 from __future__ import annotations
 

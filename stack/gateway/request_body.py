@@ -1,6 +1,6 @@
 """What a request asks for, in tokens, read without touching it; and the changes that the gateway makes to it.
 
-Laws: a body is decoded once, into its top-level fields as bytes; text is measured where it lies and never becomes
+Invariants: a body is decoded once, into its top-level fields as bytes; text is measured where it lies and never becomes
 Python objects. What the engine's schema (pydantic) would understand is understood here too, so that nothing escapes
 accounting or a limit by its spelling. Nothing
 raises: of what cannot be read nothing is known, which stream None tells."""

@@ -1,7 +1,7 @@
 """Which upstream answers a request, and under which name the model is asked for there.
 
-Law: a choice is a pure function of the policy, the request and what is healthy: no state, no clock, no randomness. Two
-gateways with one policy choose alike, and so does the same gateway after a restart."""
+Invariant: a choice is a pure function of the policy, the request and what is healthy: no state, no clock, no
+randomness. Two gateways with one policy choose alike, and so does the same gateway after a restart."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What teams.yaml says, made ready for the data path: keys, names, routes and the headers of each upstream.
 
-Law: one value, exchanged as a whole. A request keeps the terms under which it came, so a reload in its middle changes
-nothing for it."""
+Invariant: one value, exchanged as a whole. A request keeps the terms under which it came, so a reload in its middle
+changes nothing for it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Reads a server-sent event stream as it passes by: where content begins and ends, and what it says about itself.
 
-Law: what goes out is what came in, byte for byte; only a usage event that the gateway itself asked for is left out.
+Invariant: what goes out is what came in, byte for byte; only a usage event that the gateway itself asked for is left
+out.
 Memory is bounded: an event beyond 1 MiB is passed on unread. Fed with chunks cut anywhere; knows no socket and no
 clock."""
 

@@ -1,8 +1,8 @@
 """Who a request belongs to, and what it may do: teams.yaml, checked as a whole, and the look-up from a key to its team.
 
-Law: the file holds SHA-256 hashes of keys, never keys; a key is shown once, when it is made. Keys carry 192 random
-bits, so a plain hash is enough, and a look-up by hash takes the same time for a key that is nearly right as for one
-that is not."""
+Invariant: the file holds SHA-256 hashes of keys, never keys; a key is shown once, when it is made. Keys carry 192
+random bits, so a plain hash is enough, and a look-up by hash takes the same time for a key that is nearly right as for
+one that is not."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 event loop that received it.
 
 aiohttp's client, which the watchers use, wakes a task for every piece of a body; for a stream of tokens that is most of
-what a gateway costs (docs/internals/benchmark-gateway.md). Laws: nothing is retried, followed, unpacked or added but
-Host and Content-Length. A connection is used again only after an answer that was complete and said so. What is held of
-an answer that nobody takes is bounded."""
+what a gateway costs (docs/internals/benchmark-gateway.md). Invariants: nothing is retried, followed, unpacked or added
+but Host and Content-Length. A connection is used again only after an answer that was complete and said so. What is held
+of an answer that nobody takes is bounded."""
 
 from __future__ import annotations
 

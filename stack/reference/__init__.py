@@ -1,8 +1,8 @@
 """The reference pages below docs/: every series, every alert and every runbook page, printed from the values that the
 stack itself reads.
 
-Law: nothing here is a fact of its own but the words by which a symptom is called; what a page says of a series, a rule
-or a page stands there."""
+Invariant: nothing here is a fact of its own but the words by which a symptom is called; what a page says of a series, a
+rule or a page stands there."""
 
 from __future__ import annotations
 

@@ -75,13 +75,11 @@ _OURS: tuple[Topic, ...] = (
         "Defined in [joined-metrics.md](joined-metrics.md).",
         attributed.ATTRIBUTED,
     ),
-    Topic("Sidecar: prices", "What the operator said a card costs.", sidecar.COSTS),
+    Topic("Sidecar: prices", "What the operator said a GPU costs.", sidecar.COSTS),
     Topic("Sidecar: tuning events", "What changed, and when.", sidecar.TUNING),
     Topic("Sidecar: spans", "Of requests, over OTLP.", sidecar.SPANS),
     Topic("Sidecar: its sources and itself", "Whether the figures above can be trusted.", sidecar.SOURCES),
-    Topic(
-        "Cards", "From NVML or nvidia-smi, by the sidecar. What a card does not measure is absent, never 0.", gpu.GPU
-    ),
+    Topic("Cards", "From NVML or nvidia-smi, by the sidecar. What a GPU does not measure is absent, never 0.", gpu.GPU),
     Topic("Gateway", "On the gateway's metrics port.", gateway.GATEWAY),
     Topic("Lab", "Of the embedded lab only.", sidecar.LAB),
 )

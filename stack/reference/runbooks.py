@@ -37,7 +37,7 @@ SYMPTOMS: Mapping[str, tuple[str, ...]] = {
         "VLLMKVCacheNearlyFull", "VLLMKVCacheThrashing", "VLLMPreemptionsSustained", "VLLMGPUMemoryNearlyFull",
     ),
     "speculation does not pay": ("VLLMAcceptanceLow", "tuning"),
-    "a card is hot, slow, gone or broken": (
+    "a GPU is hot, slow, gone or broken": (
         "VLLMGPUHot", "VLLMGPUThrottled", "VLLMGPUMissing", "VLLMGPUXid", "VLLMGPUECCErrors", "VLLMGPUNVLinkErrors",
         "interconnect",
     ),

@@ -1,6 +1,7 @@
 """A report's figures -> what static/report.js draws: numbers, names and times. Pure.
 
-Law: a request that is not drawn is counted in a sentence under its picture; what is summed up is summed up over all."""
+Invariant: a request that is not drawn is counted in a sentence under its picture; what is summed up is summed up over
+all."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a report works out from a bench: medians over runs, hit bands, cost, starts, failures, and what two arms were
 started with. Pure.
 
-Law: what was not measured is None, never 0; a run that was cut counts only where its arm has no whole one."""
+Invariant: what was not measured is None, never 0; a run that was cut counts only where its arm has no whole one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HOUR_S = 3600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
-    """All that a report is made of. gpus: cards that each arm's engine held; gpu_name: what they are, which finds their
+    """All that a report is made of. gpus: GPUs that each arm's engine held; gpu_name: what they are, which finds their
     price."""
 
     bench: Bench
@@ -277,7 +277,7 @@ class TokenCost:
 
 
 def costs(material: Material) -> list[TokenCost]:
-    """None without prices, the number of cards, or a throughput."""
+    """None without prices, the number of GPUs, or a throughput."""
     prices, gpus = material.prices, material.gpus
     if prices is None or not gpus:
         return []

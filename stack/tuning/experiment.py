@@ -1,8 +1,8 @@
 """An experiment: one workload, two or more configurations of an engine, runs that take turns, and for every load a
 comparison.
 
-Law: off really is off. What the engines say of themselves is read back and compared; arms that were to differ and do
-not are refused, and what cannot be seen is said."""
+Invariant: off really is off. What the engines say of themselves is read back and compared; arms that were to differ and
+do not are refused, and what cannot be seen is said."""
 
 from __future__ import annotations
 

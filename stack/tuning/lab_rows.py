@@ -1,6 +1,6 @@
 """The lab's seven pass rows, each judged by what a bench, logs and prices show.
 
-Law: nothing passes without evidence; what nobody looked at is not measured."""
+Invariant: nothing passes without evidence; what nobody looked at is not measured."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A bench as something to hand around: one page that needs no network, Markdown for a pull request, CSV and JSON.
 
-Law: every form says the same, because all are printed from the same sections; what somebody else wrote is only ever
-text."""
+Invariant: every form says the same, because all are printed from the same sections; what somebody else wrote is only
+ever text."""
 
 from __future__ import annotations
 

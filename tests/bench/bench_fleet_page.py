@@ -20,7 +20,7 @@ from panel_fixtures import CARDS, TEAMS, Line, fleet
 from exporters.catalogue import gpu
 
 FRESH_S = 5.0
-# of cards that are well they stand still
+# of GPUs that are well they stand still
 FAULTS = frozenset(metric.name for metric in (gpu.XID_ERRORS, gpu.ECC_ERRORS, gpu.NVLINK_ERRORS))
 SERVED = ("vllm", "gateway", "sidecar")
 OF_RULES = ("ALERTS",)
@@ -41,7 +41,7 @@ class Size:
 
 
 def lines(size: Size) -> list[Line]:
-    """Every series of the fleet: one team's for each of its teams, one card's for each engine."""
+    """Every series of the fleet: one team's for each of its teams, one GPU's for each engine."""
     there = [
         line
         for line in fleet(size.engines, size.models).lines
@@ -53,7 +53,7 @@ def lines(size: Size) -> list[Line]:
 
 
 def well(line: Line) -> Line:
-    """The same of a card that is well: where each reports every error at once, each has its alerts, and the writing of
+    """The same of a GPU that is well: where each reports every error at once, each has its alerts, and the writing of
     their texts is timed."""
     return replace(line, grows=0.0) if line.name in FAULTS else line
 

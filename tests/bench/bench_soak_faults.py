@@ -1,4 +1,4 @@
-"""What happens to the lab during a soak, each of it short, mended when it is over, and by a schedule that its seed
+"""What happens to the lab during a soak, each of it short, fixed when it is over, and by a schedule that its seed
 decides.
 
 What the drills do to a lab is done by their own code (stack/drill/faults.py)."""

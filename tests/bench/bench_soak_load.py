@@ -1,7 +1,7 @@
 """The clients of `make bench-soak`: good ones and all others, each request with an id of its own, so that its line can
 be looked for.
 
-Law: of every request whose head arrived whole, the log must hold one line, however it ended."""
+Invariant: of every request whose head arrived whole, the log must hold one line, however it ended."""
 
 from __future__ import annotations
 

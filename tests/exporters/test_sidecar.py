@@ -498,7 +498,7 @@ def test_a_taken_port_is_told_in_one_sentence(tmp_path, free_port):
 
 
 def test_cost_is_shown_only_where_prices_are_set_and_cards_are_seen():
-    """Two cards at 2.5 an hour; no price, no series: an alert on them is then absent and not wrong."""
+    """Two GPUs at 2.5 an hour; no price, no series: an alert on them is then absent and not wrong."""
     prices = Prices(gpu_hour=2.5, budget_per_1k_tokens=0.002, currency="EUR")
     priced, free = (Sidecar(SidecarConfig(prices=p)) for p in (prices, None))
     for sidecar in (priced, free):

@@ -192,7 +192,7 @@ def test_the_log_alone_is_enough():
 
 
 def test_the_log_tells_how_the_engine_was_split():
-    """Half the heads on each of two cards: half the bytes a token, twice the tokens."""
+    """Half the heads on each of two GPUs: half the bytes a token, twice the tokens."""
     found = compare(RUST, log(tokens="80,416", tensor_parallel_size=2), model.shape(LLAMA))
     assert 2 == found.serving.tensor_parallel
     assert pytest.approx(0, abs=1e-3) == {figure.name: figure.difference for figure in found.figures}["KV cache tokens"]

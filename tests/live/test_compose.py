@@ -741,14 +741,14 @@ class TestRunning:
     def test_the_sidecar_joins_the_request_log_and_sees_the_stand_in_gpu(
         self, stack: SimpleNamespace, eventually: Callable[..., None]
     ) -> None:
-        """One request of team demo arrives in Prometheus by team, and the card's absent readings are absent."""
+        """One request of team demo arrives in Prometheus by team, and the GPU's absent readings are absent."""
         assert 200 == chat(stack)[0]
         eventually(
             lambda: ask(stack, f'{sidecar_series.REQUESTS.name}{{team="demo",outcome="ok"}} > 0'),
             within_s=60,
             what="the request by team",
         )
-        eventually(lambda: ask(stack, f"{gpu.POWER.name} == 42.5"), within_s=60, what="the stand-in card's power")
+        eventually(lambda: ask(stack, f"{gpu.POWER.name} == 42.5"), within_s=60, what="the stand-in GPU's power")
         assert [] == ask(stack, gpu.TEMPERATURE.name)
 
     def test_a_change_is_annotated_in_the_sidecars_container_without_a_token(

@@ -120,7 +120,7 @@ def test_promtool_accepts_the_files_of_a_drill_lab(tmp_path, part, pace):
     )
 
 
-# --- the stand-in cards
+# --- the stand-in GPUs
 
 
 def readings(folder: Path) -> tuple[int, str]:

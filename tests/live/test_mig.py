@@ -1,5 +1,5 @@
-"""A card divided between teams: compose.mig.yml as a file, its gateways as processes, its networks as Docker makes
-them, and a divided card's rows.
+"""A GPU divided between teams: compose.mig.yml as a file, its gateways as processes, its networks as Docker makes
+them, and a divided GPU's rows.
 
 Each law of compose.mig.yml has its test here: what is one team's, the other can neither reach nor read nor hold up."""
 
@@ -769,7 +769,7 @@ class TestRunning:
         )
 
 
-# --- the rows of a divided card
+# --- the rows of a divided GPU
 
 
 def divided(name: str) -> GpuReading:
@@ -833,7 +833,7 @@ def test_slices_that_make_up_a_card_cost_what_the_card_costs(card: str, profiles
 
 
 def test_where_slices_leave_some_of_a_card_their_own_prices_make_up_for_it() -> None:
-    """Two 3g make six sevenths of a card: half of its price for each is the way to the whole."""
+    """Two 3g make six sevenths of a GPU: half of its price for each is the way to the whole."""
     fraction = mig_fraction("3g.40gb", "NVIDIA H100 80GB HBM3")
     by_slices, by_price = Prices(gpu_hour=3.0), Prices(gpu_hour=3.0, gpus=(GpuPrice("H100", 3.0, {"3g.40gb": 1.5}),))
     assert pytest.approx(18 / 7) == 2 * by_slices.per_hour("NVIDIA H100 80GB HBM3", fraction, "3g.40gb")

@@ -1,5 +1,5 @@
-"""The log against a real vLLM, to the last token: through hang-ups, refusals, n > 1, restarts and crashes of the engine
-and of the sidecar itself."""
+"""The log against a real vLLM, to the last token: through client disconnects, refusals, n > 1, restarts and crashes of
+the engine and of the sidecar itself."""
 
 from __future__ import annotations
 
@@ -160,8 +160,8 @@ def watched(
 
 
 def mixed(rng: random.Random, count: int) -> list[tuple[str, dict[str, Any]]]:
-    """What comes to an engine on a bad day: streams and not, several texts of several prompts, hang-ups, refusals of
-    every kind."""
+    """What comes to an engine on a bad day: streams and not, several texts of several prompts, client disconnects,
+    refusals of every kind."""
     chat = {"model": plan.MODEL, "messages": CHAT["messages"], "ignore_eos": True}
     kinds: list[tuple[str, dict[str, Any]]] = [
         ("demo", SHORT),

@@ -539,7 +539,7 @@ HARMS = (
         rf"{_WARNS}|worse",
         "a smaller share makes the KV cache smaller, and preemptions more",
         {
-            "VLLMGPUMemoryNearlyFull": "there the card's memory is short, not the cache",
+            "VLLMGPUMemoryNearlyFull": "there the GPU's memory is short, not the cache",
             "VLLMRestartLoop": "there the engine does not fit",
             "VLLMSlowStart": "there the engine does not fit",
             "VLLMEngineDown": "there the engine ran out of memory",
@@ -576,9 +576,9 @@ HARMS = (
         "the log is what accounting rests on; rotate it instead",
     ),
     Harm(
-        r"--gpu-reset|(?i:\breset the (card|gpu)\b)",
+        r"--gpu-reset|(?i:\breset the (GPU|gpu)\b)",
         rf"{_WARNS}|[Dd]rain|stop|[Aa]fter",
-        "all work is lost, and what is linked to the card hangs",
+        "all work is lost, and what is linked to the GPU hangs",
     ),
     Harm(r"amtool silence add", r"(--duration|-d )", "a silence without an end hides the next outage as well"),
     Harm(
@@ -613,7 +613,7 @@ def test_a_page_gives_no_advice_that_is_known_to_harm(page):
 @each_page
 def test_a_page_that_resets_a_card_says_when_never(page):
     if "--gpu-reset" in page.text:
-        assert re.search(r"Never reset a (GPU|card) (that|while)", page.text)
+        assert re.search(r"Never reset a (GPU|GPU) (that|while)", page.text)
 
 
 @pytest.mark.parametrize(

@@ -1116,7 +1116,7 @@ _TRAFFIC = (
 _GPU = (
     Case(
         "VLLMGPUMissing",
-        shows="one card of several",
+        shows="one GPU of several",
         series={
             up("sidecar", SIDECAR["instance"]): "1x70",
             card_info(): "1x3 stale",
@@ -1186,7 +1186,7 @@ _GPU = (
         fires_at="9m",
         labels=CARD,
         description=(
-            "GPU GPU-1a on 10.0.0.7:9401 is at 86 °C, above 85 °C for 5 min; a few degrees more and it"
+            "GPU-1a on 10.0.0.7:9401 is at 86 °C, above 85 °C for 5 min; a few degrees more and it"
             " throttles. Compare it with the other GPUs of the host: if all are hot it is the cooling, if one"
             " is hot it is this GPU."
         ),
@@ -1205,7 +1205,7 @@ _GPU = (
         fires_at="9m",
         labels=THEIR_CARD,
         description=(
-            "GPU GPU-2f on 10.0.0.9:9400 is at 86 °C, above 85 °C for 5 min; a few degrees more and it"
+            "GPU-2f on 10.0.0.9:9400 is at 86 °C, above 85 °C for 5 min; a few degrees more and it"
             " throttles. Compare it with the other GPUs of the host: if all are hot it is the cooling, if one"
             " is hot it is this GPU."
         ),
@@ -1223,7 +1223,7 @@ _GPU = (
         fires_at="15m",
         labels=CARD,
         description=(
-            "GPU GPU-1a on 10.0.0.7:9401 ran at reduced clocks for 11% of the last 10 min because of heat or a"
+            "GPU-1a on 10.0.0.7:9401 ran at reduced clocks for 11% of the last 10 min because of heat or a"
             " power brake. Check the reason (runbook step 1): thermal is the cooling, hw_power_brake is the"
             " power supply or the rack."
         ),
@@ -1241,7 +1241,7 @@ _GPU = (
         fires_at="15m",
         labels=THEIR_CARD,
         description=(
-            "GPU GPU-2f on 10.0.0.9:9400 ran at reduced clocks for 11% of the last 10 min because of heat or a"
+            "GPU-2f on 10.0.0.9:9400 ran at reduced clocks for 11% of the last 10 min because of heat or a"
             " power brake. Check the reason (runbook step 1): thermal is the cooling, hw_power_brake is the"
             " power supply or the rack."
         ),
@@ -1256,7 +1256,7 @@ _GPU = (
         fires_at="4m",
         labels={**CARD, "xid": "79"},
         description=(
-            "The driver reported XID 79 for GPU GPU-1a on 10.0.0.7:9401 within the last hour; requests on it"
+            "The driver reported XID 79 for GPU-1a on 10.0.0.7:9401 within the last hour; requests on it"
             " may be lost. Read the first XID in the kernel log (runbook step 2), and check whether the engine"
             " on this GPU still makes tokens."
         ),
@@ -1273,7 +1273,7 @@ _GPU = (
         fires_at="4m",
         labels=THEIR_CARD,
         description=(
-            "The driver reported XID 79 for GPU GPU-2f on 10.0.0.9:9400 within the last hour; requests on it"
+            "The driver reported XID 79 for GPU-2f on 10.0.0.9:9400 within the last hour; requests on it"
             " may be lost. Read the first XID in the kernel log (runbook step 2), and check whether the engine"
             " on this GPU still makes tokens."
         ),
@@ -1292,7 +1292,7 @@ _GPU = (
         fires_at="4m",
         labels=CARD,
         description=(
-            "GPU GPU-1a on 10.0.0.7:9401 had uncorrected memory errors within the last hour, or has no spare"
+            "GPU-1a on 10.0.0.7:9401 had uncorrected memory errors within the last hour, or has no spare"
             " rows left. Check whether the engine on it still answers, and how many rows were remapped (runbook"
             " steps 2 and 3)."
         ),
@@ -1312,7 +1312,7 @@ _GPU = (
         fires_at="4m",
         labels=THEIR_CARD,
         description=(
-            "GPU GPU-2f on 10.0.0.9:9400 had uncorrected memory errors within the last hour, or has no spare"
+            "GPU-2f on 10.0.0.9:9400 had uncorrected memory errors within the last hour, or has no spare"
             " rows left. Check whether the engine on it still answers, and how many rows were remapped (runbook"
             " steps 2 and 3)."
         ),
@@ -1329,7 +1329,7 @@ _GPU = (
         fires_at="4m",
         labels=THEIR_CARD,
         description=(
-            "GPU GPU-2f on 10.0.0.9:9400 had uncorrected memory errors within the last hour, or has no spare"
+            "GPU-2f on 10.0.0.9:9400 had uncorrected memory errors within the last hour, or has no spare"
             " rows left. Check whether the engine on it still answers, and how many rows were remapped (runbook"
             " steps 2 and 3)."
         ),
@@ -1343,7 +1343,7 @@ _GPU = (
         fires_at="23m",
         labels=CARD,
         description=(
-            "The NVLinks of GPU GPU-1a on 10.0.0.7:9401 counted 10.4 errors within 15 min; every collective of"
+            "The NVLinks of GPU-1a on 10.0.0.7:9401 counted 10.4 errors within 15 min; every collective of"
             " a tensor-parallel engine waits for a failing link. Check which link it is with nvidia-smi nvlink"
             " -e (runbook step 3), and whether the inter-token latency rose."
         ),
@@ -1358,7 +1358,7 @@ _GPU = (
         fires_at="20m",
         labels=CARD,
         description=(
-            "The NVLinks of GPU GPU-1a on 10.0.0.7:9401 counted 1.071 errors within 15 min; every collective of"
+            "The NVLinks of GPU-1a on 10.0.0.7:9401 counted 1.071 errors within 15 min; every collective of"
             " a tensor-parallel engine waits for a failing link. Check which link it is with nvidia-smi nvlink"
             " -e (runbook step 3), and whether the inter-token latency rose."
         ),
@@ -1377,7 +1377,7 @@ _GPU = (
         fires_at="23m",
         labels=THEIR_CARD,
         description=(
-            "The NVLinks of GPU GPU-2f on 10.0.0.9:9400 counted 10.4 errors within 15 min; every collective of"
+            "The NVLinks of GPU-2f on 10.0.0.9:9400 counted 10.4 errors within 15 min; every collective of"
             " a tensor-parallel engine waits for a failing link. Check which link it is with nvidia-smi nvlink"
             " -e (runbook step 3), and whether the inter-token latency rose."
         ),
@@ -1395,7 +1395,7 @@ _GPU = (
         fires_at="20m",
         labels=THEIR_CARD,
         description=(
-            "The NVLinks of GPU GPU-2f on 10.0.0.9:9400 counted 1.071 errors within 15 min; every collective of"
+            "The NVLinks of GPU-2f on 10.0.0.9:9400 counted 1.071 errors within 15 min; every collective of"
             " a tensor-parallel engine waits for a failing link. Check which link it is with nvidia-smi nvlink"
             " -e (runbook step 3), and whether the inter-token latency rose."
         ),
@@ -1415,7 +1415,7 @@ _GPU = (
         fires_at="9m",
         labels=CARD,
         description=(
-            "GPU GPU-1a on 10.0.0.7:9401 uses 99% of its memory, above 98 % for 5 min; the next allocation may"
+            "GPU-1a on 10.0.0.7:9401 uses 99% of its memory, above 98 % for 5 min; the next allocation may"
             " end the engine. Find the processes on this GPU with nvidia-smi (runbook step 3): a second process"
             " is the most frequent cause."
         ),
@@ -1429,7 +1429,7 @@ _GPU = (
         fires_at="9m",
         labels=THEIR_CARD,
         description=(
-            "GPU GPU-2f on 10.0.0.9:9400 uses 99% of its memory, above 98 % for 5 min; the next allocation may"
+            "GPU-2f on 10.0.0.9:9400 uses 99% of its memory, above 98 % for 5 min; the next allocation may"
             " end the engine. Find the processes on this GPU with nvidia-smi (runbook step 3): a second process"
             " is the most frequent cause."
         ),
@@ -1956,7 +1956,7 @@ QUIET: tuple[Quiet, ...] = (
            **finished(stop=grows((300, 8)))}, "600m", interval="2m", every="5m"),
     Quiet("VLLMErrorRatioHigh", "four in five minutes, again and again", outcomes(ok="0+1x60", timeout="0+0.8x60"),
         "60m"),
-    Quiet("VLLMErrorRatioHigh", "refusals and hang-ups",
+    Quiet("VLLMErrorRatioHigh", "refusals and client disconnects",
         outcomes(ok="0+50x40", rejected="0+40x40", client_abort="0+10x40", timeout="0x40"), "40m"),
     Quiet("VLLMGatewayRejecting", "refused by the engine",
           {log("request_reasons_total", outcome="rejected", reason="engine_busy"): "0+50x40",

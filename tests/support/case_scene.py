@@ -2,8 +2,8 @@
 of its own on one real
 Prometheus: the ground on which a runbook page is tried at the moment at which its alert fires.
 
-Law: what a case shows it shows alone, since an engine that is well beside it would make its ratios better; who is down
-shows nothing."""
+Invariant: what a case shows it shows alone, since an engine that is well beside it would make its ratios better; who is
+down shows nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What engines and those who watch them show within one hour: the ground on which every panel is tried.
 
-Law: made from the catalogue (what exists, of what kind, in what unit) and from the captured pages (labels and bounds as
-vLLM writes them), never from a board, else a board would prove itself."""
+Invariant: made from the catalogue (what exists, of what kind, in what unit) and from the captured pages (labels and
+bounds as vLLM writes them), never from a board, else a board would prove itself."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """How many series a fleet makes, and how many samples one page may hold: what Prometheus pays for, and what its
 sample_limit is set from.
 
-Law: nothing is counted twice. What a team, a model, a card or an upstream costs is computed from the catalogue (labels,
-kinds, bounds) and from the vocabularies of the code that fills the labels; what vLLM shows is counted on pages that
-were captured. What a sidecar and a gateway have for themselves is typed in, as a round figure above what
+Invariant: nothing is counted twice. What a team, a model, a GPU or an upstream costs is computed from the catalogue
+(labels, kinds, bounds) and from the vocabularies of the code that fills the labels; what vLLM shows is counted on pages
+that were captured. What a sidecar and a gateway have for themselves is typed in, as a round figure above what
 tests/stack/deploy/test_budget.py counts on their pages. ADAPTER alone rests on no page."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MADE_BY_SCRAPE = 8
 # sample_limit over what a page is expected to hold at most: growth is seen (VLLMScrapeNearLimit) before it costs a page
 ROOM = 2.0
 
-# Ours: how many values a label takes beside those that a subject brings along (a model, a team, a card, an engine).
+# Ours: how many values a label takes beside those that a subject brings along (a model, a team, a GPU, an engine).
 _VALUES: dict[Metric, int] = {
     sidecar.REQUESTS: OUTCOMES + 1,  # and unknown
     sidecar.REASONS: REASONS_LIMIT + OUTCOMES - 1,
@@ -90,7 +90,7 @@ SIDECAR_FINE_LADDER = sum(len(bounds_of(metric, bounds)) - len(bounds) for metri
 SIDECAR_MODEL = _all(_OF_MODELS) + 3 + 4  # what is idle, aborted and nobody's: seconds, energy, cost
 SIDECAR_ENGINE = _all(sidecar.ENGINES) + len(_OF_SOURCES) + SOURCE_ERRORS
 SIDECAR_CARD = _all(gpu.GPU, "uuid") - _all(gpu.MIG) + _all(attributed.ATTRIBUTED, "uuid")
-SIDECAR_INSTANCE = _all(gpu.MIG)  # of a card under MIG, beside what the card has
+SIDECAR_INSTANCE = _all(gpu.MIG)  # of a GPU under MIG, beside what the GPU has
 SIDECAR_FIXED = 150  # two logs, the state, spans, events and their sources: a test counts less on a real page
 GATEWAY_TEAM = _all(
     (gateway.REQUESTS, gateway.INFLIGHT, gateway.RUNNING, gateway.WAITING, gateway.WAIT_ESTIMATE, gateway.REJECTED)
@@ -180,7 +180,7 @@ def gateway_page(teams: int, upstreams: int) -> int:
 
 
 def total(fleet: Fleet) -> Mapping[str, int]:
-    """Series of a fleet by scrape job, what Prometheus makes for every target included; engines and cards spread evenly
+    """Series of a fleet by scrape job, what Prometheus makes for every target included; engines and GPUs spread evenly
     over sidecars."""
     each = max(1, fleet.sidecars)
     return {
@@ -199,7 +199,7 @@ def limit(page: int) -> int:
     return math.ceil(page * ROOM / 500) * 500
 
 
-# What one page of each scrape job is expected to hold at most; engines and cards are those of one sidecar.
+# What one page of each scrape job is expected to hold at most; engines and GPUs are those of one sidecar.
 PAGES: Mapping[str, int] = {
     "vllm": engine_page(ranks=8, ladder=True), "gateway": gateway_page(teams=50, upstreams=64),
     "sidecar": sidecar_page(teams=50, models=4, engines=8, cards=8),

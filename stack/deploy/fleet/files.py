@@ -1,9 +1,9 @@
 """Prometheus' configuration for a fleet, printed whole: one file for a Prometheus that keeps everything itself, and one
 for each long-term store.
 
-Law: Prometheus has no include for remote_write, and promtool must see what will run; so what the files share stands
-here once and each is printed whole. Limits come from stack/deploy/fleet/budget.py, what a long-term store is sent from
-the rules and boards that read it."""
+Invariant: Prometheus has no include for remote_write, and promtool must see what will run; so what the files share
+stands here once and each is printed whole. Limits come from stack/deploy/fleet/budget.py, what a long-term store is
+sent from the rules and boards that read it."""
 
 from __future__ import annotations
 

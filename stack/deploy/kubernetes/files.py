@@ -1,7 +1,7 @@
 """The objects as files: base/ with everything, overlays/example/ to be copied and changed, components/ for a gateway of
 somebody else's.
 
-Law: a secret is never written, only its name."""
+Invariant: a secret is never written, only its name."""
 
 from __future__ import annotations
 

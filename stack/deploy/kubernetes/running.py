@@ -2,7 +2,7 @@
 to its own volumes.
 
 The sidecar stands in the gateway's pod because the request log is a file there, not for the engine's sake: engines are
-read over HTTP. Cards are
+read over HTTP. GPUs are
 not: NVML sees those of its own node only, so here the sidecar's `gpu` is off and dcgm-exporter fills the GPU board."""
 
 from __future__ import annotations

@@ -58,13 +58,13 @@ DECODE: tuple[Symptom, ...] = (
         symptom="Answers come slower than people read, with few of them at a time.",
         cause=(
             "Each step reads the whole model and the cache of everyone who runs: memory bandwidth is the limit, and few"
-            " requests share it. Or the engine runs with `--enforce-eager`, or the card slows itself down for heat:"
+            " requests share it. Or the engine runs with `--enforce-eager`, or the GPU slows itself down for heat:"
             " rule out both first."
         ),
         asks=(TOKEN_GAPS, promql.per_second(vllm.GENERATION_TOKENS), RUNNING),
         lever="Several tokens a step: `--speculative-config` with n-gram drafts first, which need no second model.",
         second=(
-            "Quantized weights (`--quantization`) or a smaller model after a check of quality; a card with more"
+            "Quantized weights (`--quantization`) or a smaller model after a check of quality; a GPU with more"
             " bandwidth."
         ),
         risk=(
@@ -90,7 +90,7 @@ DECODE: tuple[Symptom, ...] = (
         cause="The step itself is too long: it reads the whole model, however many tokens come of it.",
         asks=(promql.quantile(0.95, vllm.REQUEST_TIME_PER_OUTPUT_TOKEN), RUNNING, ACCEPTED),
         lever="Less to read in a step: quantized weights (`--quantization`) after a check of quality.",
-        second="A smaller model, several cards (`--tensor-parallel-size`), or a card with more bandwidth.",
+        second="A smaller model, several GPUs (`--tensor-parallel-size`), or a GPU with more bandwidth.",
         risk=(
             "Answers may change with the weights ([quality](quality.md)); a draft that was made for the larger weights"
             " may be accepted less often."
@@ -135,7 +135,7 @@ DECODE: tuple[Symptom, ...] = (
         symptom="Speculative decoding is on, and most drafted tokens are thrown away.",
         cause=(
             "A draft that does not fit the traffic or the sampling, too many tokens drafted at once, or batches so"
-            " large that the card has nothing to spare for drafts."
+            " large that the GPU has nothing to spare for drafts."
         ),
         asks=(ACCEPTED, promql.per_second(vllm.SPEC_DECODE_NUM_ACCEPTED_TOKENS_PER_POS, by=("model_name", "position"))),
         lever=(

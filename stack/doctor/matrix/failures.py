@@ -47,7 +47,7 @@ FAILURES: tuple[Symptom, ...] = (
         area="API",
         symptom="Requests end in an error or a timeout.",
         cause=(
-            "A release, model or option that does not fit, a card or a worker that fails, or a limit of time that is"
+            "A release, model or option that does not fit, a GPU or a worker that fails, or a limit of time that is"
             " shorter than the work."
         ),
         asks=(
@@ -137,12 +137,12 @@ REFUSALS: tuple[Symptom, ...] = (
             promql.growth(sidecar.REASONS, by=("team", "reason"), where=('outcome="rejected"',)),
         ),
         lever=(
-            "Mend the client: `error.code` in the answer, and the reason in the request log, say what is wrong and"
+            "Fix the client: `error.code` in the answer, and the reason in the request log, say what is wrong and"
             " whose it is."
         ),
         second="Where longer prompts are meant, `--max-model-len` up to what the model was trained for.",
         risk="A longer request takes more of the same cache, so fewer fit beside it.",
-        proof=Proof("refusals", "falls", "ttft_ms", "client mended"),
+        proof=Proof("refusals", "falls", "ttft_ms", "client fixed"),
         pages=("VLLMGatewayRejecting", "VLLMErrorRatioHigh"),
     ),
 )

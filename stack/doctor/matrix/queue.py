@@ -44,7 +44,7 @@ KV_CACHE: tuple[Symptom, ...] = (
             " scheduler's."
         ),
         asks=(KV_USAGE, WAITING, QUEUE_TIME),
-        lever="Hold more: `--gpu-memory-utilization` a step up, where the card has memory left.",
+        lever="Hold more: `--gpu-memory-utilization` a step up, where the GPU has memory left.",
         second="`--kv-cache-dtype fp8` after a check of quality; then another engine.",
         risk="Too high, and a burst runs out of memory for activations; a shorter `--max-model-len` adds no block.",
         proof=Proof(
@@ -104,7 +104,7 @@ QUEUES: tuple[Symptom, ...] = (
             " address that is missing."
         ),
         asks=(WAITING, RUNNING, QUEUE_TIME),
-        lever="Mend the balancer: by requests under way (least connections), not by connection or in turn.",
+        lever="Fix the balancer: by requests under way (least connections), not by connection or in turn.",
         second="Where requests stick to an engine for its prefix cache, let those past it that would wait there.",
         risk="A conversation that moves is computed again from its beginning: look at the hit ratio.",
         proof=Proof("queue_ms", "falls", "hit_ratio", "balancer by requests under way"),
@@ -114,7 +114,7 @@ QUEUES: tuple[Symptom, ...] = (
         name="queue-bound",
         area="queue",
         symptom="Requests wait for a place while the KV cache has room and as many run as may.",
-        cause="The scheduler's number of sequences is the limit, not the card.",
+        cause="The scheduler's number of sequences is the limit, not the GPU.",
         asks=(QUEUE_TIME, WAITING, RUNNING, KV_USAGE),
         lever="More places: `--max-num-seqs` one step up, only while the cache has room.",
         second=(

@@ -1,7 +1,7 @@
 """Where parts are kept, and what makes a part count as there.
 
-Law: a part is there when its stamp is there, and the stamp is written last. What has no stamp was interrupted and is
-made again."""
+Invariant: a part is there when its stamp is there, and the stamp is written last. What has no stamp was interrupted and
+is made again."""
 
 from __future__ import annotations
 

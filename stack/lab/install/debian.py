@@ -1,7 +1,7 @@
 """Programs from Debian's archive, two ways: unpacked into the cache from newer suites (no root, nothing on the system
 changes), or, for what needs many libraries, installed by the system's apt when we are root.
 
-Law: the mirror is the one this machine is configured with."""
+Invariant: the mirror is the one this machine is configured with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readings of engines and cards in the books: who owns a card, whose its time was, and what outlives a restart."""
+"""Readings of engines and GPUs in the books: who owns a GPU, whose its time was, and what outlives a restart."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_an_engine_alone_has_all_cards_and_its_teams_share_the_time_by_their_tok
     by_team = books.figures("gpu_seconds_total", "team")
     pending = books.figures("gpu_pending_seconds")[()]
     assert 20 == pytest.approx(sum(by_team.values()) + pending)
-    assert 10 == by_team["__idle__",], "half of each interval at one end of which it ran, on two cards"
+    assert 10 == by_team["__idle__",], "half of each interval at one end of which it ran, on two GPUs"
     assert 3 * by_team["b",] == pytest.approx(by_team["a",])
     cost = books.figures("cost_total", "basis", "team")
     assert 0.001 * by_team["a",] == pytest.approx(cost["allocation", "a"]) == pytest.approx(cost["usage", "a"])

@@ -495,7 +495,7 @@ def powered(
 
 
 def test_idle_power_is_measured_when_nothing_runs_and_paid_by_nobody():
-    """After half a minute of 100 W at rest, 10 s at 400 W are 3,000 J of work; the 1,000 J of a card that is merely on
+    """After half a minute of 100 W at rest, 10 s at 400 W are 3,000 J of work; the 1,000 J of a GPU that is merely on
     stay idle's."""
     rest = [powered(t, t + 10, 100.0, (0, 0)) for t in (0, 10, 20)]
     attribution = after(FIRST, *rest)
@@ -520,7 +520,7 @@ def test_a_queue_is_no_rest():
 
 
 def test_a_part_of_a_card_tells_no_idle_power():
-    """Its neighbours' work is in what the card draws."""
+    """Its neighbours' work is in what the GPU draws."""
     part = GpuShare("MIG-1", fraction=3 / 7, joules=6000.0, method="mig_fraction")
     assert {} == sums(after(look(0, 0), look(0, 60, (0, 0), gpus=(part,))), attributed.IDLE_WATTS, "uuid")
 
@@ -570,7 +570,7 @@ def test_a_divided_cards_energy_goes_by_activity_or_says_that_it_does_not():
 
 
 def test_cost_has_two_bases():
-    """An hour of a card at 3.60, busy for a quarter: 3.60 by allocation, of which 2.70 stand idle; 0.90 by usage."""
+    """An hour of a GPU at 3.60, busy for a quarter: 3.60 by allocation, of which 2.70 stand idle; 0.90 by usage."""
     looks = [FIRST, look(0, 900, logged={"red": Work(0, 0, 10)}, produced=Work(0, 0, 10)), look(900, 3600, (0, 0))]
     found = sums(after(*looks, prices=PRICES), attributed.COST, "basis", "currency", "team")
     assert {

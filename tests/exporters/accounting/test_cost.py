@@ -55,7 +55,7 @@ def run(*words: object) -> tuple[int, str]:
 
 
 def test_the_log_alone_shares_busy_time_by_who_ran(tmp_path):
-    """red alone for 2 s, then both for 3; nothing says how long the card was there, so nothing is idle."""
+    """red alone for 2 s, then both for 3; nothing says how long the GPU was there, so nothing is idle."""
     path = write(tmp_path, request(0, 5), request(2, 5, "blue"))
     told = cost.report(cost.from_log([path], None, T0 + 100), "team")
     assert {"red": 3.5, "blue": 1.5} == hours(told)
@@ -66,7 +66,7 @@ def test_the_log_alone_shares_busy_time_by_who_ran(tmp_path):
 
 
 def test_a_time_that_is_said_has_idle(tmp_path):
-    """Of 100 s on two cards, 5 were busy: 190 card-seconds stood idle, and are on the bill by allocation alone."""
+    """Of 100 s on two GPUs, 5 were busy: 190 GPU-seconds stood idle, and are on the bill by allocation alone."""
     path = write(tmp_path, request(0, 5), request(0, 5, "blue"))
     told = cost.report(cost.from_log([path], 100, T0 + 100, PRICES, {"": 2.0}), "team")
     assert {"red": 5.0, "blue": 5.0, IDLE: 190.0} == hours(told)

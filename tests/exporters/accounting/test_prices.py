@@ -1,4 +1,4 @@
-"""prices.yaml: what a card's hour costs, and mistakes that lead to their place."""
+"""prices.yaml: what a GPU's hour costs, and mistakes that lead to their place."""
 
 import msgspec
 import pytest
@@ -29,7 +29,7 @@ PRICES = config.parse(FILE, Prices, "prices.yaml")
     ],
 )  # fmt: skip
 def test_a_card_costs_what_the_longest_name_in_its_own_says(name, fraction, profile, an_hour):
-    """An instance costs what its profile says, else its part of the card."""
+    """An instance costs what its profile says, else its part of the GPU."""
     assert pytest.approx(an_hour) == PRICES.per_hour(name, fraction, profile)
 
 

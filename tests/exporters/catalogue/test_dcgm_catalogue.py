@@ -1,4 +1,4 @@
-"""dcgm-exporter's series beside our own: its units become base units, and a card that both show is shown once."""
+"""dcgm-exporter's series beside our own: its units become base units, and a GPU that both show is shown once."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def test_a_card_that_both_show_is_shown_once_and_a_divided_card_is_one_card(part
     ]
     rows += [(dcgm.POWER_USAGE.metric, each, 500) for each in (one, two)]
     rows += [(dcgm.FB_USED.metric, each, 1024) for each in (one, two)]
-    b = '{card="GPU-b", uuid="GPU-b", UUID="GPU-b"}'
+    b = '{GPU="GPU-b", uuid="GPU-b", UUID="GPU-b"}'
     asked = [
-        (query("power", 0), [('{card="GPU-a", uuid="GPU-a"}', 650)]),
+        (query("power", 0), [('{GPU="GPU-a", uuid="GPU-a"}', 650)]),
         (query("power", 1), [(b, 500)]),
         (query("memory", 1), [("{}", 2 * 1024 * 1024**2)]),
     ]
@@ -98,7 +98,7 @@ def answered(part, folder, series, asked):
 
 @pytest.mark.prometheus
 def test_two_sidecars_that_see_one_card_do_not_make_two(part, tmp_path):
-    """They may number it differently: one of them may run in a container that sees only this card. Either name will do,
+    """They may number it differently: one of them may run in a container that sees only this GPU. Either name will do,
     but only one."""
     called = 'driver_version="570", index="{}", mig="off", name="H100", uuid="GPU-a"'
     series = []
@@ -112,7 +112,7 @@ def test_two_sidecars_that_see_one_card_do_not_make_two(part, tmp_path):
             (f'{gpu.POWER.name}{{instance="{at}", uuid="GPU-a"}}', "500x30"),
         ]
     asked = [
-        (f"round({query('energy', 0)}, 0.001)", [('{card="GPU-a", uuid="GPU-a"}', 500)]),
+        (f"round({query('energy', 0)}, 0.001)", [('{GPU="GPU-a", uuid="GPU-a"}', 500)]),
         (f"round({query('held-down', 0)}, 0.001)", [("{}", 0.2)]),
         (query("absent", 0), [('{reason="not_supported"}', 2)]),
         (f"count({query('card-table', 1)})", [("{}", 1)]),

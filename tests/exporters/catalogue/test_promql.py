@@ -66,7 +66,7 @@ def test_a_ratio_gauge_is_averaged_and_never_summed():
 
 
 def test_what_several_series_tell_of_one_thing_is_counted_once():
-    """Each instance of a divided card repeats the energy of the whole card."""
+    """Each instance of a divided GPU repeats the energy of the whole GPU."""
     assert "max by (model_name) (rate(vllm:prompt_tokens_total[5m]))" == promql.repeated(vllm.PROMPT_TOKENS)
     assert "max(increase(vllm:prompt_tokens_total[1h]))" == promql.repeated(
         vllm.PROMPT_TOKENS, "1h", (), per_second=False

@@ -1,4 +1,4 @@
-"""GPU sampling: what nvidia-smi prints and NVML answers, and what a driver that hangs may cost. Real cards are not
+"""GPU sampling: what nvidia-smi prints and NVML answers, and what a driver that hangs may cost. Real GPUs are not
 needed: a fake libnvidia-ml and a fake nvidia-smi stand in for what cannot be had."""
 
 # ruff: noqa: ASYNC220, ASYNC240  a test may wait for a file
@@ -71,7 +71,7 @@ def test_units_become_base_units():
 
 
 def test_a_divided_card_has_no_utilization_rather_than_zero():
-    """Under MIG the driver measures no utilisation for the whole card; 0 would read as idle."""
+    """Under MIG the driver measures no utilisation for the whole GPU; 0 would read as idle."""
     [card] = parse_csv((GOLDEN / "h200-mig.csv").read_text())
     assert (True, None, None, None) == (
         card.mig,
@@ -84,7 +84,7 @@ def test_a_divided_card_has_no_utilization_rather_than_zero():
 
 
 def test_each_gap_says_why():
-    """What a card cannot do, what it is not allowed to say, and what failed are different news."""
+    """What a GPU cannot do, what it is not allowed to say, and what failed are different news."""
     [old] = parse_csv((GOLDEN / "rtx-2080-super.csv").read_text())
     [sick] = parse_csv((GOLDEN / "unhealthy.csv").read_text())
     assert (None, "not_available", "not_supported") == (
@@ -136,7 +136,7 @@ def test_cards_of_other_makes_are_read_as_well():
     ],
 )
 def test_a_cell_is_a_number_of_its_own_unit_or_nothing(cell: str, value: float | None, why: str | None):
-    """Guessing a number out of text is how a peer came to export a card's name as 200."""
+    """Guessing a number out of text is how a peer came to export a GPU's name as 200."""
     [reading] = parse_csv(f"GPU-1, {cell}", ("uuid", "utilization.gpu"))
     assert (value, why) == (reading.utilization_ratio, reading.absent.get("utilization_ratio"))
 
@@ -211,7 +211,7 @@ def test_energy_is_the_area_under_power():
 
 
 def test_a_gap_counts_nothing():
-    """Nobody knows what the card drew while nobody looked; nor when the clock went back."""
+    """Nobody knows what the GPU drew while nobody looked; nor when the clock went back."""
     integral = Integral(max_gap_s=5)
     assert [0.0, 0.0, 100.0, 100.0] == [
         integral.add(100, 0),
@@ -234,7 +234,7 @@ def test_integrated_energy_never_falls(steps: list[tuple[float, float]]):
 
 
 def test_absent_values_have_no_sample():
-    """One card, one value, one gap: three samples."""
+    """One GPU, one value, one gap: three samples."""
     reading = GpuReading("GPU-1", index=3, name="H200", power_watts=70.0, absent={"utilization_ratio": "not_available"})
     assert [
         (
@@ -400,7 +400,7 @@ async def test_nvml_is_asked_first_and_by_one_child(fake_nvml, source):
 
 
 async def test_what_nvml_does_not_support_is_absent(fake_nvml, source):
-    """Only what an old card can say is left, and each gap has its reason."""
+    """Only what an old GPU can say is left, and each gap has its reason."""
     [card, _] = await source(env=fake_nvml("not-supported")).read(10)
     assert (None, None, None, None, None) == (
         card.utilization_ratio, card.power_watts, card.energy_joules, card.memory_temperature_celsius, card.mig
@@ -428,7 +428,7 @@ async def test_a_missing_symbol_is_a_gap_and_energy_is_integrated(fake_nvml, sou
 
 
 async def test_a_lost_card_keeps_its_name_and_does_not_take_the_others(fake_nvml, source):
-    """One card off the bus is news about that card only."""
+    """One GPU off the bus is news about that GPU only."""
     gpus = source(env=fake_nvml("ok"))
     await gpus.read(10)
     gpus._drop_child()
@@ -473,7 +473,7 @@ async def test_errors_of_the_driver_are_counted_once_and_outlive_the_child(fake_
     """Two XIDs 31 and one that nobody knows; the child that heard them is replaced, the counts stay."""
     gpus = source(env=fake_nvml("xids"))
     assert {31: 2, 999: 1} == (await gpus.read(10))[0].xids
-    assert "GPU GPU-fake-0: the driver reports XID 31, 31, 999" in caplog.text
+    assert "GPU-fake-0: the driver reports XID 31, 31, 999" in caplog.text
     first, other = await gpus.read(10)
     assert ({31: 2, 999: 1}, {}) == (first.xids, other.xids)
     gpus._drop_child()
@@ -481,7 +481,7 @@ async def test_errors_of_the_driver_are_counted_once_and_outlive_the_child(fake_
 
 
 async def test_the_error_that_took_a_card_is_told_of_that_card(fake_nvml, source):
-    """An XID 79 and the loss come together: the card has no value left but this one."""
+    """An XID 79 and the loss come together: the GPU has no value left but this one."""
     gpus = source(env=fake_nvml("ok"))
     assert {} == (await gpus.read(10))[1].xids
     gpus._drop_child()
@@ -730,7 +730,7 @@ async def test_nvidia_smi_fails_by_name(fake_nvml, fake_smi, source, body: str, 
 
 
 async def test_a_lost_card_between_the_rows(fake_nvml, fake_smi, source):
-    """nvidia-smi prints a sentence in place of the row; the other card is still read."""
+    """nvidia-smi prints a sentence in place of the row; the other GPU is still read."""
     sentence = (
         "Unable to determine the device handle for GPU1: 0000:84:00.0: GPU is lost.  Reboot the system to recover"
         " this GPU"
@@ -893,7 +893,7 @@ async def test_a_thousand_hangs_leave_nothing_behind(source, monkeypatch):
 
 
 async def test_a_slow_beat_is_no_gap_in_the_energy(source, monkeypatch):
-    """Read once a minute, a card without a counter would otherwise never have used a joule."""
+    """Read once a minute, a GPU without a counter would otherwise never have used a joule."""
     reader, asked = source(nvml=("sleep", "1000")), {}
     monkeypatch.setattr(sidecar, "GpuSource", lambda **options: asked.update(options) or reader)
     async with TestServer(application(Sidecar(SidecarConfig(gpu_interval_s=60)))):

@@ -449,8 +449,8 @@ async def until(so: Callable[[], object]) -> None:
 
 
 async def test_who_hangs_up_frees_neither_the_turn_nor_the_place_before_its_hash_is_done(tmp_path, slow):
-    """A thread that hashes cannot be stopped; at the board, where a hang-up ends the handler, as many of them ran as
-    the loop has threads."""
+    """A thread that hashes cannot be stopped; at the board, where a client disconnect ends the handler, as many of them
+    ran as the loop has threads."""
     protection = ListenerAuth(secured(tmp_path, users=True))
     async with serving(protection, hang_ups=True) as it:
         for number in range(listener_auth.LOGINS_OF_ONE):

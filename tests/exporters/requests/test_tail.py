@@ -351,7 +351,7 @@ def test_case_19_half_a_line_of_a_writer_that_died_ends_in_one_bad_line_or_is_to
 
 
 def test_a_writer_that_cuts_its_own_half_line_away_is_no_cut(path):
-    """So the gateway mends its log after a write that failed in the middle."""
+    """So the gateway fixes its log after a write that failed in the middle."""
     path.write_bytes(b"1\n2\nhal")
     tail = Tail(path)
     assert [b"1", b"2"] == polled(tail, 0)

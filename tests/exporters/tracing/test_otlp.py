@@ -186,7 +186,7 @@ def test_what_a_record_does_not_say_is_absent_and_never_0():
     ],
 )
 def test_a_failure_has_an_error_type_and_the_status_error_and_nothing_else_has(ended, error):
-    """As the error ratio counts: a refusal and a hang-up are no failures."""
+    """As the error ratio counts: a refusal and a client disconnect are no failures."""
     failed = record(**ended)
     assert error == failure(failed)
     (span,) = decoded(encoded(span_of(failed)))

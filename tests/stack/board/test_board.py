@@ -151,7 +151,7 @@ def test_a_price_is_a_decimal_number_because_a_word_would_be_a_metric(price):
 
 
 def test_where_a_choice_is_wrong_the_default_stands_with_a_sentence():
-    """So that the page can show its pickers, where the mistake is mended."""
+    """So that the page can show its pickers, where the mistake is fixed."""
     looked = view.lenient(MultiDict({"var-price": "up", "var-window": "2h"}), PRICED, NOW)
     assert {"price": "2.50", "window": "5m"} == {name: looked.choices[name] for name in ("price", "window")}
     assert "var-price: 'up' is no number; write one such as 2.50" == looked.wrong["price"]

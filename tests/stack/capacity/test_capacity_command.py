@@ -80,7 +80,7 @@ def told(*words: object) -> dict:
     return found
 
 
-# ---- one card
+# ---- one GPU
 
 
 def test_one_card_is_told_with_everything_that_follows(folder):
@@ -256,7 +256,7 @@ def test_a_refusal_names_each_way_on_a_line_of_its_own(folder):
     assert [
         what,
         "    what fits: H100-80GB/3g.40gb, its smallest slice that does with max_model_len 16,384",
-        "    what fits: A100-40GB, the smallest whole card that does (39.25 GiB)",
+        "    what fits: A100-40GB, the smallest whole GPU that does (39.25 GiB)",
     ] == output.splitlines()
 
 
@@ -317,7 +317,7 @@ def test_a_cost_target_is_told_in_digits(folder):
     assert "target 0.0000100: missed" in output
 
 
-# ---- several cards
+# ---- several GPUs
 
 
 def test_cards_and_slices_are_compared_by_cost(folder):
@@ -523,8 +523,8 @@ def test_the_type_of_the_weights_is_taken_from_the_worksheet(folder):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--model", "config.json"), "--gpu is missing: name a card or slice, such as H200"),
-        (("--model", "config.json", "--gpu", "H300"), "the card 'H300' is not known; did you mean"),
+        (("--model", "config.json"), "--gpu is missing: name a GPU or slice, such as H200"),
+        (("--model", "config.json", "--gpu", "H300"), "the GPU 'H300' is not known; did you mean"),
         (("--model", "config.json", "--gpu", "H200/1g.10gb"), "H200 has no slice '1g.10gb'; did you mean H200/1g.18gb"),
         (("--model", "nothing.json", "--gpu", "H200"), "nothing.json: there is no such file"),
         (

@@ -1,4 +1,4 @@
-"""What stands beside the KV cache, and what a card and its slices really have."""
+"""What stands beside the KV cache, and what a GPU and its slices really have."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_the_default_batch_depends_on_the_card(name, tokens):
 
 @pytest.mark.parametrize("piece", [each for each in CARDS if each.of], ids=lambda each: each.name)
 def test_a_slice_has_the_defaults_of_its_whole_card(piece):
-    """vLLM asks NVML for the memory of the card by its number, which is not that of the slice."""
+    """vLLM asks NVML for the memory of the GPU by its number, which is not that of the slice."""
     whole = card(piece.of)
     assert (default_batched_tokens(whole), default_seqs(whole)) == (default_batched_tokens(piece), default_seqs(piece))
 

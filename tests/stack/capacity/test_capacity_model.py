@@ -37,7 +37,7 @@ def layers(found: ModelShape) -> dict[str, int]:
     }
 
 
-PUBLISHED = {  # parameters in billions, as the model cards, papers or counted checkpoints give them
+PUBLISHED = {  # parameters in billions, as the model GPUs, papers or counted checkpoints give them
     "Llama-2-7b": 6.74,
     "Llama-3.1-8B-Instruct": 8.03,
     "Llama-3.1-70B-Instruct": 70.6,

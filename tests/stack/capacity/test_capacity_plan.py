@@ -485,7 +485,7 @@ def test_thirty_one_gigabytes_of_weights_do_not_go_into_a_slice_of_ten():
     refused = refusal(CODER, "H100/1g.10gb")
     assert "DeepSeek-V2-Lite does not fit H100-80GB/1g.10gb: weights 29.26 GiB" in refused.what
     assert refused.ways[0].startswith("H100-80GB/3g.40gb, its smallest slice that does")
-    assert not [way for way in refused.ways if "--tensor-parallel-size" in way], "one card is enough"
+    assert not [way for way in refused.ways if "--tensor-parallel-size" in way], "one GPU is enough"
     smaller = [
         each for each in gpu_models.slices(H100) if each.memory_bytes < gpu_models.card("H100/3g.40gb").memory_bytes
     ]

@@ -114,7 +114,7 @@ def worst(team: str, model: str) -> list[RequestRecord]:
 
 
 def test_a_team_and_model_cost_what_the_catalogue_says_and_no_log_makes_them_cost_more():
-    """What cards are shared by is not in the log: those families are the difference."""
+    """What GPUs are shared by is not in the log: those families are the difference."""
     traffic = RequestCounters(BoundedNames(), BoundedNames())
     for record in worst("a", "m"):
         traffic.add(record)
@@ -167,7 +167,7 @@ def test_a_card_that_tells_everything_costs_what_the_budget_says():
 
 
 async def test_a_sidecar_itself_costs_no_more_than_the_budget_says(tmp_path):
-    """All that a sidecar may have, none of which works: two logs, a state, spans, events, cards and an engine."""
+    """All that a sidecar may have, none of which works: two logs, a state, spans, events, GPUs and an engine."""
     config = SidecarConfig(
         requests_log=(str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")),
         state=str(tmp_path / "state"),
@@ -258,7 +258,7 @@ def test_vllm_itself_has_two_families_that_nothing_caps():
 
 
 def example() -> Fleet:
-    """The fleet that docs/guides/fleet.md counts: 200 engines, one on each card, eight to a host with its sidecar, four
+    """The fleet that docs/guides/fleet.md counts: 200 engines, one on each GPU, eight to a host with its sidecar, four
     gateways, 50 teams."""
     return Fleet(engines=200, models=2, teams=50, sidecars=25, gateways=4, cards=200)
 
@@ -275,7 +275,7 @@ def budget_table() -> str:
         ("the same where Prometheus stores only native histograms", budget.SIDECAR_TEAM_AND_MODEL_NATIVE),
         ("the same, more with `histogram_ladder: fine`", budget.SIDECAR_FINE_LADDER),
         ("a model, in a sidecar", budget.SIDECAR_MODEL), ("an engine, in its sidecar", budget.SIDECAR_ENGINE),
-        ("a card, in its sidecar", budget.SIDECAR_CARD), ("a MIG instance, beside its card", budget.SIDECAR_INSTANCE),
+        ("a GPU, in its sidecar", budget.SIDECAR_CARD), ("a MIG instance, beside its GPU", budget.SIDECAR_INSTANCE),
         ("a sidecar itself", budget.SIDECAR_FIXED),
         ("a team, in each gateway", budget.CREATED * budget.GATEWAY_TEAM),
         ("an upstream, in each gateway", budget.CREATED * budget.GATEWAY_UPSTREAM),

@@ -77,7 +77,7 @@ def test_every_area_has_a_row_and_every_row_a_name_of_its_own():
         ("high time to first token", {"queue-bound", "prefill-bound", "cache-off"}),
         ("slow streaming", {"decode-bound", "decode-at-batch", "slow-streaming"}),
         ("out of memory under a burst", {"kv-bound", "kv-full"}),
-        ("requests wait while the card is busy", {"queue-at-capacity", "one-team"}),
+        ("requests wait while the GPU is busy", {"queue-at-capacity", "one-team"}),
         ("prefix caching gives no gain", {"unique-prompts"}),
         ("speculative decoding disappoints", {"speculative-decoding"}),
     ],

@@ -529,7 +529,7 @@ async def test_a_client_that_leaves_a_stream_stops_the_engine_at_once(tmp_path: 
             record.finish_reason,
             record.status,
         )
-        await until(lambda: it.engine.hangups == 1, "the engine sees the hang-up")
+        await until(lambda: it.engine.hangups == 1, "the engine sees the client disconnect")
 
 
 async def test_a_stream_without_usage_leaves_an_estimate_that_is_marked_as_one(tmp_path: Path):
@@ -595,7 +595,7 @@ async def test_a_client_that_leaves_before_a_reply_stops_the_engine_too(tmp_path
         asking.cancel()
         record = await it.record()
         assert ("client_abort", None, 1) == (record.outcome, record.status, record.attempt)
-        await until(lambda: it.engine.hangups == 1, "the engine sees the hang-up")
+        await until(lambda: it.engine.hangups == 1, "the engine sees the client disconnect")
         assert 1.0 == (await it.figures())[REQUESTS.name, "client_abort", "none", "demo"]
 
 
@@ -688,7 +688,7 @@ async def test_an_engine_that_does_not_answer_in_time_is_a_504(tmp_path: Path, a
         async with it.post(ask) as got:
             assert (504, reason) == (got.status, (await got.json())["error"]["code"])
         assert ("timeout", reason, 504) == ((record := await it.record()).outcome, record.reason, record.status)
-        await until(lambda: it.engine.hangups == 1, "the engine sees the hang-up")
+        await until(lambda: it.engine.hangups == 1, "the engine sees the client disconnect")
 
 
 async def test_role_chunks_and_comments_do_not_feed_the_prefill_clock(tmp_path: Path):

@@ -835,7 +835,7 @@ async def test_who_leaves_an_answer_in_the_middle_takes_its_connection_along(lef
         using.cancel()
         with pytest.raises(asyncio.CancelledError):
             await using
-        await until(lambda: it.open == 0, "the engine sees the hang-up")
+        await until(lambda: it.open == 0, "the engine sees the client disconnect")
         assert (200, b"ok") == await asked(it, client)
         assert 2 == it.connections
 

@@ -434,7 +434,7 @@ async def test_a_client_that_leaves_before_the_count_does_not_hide_an_overrun(tm
     async with gateway(tmp_path, scripted(ROLE, TOKEN, EVER), policy({"demo": {"max_prompt_tokens": 60}})) as it:
         async with it.post(LONG | {"stream": True}, Authorization=f"Bearer {ALL['demo'][0]}") as answer:
             await answer.content.readuntil(TOKEN)
-        await until(lambda: it.engine.hangups == 1, "the engine sees the hang-up")
+        await until(lambda: it.engine.hangups == 1, "the engine sees the client disconnect")
         refused_for_now(await ask(it, "second", LONG), 429, "prompt_over_limit")
 
 
@@ -487,7 +487,7 @@ async def test_a_client_that_leaves_while_it_runs_lets_the_next_one_go(tmp_path:
         await leave(first)
         (await desk.next()).reply()
         assert 200 == (await second).status
-        await until(lambda: it.engine.hangups == 1, "the engine sees the hang-up")
+        await until(lambda: it.engine.hangups == 1, "the engine sees the client disconnect")
         assert "client_abort" == (await named(it, 2))["first"].outcome
 
 
@@ -560,7 +560,7 @@ async def chunked_500(request: web.BaseRequest) -> web.StreamResponse:
     return response
 
 
-# what is asked, how a fails, what that is called, hang-ups that a sees
+# what is asked, how a fails, what that is called, client disconnects that a sees
 FAILS: dict[str, tuple[Any, Answer | None, str, int]] = {
     "down": (STREAM, None, "upstream_down", 0),
     "500": (STREAM, says(failure(500), 500), "engine_error", 0),
@@ -602,7 +602,7 @@ async def test_the_second_upstream_answers_for_the_first_and_nobody_notices(tmp_
         )
         assert (body is STREAM) == (record.ttft_ms is not None)
         assert (len(nobody) == 0, 1) == (len(a.asked) == 1, len(b.asked))
-        await until(lambda: hangups <= a.hangups, "the first upstream sees the hang-up")
+        await until(lambda: hangups <= a.hangups, "the first upstream sees the client disconnect")
         figures = await it.figures()
         assert {(reason, "a"): 1, ("ok", "b"): 1} == {
             name[1:3]: value for name, value in figures.items() if name[0] == ATTEMPTS.name
@@ -687,7 +687,7 @@ async def test_a_client_that_leaves_before_its_stream_has_begun_was_given_no_sta
         await leave(client)
         record = await it.record()
         assert ("client_abort", None, 1, "a") == (record.outcome, record.status, record.attempt, record.upstream)
-        await until(lambda: a.hangups == 1, "the first upstream sees the hang-up")
+        await until(lambda: a.hangups == 1, "the first upstream sees the client disconnect")
         assert [] == b.asked
 
 
