@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from alerts import registry
-from alerts.panel_ref import PanelRef, board_uid
+from alerts.panel_ref import board_uid
 from alerts.rules import Links
 from alerts.settings import SHIPPED, Settings
 from exporters.catalogue import EVERYTHING, bounds, promql
@@ -312,13 +312,8 @@ def _cited(text: str) -> str:
 
 
 def panel_url(page: RunbookPage, base: str | None) -> str:
-    """Where the panel is that shows the page's quantity; '' for a page that names none, or no base."""
-    if base is None:
-        return ""
-    try:
-        return PanelRef(str(page.about["board"]), str(page.about["panel"])).url(base)
-    except (KeyError, ValueError):
-        return ""
+    """Where the panel is that shows the page's quantity; '' for a page without an alert, or no base."""
+    return page.alert.panel.url(base) if page.alert and base is not None else ""
 
 
 def _now(page: RunbookPage, live: Live) -> str:

@@ -16,16 +16,19 @@ from typing import Any
 
 import yaml
 
+from alerts.registry import ALERTS
+from alerts.rules import Alert
 from exporters.text import escaped_letter, markdown_table
 from runbooks.diagnosis.row import DiagnosisRow
 
 FOLDER = Path(__file__).resolve().parent
 HEADINGS = ("Meaning", "Impact", "First five minutes", "Diagnosis", "Mitigation", "Why this threshold", "Escalation")
 SEVERITIES = ("critical", "warning", "info", "none")
-KEYS = ("alert", "severity", "board", "panel", "related", "reviewed")  # of the front matter; the first four are printed
+KEYS = ("related", "reviewed")  # of the front matter; what the alert says is not repeated there
 # printed parts, and the section that each stands in
 REGIONS = {"rule": "Meaning", "diagnosis": "Diagnosis", "threshold": "Why this threshold"}
 
+_ALERTS = {alert.name: alert for alert in ALERTS}
 _FRONT = re.compile(r"---\n(.*?)^---\n", re.DOTALL | re.MULTILINE)
 _COMMENT = re.compile(r"^<!--.*?-->\n?", re.DOTALL | re.MULTILINE)
 _FENCE = re.compile(r"\s*```\s*(\w*)")
@@ -78,8 +81,13 @@ class RunbookPage:
         return self.name.startswith("VLLM")
 
     @property
+    def alert(self) -> Alert | None:
+        """The alert that this page is for."""
+        return _ALERTS.get(self.name)
+
+    @property
     def severity(self) -> str:
-        return str(self.about.get("severity", ""))
+        return self.alert.labels["severity"] if self.alert else ""
 
     @property
     def related(self) -> tuple[str, ...]:
@@ -301,10 +309,16 @@ def _short(name: str) -> str:
 
 def _score(page: RunbookPage, words: Sequence[str]) -> int:
     """How near to the top of a page the words stand; 0 unless it has them all."""
-    heads = " ".join([page.title, *(section.heading for section in page.sections), *map(str, page.about.values())])
+    heads = " ".join([page.title, *(section.heading for section in page.sections), *_words(page)])
     places = ((8, page.name.lower()), (4, heads.lower()), (1, page.body.lower()))
     scores = [max((weight for weight, place in places if word in place), default=0) for word in words]
     return sum(scores) if all(scores) else 0
+
+
+def _words(page: RunbookPage) -> Iterator[str]:
+    yield from map(str, page.about.values())
+    if page.alert:
+        yield from (page.severity, page.alert.panel.board, page.alert.panel.panel)
 
 
 # ---- filling
@@ -379,13 +393,9 @@ def _bare(before: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a page says of its alert, printed from the alert. hold: how long expr must hold; threshold: paragraphs;
+    """Printed parts of a page, from its alert. hold: how long expr must hold; threshold: paragraphs;
     rows: of the diagnosis."""
 
-    alert: str
-    severity: str
-    board: str
-    panel: str
     expr: str
     hold: str
     threshold: tuple[str, ...]
@@ -394,24 +404,15 @@ class Facts:
 
 def stamped(text: str, facts: Facts) -> str:
     """The page with its printed parts as the alert is now; the rest stays. Stamped again it stays the same."""
-    front, body = _split(text)
-    for key in KEYS[:4]:
-        line = f"{key}: {getattr(facts, key)}"
-        front = (
-            re.sub(rf"^{key}:.*$", line, front, flags=re.MULTILINE)
-            if re.search(rf"^{key}:", front, re.MULTILINE)
-            else f"{front}{line}\n"
-        )
     holds = (
         "as soon as this returns something"
         if facts.hold.strip("0") in ("s", "m")
         else f"when this has returned something for {facts.hold}"
     )
-    body = _printed(body, "rule", f"It fires {holds}:\n\n```promql\n{facts.expr}\n```")
+    body = _printed(text, "rule", f"It fires {holds}:\n\n```promql\n{facts.expr}\n```")
     rows = ((row.what, f"`{row.condition}`", row.cause, row.go_to) for row in facts.rows)
     body = _printed(body, "diagnosis", "\n".join(markdown_table(_COLUMNS, rows)))
-    body = _printed(body, "threshold", "\n\n".join(facts.threshold))
-    return f"---\n{front}---\n{body}"
+    return _printed(body, "threshold", "\n\n".join(facts.threshold))
 
 
 _COLUMNS = ("What you see", "Condition", "Likely cause", "Go to")

@@ -15,7 +15,6 @@ from runbooks.page import (
     MITIGATION,
     PLACEHOLDER,
     REGIONS,
-    SEVERITIES,
     RunbookPage,
     pages,
     printed_region,
@@ -69,6 +68,8 @@ def _alert_faults(page: RunbookPage, alerts: set[str]) -> Iterator[str]:
         yield page.wrong
     elif missing := [key for key in KEYS if key not in page.about]:
         yield f"says nothing of {', '.join(missing)} in its front matter"
+    elif more := [str(key) for key in page.about if key not in KEYS]:
+        yield f"says {', '.join(more)} in its front matter, which holds only {' and '.join(KEYS)}"
     else:
         yield from _front_faults(page, alerts)
     if page.title != page.name:
@@ -84,10 +85,6 @@ def _alert_faults(page: RunbookPage, alerts: set[str]) -> Iterator[str]:
 
 
 def _front_faults(page: RunbookPage, alerts: set[str]) -> Iterator[str]:
-    if page.about["alert"] != page.name:
-        yield f"says that it is of {page.about['alert']}"
-    if page.severity not in SEVERITIES:
-        yield f"has the severity {page.severity} instead of one of {', '.join(SEVERITIES)}"
     if not isinstance(page.about["related"], list):
         yield "has no list as related"
     yield from (f"is related to {name}, which is no alert" for name in page.related if name not in alerts)

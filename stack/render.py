@@ -73,11 +73,9 @@ def facts(alert: Alert) -> runbook_page.Facts:
         told = [f"{number.shown}. {number.why}", f"Source: {number.source}"]
         own = number.name in (known.name for known in thresholds.ALL)
         told += [f"Another number for your deployment: `{number.name}` in thresholds.yml."] * own
-    ref, expr = alert.panel, promql_ast.pretty(alert.expr)
+    expr = promql_ast.pretty(alert.expr)
     rows = diagnosis.ROWS.get(alert.name, ())
-    return runbook_page.Facts(
-        alert.name, alert.labels["severity"], ref.board, ref.panel, expr, alert.hold, tuple(told), rows
-    )
+    return runbook_page.Facts(expr, alert.hold, tuple(told), rows)
 
 
 def stale(root: Path = ROOT) -> list[Path]:

@@ -15,25 +15,24 @@ from exporters.catalogue import sidecar
 from exporters.exposition import Distribution
 from exporters.requests.bounded_names import BoundedNames
 from exporters.requests.counters import RequestCounters
-from exporters.requests.record import BadLine, RequestRecord, parse_block, parse_line
-from exporters.sidecar_config import SidecarConfig
+from exporters.requests.record import BadLine, FieldMap, RequestRecord, parse_block, parse_line
 from exporters.text import printable
 
-DEFAULTS = SidecarConfig()
+OURS = FieldMap()  # a log with our own names
 _TABLES = (sidecar.TEAMS, sidecar.TEAMS_OVERFLOW, sidecar.MODELS_OVERFLOW)
 
 
-def explain(line: bytes, config: SidecarConfig = DEFAULTS) -> dict[str, Any]:
-    """Return everything about one line, as JSON-compatible values.
+def explain(line: bytes, fields: FieldMap = OURS, counters: RequestCounters | None = None) -> dict[str, Any]:
+    """Return everything about one line, as JSON-compatible values. counters: empty ones, bounded as a sidecar's.
 
     fields: our name, the log's name, value, unit, and the reason if rejected. ignored: unused names, with the field
     that may have been meant. absent: mapped names that the line lacks. counted: the increase of each series, as if
     it were the first line."""
-    fields = config.fields
     records, bad = parse_block(line, fields)
+    gains = _counted(records, counters or RequestCounters(BoundedNames(), BoundedNames()))
     report: dict[str, Any] = {
         "refused": {"reason": bad[0][1].reason, "why": str(bad[0][1])} if bad else None,
-        "fields": [], "ignored": [], "absent": [], "notes": [], "counted": list(_counted(records, config)),
+        "fields": [], "ignored": [], "absent": [], "notes": [], "counted": list(gains),
     }  # fmt: skip
     if bad and records:
         report["notes"].append("the rest after the break is a record, and is counted")
@@ -96,11 +95,8 @@ def _notes(record: RequestRecord) -> Iterator[str]:
         yield f"no outcome: counted as unknown{guess}"
 
 
-def _counted(records: Iterable[RequestRecord], config: SidecarConfig) -> Iterator[dict[str, Any]]:
+def _counted(records: Iterable[RequestRecord], traffic: RequestCounters) -> Iterator[dict[str, Any]]:
     """Return the increase of each series by these records."""
-    traffic = RequestCounters(
-        BoundedNames(config.teams.configured, config.teams.limit), BoundedNames((), config.models_limit)
-    )
     for record in records:
         traffic.add(record)
     for metric, labels, value in traffic.samples():

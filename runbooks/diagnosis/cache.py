@@ -12,6 +12,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             f"{promql.growth(vllm.NUM_PREEMPTIONS, '10m', ENGINE, (MODEL, INSTANCE))} > 0",
             "more is promised than fits; the forecast has come true",
             "[VLLMPreemptionsSustained](VLLMPreemptionsSustained.md)",
+            finding="kv-bound",
         ),
         DiagnosisRow(
             "nobody waits, nobody is preempted",
@@ -29,6 +30,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             f"{promql.growth(vllm.NUM_PREEMPTIONS, '10m', ENGINE, (MODEL, INSTANCE))} > 0",
             "memory is the limit, and admission still holds",
             "Mitigation 2, then 4",
+            finding="kv-full",
         ),
         DiagnosisRow(
             "another engine of the model has much more room",
@@ -62,6 +64,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             f"{promql.current(vllm.NUM_REQUESTS_WAITING, ENGINE, (MODEL, INSTANCE))} > 0",
             "more is asked for than this engine holds",
             "Mitigation 1, then 3",
+            finding="kv-bound",
         ),
         DiagnosisRow(
             "answers are a third longer than yesterday",
@@ -248,6 +251,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             ),
             "drafts are too long",
             "Mitigation 2",
+            finding="speculative-decoding",
         ),
         DiagnosisRow(
             "more than 32 requests run at once",

@@ -336,6 +336,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             ") == 0",
             "the balancer",
             "Mitigation 1",
+            finding="queue-uneven",
         ),
         DiagnosisRow(
             "a fifth fewer finished than an hour ago, answers a third longer",
@@ -383,6 +384,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             f"{at(vllm.LORA_REQUESTS_INFO, no('running_lora_adapters', ''), INSTANCE)}) < 60)",
             "more adapters are asked for at once than `--max-loras` (1 as shipped)",
             "Mitigation 1",
+            finding="deferred-requests",
         ),
         DiagnosisRow(
             "a connector is asked for blocks",

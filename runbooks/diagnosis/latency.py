@@ -21,6 +21,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             f"and max by (instance, model_name) ({at(vllm.KV_CACHE_USAGE, *HERE)}) < 0.8",
             "the limit of slots",
             "Mitigation 5",
+            finding="queue-bound",
         ),
         DiagnosisRow(
             "requests wait, steps carry four times as many tokens as requests run, the cache has room",
@@ -47,6 +48,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             ") == 0",
             "the balancer: sticky sessions, weights, long-lived connections",
             "Mitigation 1",
+            finding="queue-uneven",
         ),
         DiagnosisRow(
             "more than five wait here all the time, and the gateway holds nobody back",

@@ -99,6 +99,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             f"{at(vllm.TIME_TO_FIRST_TOKEN, MODEL, part='_bucket')}[1d]))) > 2.5",
             "a few long prompts, and those that wait behind them",
             "Mitigation 3",
+            finding="head-of-line-first",
         ),
         DiagnosisRow(
             "one request in twenty was preempted",
@@ -141,6 +142,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             f"{promql.average(vllm.NUM_REQUESTS_RUNNING, '10m', BY_INSTANCE, (MODEL,))}",
             ("prefill of long prompts shares the steps and makes them long (drafting alone may reach this factor too)"),
             "Mitigation 3, then 5",
+            finding="prefill-interference",
         ),
         DiagnosisRow(
             "half as many requests again run as an hour ago",

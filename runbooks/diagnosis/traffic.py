@@ -209,6 +209,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
                 "client that does not wait after a refusal"
             ),
             "Mitigation 1, then 4",
+            finding="rejections-by-team-limit",
         ),
         DiagnosisRow(
             "it waits too long, and slots were lowered",
@@ -228,6 +229,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             f"{at(gateway.SLOTS)}[5m])) unless on () sum({at(gateway.SLOTS)}) < sum({at(gateway.SLOTS_LIMIT)})",
             "more is asked for than there is, or others go first",
             "Mitigation 5",
+            finding="rejections-by-gateway",
         ),
         DiagnosisRow(
             "the gateway is stopping",

@@ -48,7 +48,7 @@ class CapacityOptions:
         float | None,
         Opt(name="--measured-rate", metavar="R", read=worksheet.count, help="At which one replica kept its targets."),
     ] = None
-    prices: Annotated[Path | None, Opt(file=True, help="prices.yaml; see docs/cost.md.")] = None
+    prices: Annotated[Path | None, Opt(file=True, help="prices.yaml; see docs/guides/cost.md.")] = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ def sidecar_explain(line: str, path: Path | None, as_json: bool) -> None:
     with mistakes_told():
         settings = config.sidecar(path) if path else sidecar_config.SidecarConfig()
     lines = (sys.stdin.buffer.read() if line == "-" else os.fsencode(line)).split(b"\n")
-    told = [explain.explain(each, settings) for each in lines if each.strip()]
+    told = [explain.explain(each, settings.fields, sidecar_config.counting(settings)) for each in lines if each.strip()]
     if not told:
         raise UsageMistake("there is no line to explain")
     click.echo("\n".join(json.dumps(one) for one in told) if as_json else "\n\n".join(map(explain.as_text, told)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Sequence
 
+from runbooks import diagnosis
 from stack.doctor.matrix.clients import CLIENTS, QUALITY
 from stack.doctor.matrix.decode import DECODE
 from stack.doctor.matrix.failures import FAILURES, REFUSALS
@@ -76,6 +77,10 @@ def _written(one: Symptom) -> Iterator[str]:
         f" {one.proof.told}."
     )
     yield from (f"- **Dated:** {text}" for text in [one.dated] if text)
+    yield from (
+        f"- **Same question in a runbook:** {_linked([alert])}, where {row.what} ({row.cause})."
+        for alert, rows in diagnosis.ROWS.items() for row in rows if row.finding == one.name
+    )  # fmt: skip
     yield f"- **Pages:** {_linked(one.pages)}.\n"
     yield "```bash\n" + "\n".join(one.proof.commands(one.name)) + "\n```\n"
     if arms := one.proof.arms:

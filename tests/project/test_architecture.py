@@ -10,6 +10,7 @@ import sys
 import tomllib
 import zipfile
 from collections import Counter
+from collections.abc import Collection, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -95,6 +96,30 @@ def test_dependencies_point_one_way():
         {"alerts.x": {"dashboards.y", "exporters.z"}, "stack.a": {"runbooks.b"}}
     )
     assert [] == import_graph.upward(import_graph.imports(import_graph.modules()))
+
+
+# What measures, the lowest first. A package or file of exporters imports its own row and those before it.
+EXPORTERS = (
+    ("catalogue", "config", "process", "statistics", "text", "native_histogram"),
+    ("exposition", "fine_ladder", "protobuf_exposition", "scrape", "net", "gpu", "compat", "source_status"),
+    ("events", "requests"),
+    ("engine", "tracing"),
+    ("accounting",),
+    ("sidecar_config", "ingest", "sidecar"),
+)
+
+
+def above(graph: Mapping[str, Collection[str]]) -> list[str]:
+    """Imports of exporters that lead to a later row."""
+    row = {f"exporters.{name}": place for place, names in enumerate(EXPORTERS) for name in names}
+    rows = {module: row[".".join(module.split(".")[:2])] for module in graph if module.startswith("exporters.")}
+    return [f"{one} -> {to}" for one in rows for to in sorted(graph[one]) if rows.get(to, 0) > rows[one]]
+
+
+def test_what_measures_is_built_in_layers():
+    found = above({"exporters.net.x": {"exporters.text", "exporters.engine.y"}, "exporters.engine.y": set()})
+    assert ["exporters.net.x -> exporters.engine.y"] == found
+    assert [] == above(import_graph.imports(import_graph.modules()))
 
 
 def test_public_class_names_are_unique():

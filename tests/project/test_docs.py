@@ -25,7 +25,6 @@ from typing import Any
 import click
 import pytest
 import yaml
-from alert_cases import CASES, QUIET
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
@@ -647,20 +646,6 @@ def test_figures_of_the_front_pages_are_those_of_the_code(page):
         for found in re.findall(pattern, text)
         if int(found) != real
     ]
-
-
-def test_the_page_of_boards_counts_queries_and_cases_as_they_are_now():
-    text = (ROOT / "docs/guides/dashboards.md").read_text()
-    counted = {
-        r"Today (\d+) boards": len(BOARDS),
-        r"boards have (\d+) queries": sum(len(panel.queries) for board in BOARDS for panel in board.panels),
-        r"\b(\d+) that fire": len(CASES),
-        r"\b(\d+) that look like trouble": len(QUIET),
-    }
-    found = [
-        (pattern, real, told) for pattern, real in counted.items() for told in re.findall(pattern, text) or ["none"]
-    ]
-    assert [] == [f"{told} (is {real}): {pattern}" for pattern, real, told in found if told != str(real)]
 
 
 def test_the_table_of_ports_has_every_port_of_the_lab_and_of_compose():

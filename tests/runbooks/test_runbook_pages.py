@@ -20,7 +20,6 @@ from case_scene import ALERT, Asker, slots, steps_asked
 
 from alerts import settings, slo, thresholds
 from alerts.labels import TARGET_POD
-from alerts.panel_ref import PanelRef
 from alerts.registry import ALERTS, RECORDINGS
 from dashboards.registry import BOARDS
 from exporters import sidecar, sidecar_config, source_status
@@ -29,7 +28,7 @@ from exporters.catalogue import sidecar as sidecar_series
 from exporters.events import log
 from exporters.requests import record as request_log
 from exporters.tracing.config import OtlpConfig
-from runbooks import diagnosis
+from runbooks import diagnosis, lookup
 from runbooks import page as runbook_page
 from runbooks.page import RunbookPage
 from stack.cli import COMMANDS, main
@@ -87,8 +86,9 @@ def filled_by(page: RunbookPage, value: str) -> RunbookPage:
 @each_alerts_page
 def test_a_page_leads_to_the_panel_of_its_alert_and_says_how_loud_it_is(page):
     alert = ALERT[page.name]
-    assert alert.panel == PanelRef(page.about["board"], page.about["panel"])
+    assert alert is page.alert
     assert alert.labels["severity"] == page.severity
+    assert alert.panel.url("http://grafana") == lookup.panel_url(page, "http://grafana")
 
 
 def test_every_red_line_on_a_panel_has_an_alert_and_so_a_page():

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from exporters.requests.explain import as_text, explain
-from exporters.sidecar_config import SidecarConfig, TeamSettings
+from exporters.sidecar_config import SidecarConfig, TeamSettings, counting
 from stack.cli import main
 
 MAPPED = SidecarConfig(
@@ -31,7 +31,7 @@ def _counted(told: dict[str, Any]) -> dict[tuple[str, str], float]:
 
 
 def test_a_foreign_line_is_told_field_by_field():
-    told = explain(FOREIGN, MAPPED)
+    told = explain(FOREIGN, MAPPED.fields)
     rows = [(f["field"], f["from"], f["value"], f["unit"], f["refused"]) for f in told["fields"]]
     assert ("request_id", "id", "r1", "", None) in rows
     assert ("e2e_ms", "duration", 1250.0, "ms", None) in rows
@@ -43,7 +43,7 @@ def test_a_foreign_line_is_told_field_by_field():
 
 
 def test_it_says_what_is_counted_and_nothing_else():
-    told = explain(FOREIGN, MAPPED)
+    told = explain(FOREIGN, MAPPED.fields)
     assert {
         ("vllm_watch_requests_total", "tiny,ok,__unknown__"): 1,
         ("vllm_watch_tokens_total", "tiny,__unknown__,prompt"): 7,
@@ -54,7 +54,8 @@ def test_it_says_what_is_counted_and_nothing_else():
 
 
 def test_a_team_beyond_the_table_is_told_as_it_is_counted():
-    told = explain(b'{"request_id":"x","team":"late"}', SidecarConfig(teams=TeamSettings(configured=("a",), limit=1)))
+    counters = counting(SidecarConfig(teams=TeamSettings(configured=("a",), limit=1)))
+    told = explain(b'{"request_id":"x","team":"late"}', counters=counters)
     assert {"__other__"} == {gain["labels"]["team"] for gain in told["counted"]}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from exporters.catalogue import EVERYTHING, promql_ast
+from runbooks import diagnosis
 from runbooks import page as runbook_page
 from stack import render
 from stack.bench import workload_file
@@ -248,3 +249,12 @@ def test_words_that_nobody_knows_are_answered_with_the_nearest_names():
         workload_advice.meant("rga")
     with pytest.raises(ValueError, match=r"there are long-context-edits.* rag, codebase"):
         workload_advice.meant("zzzzzz")
+
+
+def test_what_a_runbook_asks_as_well_stands_on_the_page_of_its_row():
+    """And leads there from a row that exists."""
+    asked = [(alert, row) for alert, rows in diagnosis.ROWS.items() for row in rows if row.finding]
+    assert asked
+    for alert, row in asked:
+        section = symptoms.page().split(f"### {symptoms.row(row.finding).name}\n")[1].split("\n### ")[0]
+        assert f"[{alert}]({alert}.md), where {row.what} " in section
