@@ -14,7 +14,9 @@ RUN := PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m stack.cli
 ARGS ?=
 PYTEST := PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m pytest
 LIVE := engine or compose or chromium or collector
-ALONGSIDE := --numprocesses auto --dist loadfile --no-loadscope-reorder
+# One process more than cores: many tests wait for another process more than they work.
+WORKERS := $(shell echo $$(( $$(nproc) + 1 )))
+ALONGSIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Else every process that the tests start compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from alerts import printer, routing, thresholds
@@ -80,7 +80,10 @@ def facts(alert: Alert) -> runbook_page.Facts:
 
 def stale(root: Path = ROOT) -> list[Path]:
     """Printed files that differ from what their source prints now, are missing, or have no source any more."""
-    printed = dict(files())
+    return _stale(root, dict(files()))
+
+
+def _stale(root: Path, printed: Mapping[Path, str]) -> list[Path]:
     wrong = [
         path
         for path, text in printed.items()
@@ -96,8 +99,8 @@ def stale(root: Path = ROOT) -> list[Path]:
 
 def write(root: Path = ROOT) -> list[Path]:
     """Print every file and remove those without a source; the paths that changed."""
-    changed = stale(root)
     printed = dict(files())
+    changed = _stale(root, printed)
     for path in changed:
         if path in printed:
             (root / path).parent.mkdir(parents=True, exist_ok=True)

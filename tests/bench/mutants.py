@@ -46,7 +46,11 @@ TESTS: dict[str, tuple[str, ...]] = {
     "exporters/statistics.py": ("tests/stack/tuning/test_statistics.py",),
     "exporters/requests/tail.py": (f"{REQUESTS}tail.py", f"{REQUESTS}archives.py"),
     "exporters/requests/positions.py": (f"{REQUESTS}tail.py", f"{REQUESTS}archives.py"),
-    "exporters/requests/counters.py": (f"{REQUESTS}ledger.py", "tests/exporters/test_sidecar_parts.py"),
+    "exporters/requests/counters.py": (
+        f"{REQUESTS}counters.py",
+        f"{REQUESTS}ledger.py",
+        "tests/exporters/test_sidecar_parts.py",
+    ),
     "exporters/requests/store.py": (f"{REQUESTS}ledger.py", f"{ACCOUNTING}accounts.py"),
     "exporters/requests/checkpoint.py": (f"{REQUESTS}checkpoint.py", f"{REQUESTS}ledger.py"),
     "exporters/accounting/reconciliation.py": (f"{ACCOUNTING}reconcile.py",),

@@ -652,9 +652,9 @@ def test_victoriametrics_answers_our_quantiles_from_classic_buckets(stores, even
         60,
         "a first scrape everywhere",
     )
-    for count in range(1, 9):
-        target.count(observed(rng, 500))
-        now = f"{name}_count == {1 + 500 * count}"
+    for count in range(1, 5):
+        target.count(observed(rng, 1000))
+        now = f"{name}_count == {1 + 1000 * count}"
         eventually(
             lambda now=now: all(ask(where, now) for where in ("prometheus", "pulled", "written", "native")), 20, now
         )
