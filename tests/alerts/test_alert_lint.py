@@ -63,7 +63,8 @@ def test_the_shipped_rules_break_none():
     assert [] == list(lint.faults(ALERTS, RECORDINGS))
 
 
-def test_those_with_a_deployments_own_jobs_and_thresholds_break_none_either():
+def test_own_jobs_and_thresholds_break_no_rule():
+    """Those with a deployment's own jobs and thresholds break none either."""
     settings = Settings(
         Overrides(thresholds={"kv_cache_usage": 0.8}, engine_job="prod/.+|llm", gateway_job="gw", sidecar_job="watch")
     )
@@ -77,7 +78,8 @@ def test_no_shipped_group_is_crowded():
     assert [] == list(lint.crowded(groups))
 
 
-def test_a_group_of_too_many_rules_or_with_too_long_a_name_is_told():
+def test_large_or_long_named_group_is_reported():
+    """A group of too many rules or with too long a name is told."""
     assert ["group a: 21 rules; at most 20, or the last of them are evaluated late"] == list(
         lint.crowded({"a": [0] * 21, "b": [0] * 20})
     )

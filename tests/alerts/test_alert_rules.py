@@ -279,7 +279,7 @@ def test_every_alert_has_its_case():
     assert {alert.name for alert in ALERTS} == {case.alert for case in CASES}
 
 
-def test_what_always_fires_has_the_severity_none_and_nothing_else_has():
+def test_only_the_watchdog_has_severity_none():
     """kube-prometheus-stack mutes whatever is `info` while nothing worse fires; a service that expects the watchdog
     would call."""
     assert {WATCHDOG} == {alert.name for alert in ALERTS if alert.labels["severity"] == "none"}
@@ -314,7 +314,7 @@ def test_no_two_questions_have_one_name():
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
-def test_every_metric_that_an_alert_reads_stands_in_one_of_its_cases(alert):
+def test_metrics_of_alerts_stand_in_their_cases(alert):
     """Else a branch of it was never tried. Older names of a metric stand for it."""
     rules = [alert.expr, *(RECORDED[name] for name in rests_on(alert.expr))]
     read = {present(METRICS[name]) for rule in rules for name in promql_ast.names(rule) - RECORDED.keys()}
@@ -401,7 +401,8 @@ def test_no_alert_is_dead_on_a_page_of_a_real_engine(name):
 
 
 @pytest.mark.parametrize(("alert", "release"), DEAD, ids=" on ".join)
-def test_what_is_dead_is_dead_for_a_reason_that_the_catalogue_knows(alert, release):
+def test_dead_metrics_have_a_catalogue_reason(alert, release):
+    """What is dead is dead for a reason that the catalogue knows."""
     read = {METRICS[name] for expr in whole(BY_NAME[alert].expr) for name in promql_ast.names(expr) if is_of_vllm(name)}
     assert any(not metric.lives_in(release) or metric.needs for metric in read)
 

@@ -65,7 +65,7 @@ def made(name: str, severity: Severity, expr: str, **changes: Any) -> Alert:
     return Alert(name, severity, expr, "1m", **(words | changes))
 
 
-def test_each_alert_that_is_to_be_muted_is_muted_by_alerts_that_exist() -> None:
+def test_muted_alerts_are_muted_by_existing_ones() -> None:
     """A name with a typing mistake would mute nothing, and nobody would see it."""
     wanted = {(source, alert.name) for alert in ALERTS for source in alert.muted_by}
     assert wanted == {(source, target) for source, target, _ in PAIRS}
@@ -83,7 +83,8 @@ def test_no_two_alerts_mute_each_other() -> None:
     assert not [name for name in mutes if name in reached(name)]
 
 
-def test_an_engine_mutes_its_symptoms_by_job_and_a_model_its_own_by_name() -> None:
+def test_engine_mutes_by_job_and_model_by_name() -> None:
+    """An engine mutes its symptoms by job and a model its own by name."""
     found = {(source, target): equal for source, target, equal in PAIRS}
     assert (
         ("cluster", "namespace", "job")
@@ -94,7 +95,7 @@ def test_an_engine_mutes_its_symptoms_by_job_and_a_model_its_own_by_name() -> No
     assert ("uuid",) == found["VLLMGPUMissing", "VLLMGPUHot"]
 
 
-def test_a_job_that_is_down_mutes_no_objective_as_they_share_no_label_that_names_the_model() -> None:
+def test_job_down_mutes_no_objective() -> None:
     """With `cluster` alone, one job that is down would keep back the pages of every other model."""
     assert not [(source, target) for source, target, _ in PAIRS if target.endswith("BudgetBurn")]
     down, burn = BY_NAME["VLLMEngineDown"], replace(BY_NAME["VLLMTTFTBudgetBurn"], muted_by=("VLLMEngineDown",))
@@ -119,7 +120,8 @@ def test_an_alert_about_nothing_in_particular_mutes_nothing() -> None:
         routing.inhibitions([always, made("VLLMOther", Severity.WARNING, "up == 0", muted_by=("VLLMAlways",))], ())
 
 
-def test_only_tickets_about_the_books_and_the_watchdog_are_muted_by_cluster() -> None:
+def test_only_accounting_tickets_are_muted_by_cluster() -> None:
+    """Only tickets about the accounts and the watchdog are muted by cluster."""
     assert {*routing.RECONCILIATION, routing.WATCHDOG} == {
         target for _, target, equal in PAIRS if equal == ("cluster",)
     }
@@ -156,7 +158,8 @@ def jobs(alert: Alert) -> set[str]:
     return told | {job for job, matcher in matched.items() for text in texts if matcher in text}
 
 
-def test_objectives_of_ones_own_are_muted_in_the_same_way_and_missing_ones_leave_no_rule() -> None:
+def test_own_objectives_are_muted_alike() -> None:
+    """Objectives of one's own are muted in the same way and missing ones leave no rule."""
     own = Objectives((Objective("Chat", 0.99, "Because.", "Us.", latency="ttft", within_s=1.0),))
     text = routing.configuration(objectives=own)
     assert "VLLMChatBudgetSlowBurn" in text
@@ -255,9 +258,7 @@ def compose(part: Callable[[str], InstalledPart], **variables: str) -> Any:
 
 
 @pytest.mark.compose
-def test_compose_mounts_the_configuration_that_is_asked_for_and_the_secrets_where_it_reads_them(
-    part: Callable[[str], InstalledPart],
-) -> None:
+def test_compose_mounts_configuration_and_secrets(part: Callable[[str], InstalledPart]) -> None:
     """Without any setting nobody is told, and the secrets are empty."""
     service, secrets = compose(part)
     assert (str(ROOT / "stack/deploy/alertmanager/alertmanager.yml"), True) == (
@@ -397,9 +398,7 @@ def bears(sample: str) -> Any:
 
 
 @pytest.mark.prometheus
-def test_alertmanager_mutes_what_is_about_the_same_and_nothing_else(
-    manager: Any, eventually: Callable[..., None]
-) -> None:
+def test_alertmanager_mutes_same_subject_only(manager: Any, eventually: Callable[..., None]) -> None:
     """For every pair: the target with the source's labels, and one for each label that differs. Names in `test` are for
     this test alone."""
     posted: list[Post] = []
@@ -429,9 +428,7 @@ def test_alertmanager_mutes_what_is_about_the_same_and_nothing_else(
 
 
 @pytest.mark.prometheus
-def test_whatever_fires_for_one_model_every_page_of_another_comes_through(
-    manager: Any, eventually: Callable[..., None]
-) -> None:
+def test_pages_of_another_model_come_through(manager: Any, eventually: Callable[..., None]) -> None:
     """In a deployment without the labels cluster and namespace, where Alertmanager takes them for equal on all alerts;
     all at once."""
     sources = [alert for alert in ALERTS if alert.severity is not Severity.INFO]
@@ -478,9 +475,7 @@ receivers: [{name: nobody}, {name: deadman, webhook_configs: [{url: URL}]}]
 
 
 @pytest.mark.prometheus
-def test_the_watchdog_alone_does_not_make_kube_prometheus_stack_mute_information(
-    part: Callable[[str], InstalledPart], tmp_path: Path
-) -> None:
+def test_watchdog_alone_mutes_no_information(part: Callable[[str], InstalledPart], tmp_path: Path) -> None:
     """Its InfoInhibitor fires where an alert of the severity info does and nothing worse: the real promtool, on the
     file that is printed."""
     files = {name: text for name, text in printer.rule_files() if name == "info.yaml"}
@@ -498,7 +493,7 @@ def test_the_watchdog_alone_does_not_make_kube_prometheus_stack_mute_information
 
 @pytest.mark.prometheus
 @pytest.mark.parametrize("place", [{}, {"namespace": "vllm"}], ids=["nowhere", "in a namespace"])
-def test_the_inhibitions_of_kube_prometheus_stack_let_the_watchdog_through_and_mute_information_as_ever(
+def test_kube_prometheus_inhibitions_pass_the_watchdog(
     place: Labels, manager: Any, sink: Sink, eventually: Callable[..., None]
 ) -> None:
     """The operator may put a namespace on every alert; with or without it, an InfoInhibitor of the same place fires
@@ -535,9 +530,10 @@ def on_webhooks(sink: Sink, folder: Path) -> str:
 
 
 @pytest.mark.prometheus
-def test_pages_tickets_and_the_watchdog_reach_their_receivers_and_information_nobody(
+def test_notifications_reach_their_receivers(
     manager: Any, sink: Sink, tmp_path: Path, eventually: Callable[..., None]
 ) -> None:
+    """Pages tickets and the watchdog reach their receivers and information nobody."""
     job = {"job": "vllm-a", "instance": "10.0.0.1:8000"}
     with manager(on_webhooks(sink, tmp_path)) as real:
         real.post(
@@ -563,7 +559,7 @@ def test_pages_tickets_and_the_watchdog_reach_their_receivers_and_information_no
 
 
 @pytest.mark.prometheus
-def test_failed_notifications_are_counted_reach_the_other_receiver_and_silence_the_watchdog(
+def test_failed_notifications_reach_the_other_receiver(
     manager: Any,
     sink: Sink,
     tmp_path: Path,
@@ -605,9 +601,10 @@ def test_failed_notifications_are_counted_reach_the_other_receiver_and_silence_t
 
 
 @pytest.mark.prometheus
-def test_failed_webhooks_do_not_silence_the_watchdog_whose_receiver_is_one(
+def test_failed_webhooks_keep_a_webhook_watchdog(
     manager: Any, sink: Sink, tmp_path: Path, eventually: Callable[..., None]
 ) -> None:
+    """Failed webhooks do not silence the watchdog whose receiver is one."""
     with manager(on_webhooks(sink, tmp_path)) as real:
         real.post(
             fired("VLLMNotificationsFailing", {"job": "alertmanager", "instance": "i", "integration": "webhook"}),
@@ -642,9 +639,10 @@ def scraping(
 
 
 @pytest.mark.prometheus
-def test_what_was_kept_back_is_told_when_the_source_is_over_and_it_still_fires(
+def test_muted_alert_is_sent_when_its_source_ends(
     manager: Any, sink: Sink, tmp_path: Path, eventually: Callable[..., None]
 ) -> None:
+    """What was kept back is told when the source is over and it still fires."""
     model, other = {"model_name": "m"}, {"model_name": "other"}
     with manager(on_webhooks(sink, tmp_path)) as real:
         real.post(
@@ -728,9 +726,8 @@ class FakeMail(socketserver.StreamRequestHandler):
 
 
 @pytest.mark.prometheus
-def test_mail_bears_what_it_is_and_both_links_and_the_password_comes_from_its_file(
-    manager: Any, tmp_path: Path, eventually: Callable[..., None]
-) -> None:
+def test_mail_has_links_and_a_password_file(manager: Any, tmp_path: Path, eventually: Callable[..., None]) -> None:
+    """Mail bears what it is and both links and the password comes from its file."""
     Path(routing.secret_file("ticket", str(tmp_path))).write_text("hunter2\n")
     handler = type("Handler", (FakeMail,), {"said": (said := [])})
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:

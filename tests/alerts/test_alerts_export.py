@@ -62,7 +62,7 @@ def promtool(part: Callable[[str], InstalledPart], *files: Path) -> None:
 # ---- export
 
 
-def test_an_export_holds_every_alert_and_recording_and_what_they_rest_on(tmp_path: Path) -> None:
+def test_export_is_complete(tmp_path: Path) -> None:
     """Names tell them apart: a Prometheus that is given *.yaml sees rules only."""
     exported(tmp_path / "out")
     assert RULES == sorted(path.name for path in (tmp_path / "out").glob("*.yaml"))
@@ -93,7 +93,8 @@ def test_promtool_and_amtool_accept_an_export(
     assert 0 == done.returncode, done.stdout + done.stderr
 
 
-def test_a_number_and_a_job_of_ones_own_are_in_the_rules_and_in_the_list(tmp_path: Path) -> None:
+def test_own_threshold_and_job_are_in_rules_and_list(tmp_path: Path) -> None:
+    """A number and a job of one's own are in the rules and in the list."""
     own = written(tmp_path / "own.yaml", "thresholds: {kv_cache_usage: 0.8}\nengine_job: 'llm-.*'\n")
     exported(tmp_path / "out", "--thresholds", own)
     ticket = rules(tmp_path / "out/ticket.yaml")
@@ -120,7 +121,8 @@ def test_the_numbers_beside_an_export_give_the_same_export_again(tmp_path: Path)
     }
 
 
-def test_numbers_changed_in_place_are_used_and_kept_when_they_are_named(tmp_path: Path) -> None:
+def test_edited_thresholds_are_used_and_kept(tmp_path: Path) -> None:
+    """Numbers changed in place are used and kept when they are named."""
     exported(tmp_path)
     numbers = written(
         tmp_path / "thresholds.yml", re.sub(r"log_lag: 60\b", "log_lag: 90", (tmp_path / "thresholds.yml").read_text())
@@ -134,7 +136,8 @@ def test_numbers_changed_in_place_are_used_and_kept_when_they_are_named(tmp_path
     assert "> 90" in " ".join(rules(tmp_path / "ticket.yaml")["VLLMRequestLogLagging"]["expr"].split())
 
 
-def test_a_second_export_changes_nothing_and_an_older_one_is_named(tmp_path: Path) -> None:
+def test_second_export_changes_nothing(tmp_path: Path) -> None:
+    """A second export changes nothing and an older one is named."""
     exported(tmp_path)
     run("slo", SLO, "--out", tmp_path)
     again = exported(tmp_path)
@@ -149,9 +152,7 @@ def test_a_second_export_changes_nothing_and_an_older_one_is_named(tmp_path: Pat
         ("alertmanager.yml", None, "was changed after it was printed"),
     ],
 )
-def test_nothing_is_overwritten_that_is_not_ours_or_was_changed_unless_forced(
-    tmp_path: Path, name: str, text: str | None, why: str
-) -> None:
+def test_foreign_or_edited_file_is_kept_unless_forced(tmp_path: Path, name: str, text: str | None, why: str) -> None:
     """A receiver that somebody has typed in is not lost by the next export; and half an export is never written."""
     if text is None:
         exported(tmp_path)
@@ -272,7 +273,8 @@ def test_objectives_of_ones_own_become_rules_that_need_no_others(
     }
 
 
-def test_objectives_of_ones_own_stand_in_place_of_the_shipped_ones_in_an_export(tmp_path: Path) -> None:
+def test_own_objectives_replace_the_default_ones(tmp_path: Path) -> None:
+    """Objectives of one's own stand in place of the default ones in an export."""
     own = written(tmp_path / "own.yaml", CHAT)
     told = exported(tmp_path / "out", "--slo", own, *ELSEWHERE)
     assert ["VLLMChatBudgetBurn", "VLLMChatBudgetSlowBurn"] == [warning.split()[0] for warning in told["warnings"]]
@@ -301,7 +303,8 @@ def test_objectives_of_ones_own_stand_in_place_of_the_shipped_ones_in_an_export(
         ("{name: TTFT, latency: ttft, within_s: 2, objective: 0.99, why: x, source: y}", "no bucket bound"),
     ],
 )
-def test_a_mistake_in_the_objectives_is_one_sentence_with_its_place(tmp_path: Path, objective: str, told: str) -> None:
+def test_objective_mistake_names_its_place(tmp_path: Path, objective: str, told: str) -> None:
+    """A mistake in the objectives is one sentence with its place."""
     own = written(tmp_path / "own.yaml", f"objectives: [{objective}]")
     result = run("slo", own, "--page", PAGE)
     assert 2 == result.exit_code
@@ -309,7 +312,7 @@ def test_a_mistake_in_the_objectives_is_one_sentence_with_its_place(tmp_path: Pa
     assert told in result.stderr
 
 
-def test_a_bound_that_the_page_lacks_is_refused_with_the_nearest_that_it_has(tmp_path: Path) -> None:
+def test_missing_bound_names_the_nearest(tmp_path: Path) -> None:
     """Prometheus would find no such bucket, and the objective would be silent for ever."""
     own = written(tmp_path / "own.yaml", CHAT.replace("within_s: 1,", "within_s: 2,"))
     result = run("slo", own, "--page", PAGE)

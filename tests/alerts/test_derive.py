@@ -122,7 +122,8 @@ def benches(draw: Any) -> tuple[float, list[BenchLoad]]:
 
 
 @given(benches(), st.floats(0.01, 1000), st.randoms())
-def test_noise_moves_the_knee_by_one_load_at_most_and_units_not_at_all(made, times, rng):
+def test_noise_moves_the_knee_by_one_load(made, times, rng):
+    """Noise moves the knee by one load at most and units not at all."""
     full_at, points = made
     found = knee(points)
     assert isinstance(found, BenchLoad)
@@ -142,7 +143,7 @@ def test_an_engine_that_was_never_full_has_no_knee(noise):
 
 @settings(max_examples=40)
 @given(st.floats(0.6, 0.8), st.lists(st.floats(0, 1), min_size=60, max_size=120), st.data())
-def test_preemptions_begin_where_they_begin_whatever_a_late_scrape_saw(begins, usages, data):
+def test_preemptions_begin_despite_a_late_scrape(begins, usages, data):
     """Steps whose cache was full between two scrapes look emptier than they were; as few as one in twenty change
     nothing."""
     steps = [(usage, usage >= begins) for usage in usages]
@@ -181,7 +182,7 @@ def test_a_number_goes_to_a_bound_that_is_near_and_else_stays(value, of):
 # ---- each number
 
 
-def test_a_queue_may_be_as_long_as_what_is_served_within_its_time_limit():
+def test_queue_is_bound_by_service_within_time():
     """Four a second while anybody waits, and half of that at other times, which is no measure: twenty within five
     seconds."""
     found = asked(
@@ -195,7 +196,8 @@ def test_a_queue_may_be_as_long_as_what_is_served_within_its_time_limit():
     assert 8 == derived(found, own)["queue_length"].value
 
 
-def test_a_queue_is_never_longer_than_shipped_where_who_waits_has_missed_the_target():
+def test_derived_queue_is_never_above_the_default():
+    """A queue is never longer than the default where who waits has missed the target."""
     found = asked(queued={ENGINE: course(*[3.0] * 20)}, drained={ENGINE: course(*[4.05] * 20)})
     got = derived(found)["queue_length"]
     assert got.value is None
@@ -215,7 +217,7 @@ def test_a_short_queue_is_a_queue_and_tells_too_little():
     assert (None, "A queue lasted in 2 steps only; 12 would tell.") == (got.value, got.why)
 
 
-def test_what_is_known_of_a_young_prometheus_is_told_with_the_window_that_fits():
+def test_young_prometheus_names_the_fitting_window():
     """Twelve minutes of a week are three steps."""
     week = 7 * 86_400.0
     drained = {ENGINE: {week - 700.0 + 300.0 * step: 6.0 for step in range(3)}}
@@ -248,7 +250,8 @@ def test_the_slowest_engine_decides_for_all():
     assert "chat on vllm-1:8000" in got.why
 
 
-def test_an_engine_that_never_had_a_queue_is_a_floor_and_never_stricter_than_shipped():
+def test_engine_without_a_queue_is_a_floor():
+    """An engine that never had a queue is a floor and never stricter than the default."""
     quick, slow = (
         asked(queued={ENGINE: course(*[0.0] * 40)}, drained={ENGINE: course(*[rate] * 40)}) for rate in (6.0, 0.5)
     )
@@ -270,7 +273,8 @@ def test_a_forecast_is_never_above_the_finding():
     assert 0.95 == derived(full)["kv_cache_usage"].value == thresholds.KV_CACHE_FULL.value
 
 
-def test_without_preemptions_what_was_reached_often_is_no_reason_to_tell_anyone():
+def test_high_use_without_preemptions_is_no_reason():
+    """Without preemptions what was reached often is no reason to tell anyone."""
     usage = [0.4] * 40 + [0.93] * LEAST_STEPS + [0.99]
     got = derived(asked(usage={CORE: course(*usage)}))["kv_cache_usage"]
     assert 0.93 == got.value
@@ -356,7 +360,8 @@ def test_no_latency_is_looser_than_its_target():
         ),
     ],
 )
-def test_thin_evidence_keeps_what_is_shipped_and_says_what_was_lacking(found, bench, name, why):
+def test_thin_evidence_keeps_the_default(found, bench, name, why):
+    """Thin evidence keeps what is the default and says what was lacking."""
     got = derived(asked(**found), bench=bench)[name]
     assert got.value is None
     assert thresholds.named(name) == got.threshold
@@ -391,7 +396,8 @@ def bench_of(points: Sequence[BenchLoad], arms: Sequence[str] = ("chat",), **mor
     )
 
 
-def test_a_load_is_the_median_of_its_runs_and_one_that_broke_off_is_none():
+def test_load_is_the_median_of_its_runs():
+    """A load is the median of its runs and one that broke off is none."""
     assert {"short (at once)": [pytest.approx(each.throughput) for each in SATURATES]} == {
         name: [each.throughput for each in found] for name, found in load_curves(bench_of(SATURATES)).items()
     }
@@ -418,7 +424,8 @@ WHOLE = {
 }  # fmt: skip
 
 
-def test_the_file_holds_each_number_with_its_reason_and_keeps_what_was_given():
+def test_file_holds_thresholds_with_reasons():
+    """The file holds each number with its reason and keeps what was given."""
     settings = Settings(Overrides(thresholds={"log_lag": 30.0, "queue_length": 7.0}, engine_job="llm-.*"))
     found = derive.derive(asked(**WHOLE), settings, PATIENT)
     text = derived_text.overlay(asked(**WHOLE), settings, found)

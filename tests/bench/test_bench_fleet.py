@@ -48,7 +48,8 @@ def test_a_quick_run_has_every_figure(part, tmp_path):
     assert report([found]) in done.stdout
 
 
-def test_a_fleet_has_a_page_for_each_engine_and_series_for_each_team_and_card():
+def test_fleet_has_its_pages_and_series():
+    """A fleet has a page for each engine and series for each team and GPU."""
     every = lines(SMALL)
     assert {("vllm", f"vllm-{number}:8000") for number in range(3)} == {
         place for place in targets(every) if place[0] == "vllm"
@@ -112,7 +113,8 @@ def test_the_95th_percentile_is_a_value_that_was_seen(values, expected):
     assert expected == p95(values)
 
 
-def test_the_report_has_a_column_for_each_size_and_the_lines_through_them():
+def test_fleet_report_has_columns_and_fits():
+    """The report has a column for each size and the lines through them."""
     every = [
         Found(
             plan,

@@ -43,7 +43,8 @@ def bench(**changed: tuple[Sample, Sample]) -> Bench:
     return made
 
 
-def test_a_quick_run_has_every_figure_and_one_log_line_for_each_request(tmp_path):
+def test_quick_run_has_every_value_and_log_line(tmp_path):
+    """A quick run has every value and one log line for each request."""
     out = tmp_path / "figures.json"
     command = [sys.executable, "tests/bench/bench_gateway.py", "--quick", "--json", out]
     done = subprocess.run(
@@ -95,7 +96,7 @@ def test_a_missed_limit_is_named_and_what_is_refused_is_missed(measure, pair, sa
     assert [said] == [text[: len(said)] for text in missed(bench(**{measure: pair}), GATEWAY)]
 
 
-def test_one_request_at_a_time_may_keep_stub_and_load_busy_in_turn():
+def test_one_request_at_a_time_uses_stub_and_load():
     """They wait for each other; with many at once a busy core is the limit of what is measured, and the figure is
     refused."""
     busy = (sample(load=0.5, stub=0.5), sample(load=0.5, stub=0.5))

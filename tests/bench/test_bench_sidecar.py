@@ -86,7 +86,8 @@ def test_lines_can_have_ended_at_any_time():
     assert ["2027-01-15T08:00:00.500Z"] * 2 == [record.ts for record in records]
 
 
-def test_the_page_of_an_engine_has_as_many_samples_as_it_is_to_have():
+def test_engine_page_has_its_number_of_samples():
+    """The page of an engine has as many samples as it is to have."""
     first, second = exposition_parser.parse(engine_page(5000)), exposition_parser.parse(engine_page(5000, grown=1))
     count = sum(len(rows) for rows in first.samples.values())
     assert 4500 < count < 5500

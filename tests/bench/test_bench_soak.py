@@ -65,7 +65,8 @@ def test_a_burst_moves_no_slope_and_a_level_that_stays_is_found():
     assert not judged(stays).well
 
 
-def test_one_descriptor_in_ten_minutes_or_a_task_in_five_is_a_leak():
+def test_slow_leaks_are_leaks():
+    """One descriptor in ten minutes or a task in five is a leak."""
     leaks = [(float(at), 30.0 + at // 600) for at in range(0, HOUR_S, 5)]
     assert not judged(leaks, BOUNDS["descriptors"]).well
     leaks = [(float(at), 30.0 + at // 300) for at in range(0, HOUR_S, 5)]
@@ -146,7 +147,8 @@ def test_an_alert_that_nothing_here_asks_for_is_named():
     assert EXPECTED.keys() <= {alert.name for alert in ALERTS}
 
 
-def test_a_schedule_is_the_same_for_the_same_seed_and_restarts_come_early():
+def test_schedule_follows_its_seed():
+    """A schedule is the same for the same seed and restarts come early."""
     planned = schedule(3600, 30, random.Random(7))
     assert planned == schedule(3600, 30, random.Random(7))
     assert planned != schedule(3600, 30, random.Random(8))

@@ -85,7 +85,8 @@ def test_a_board_prints_for_grafana_10_4_and_later(board):
 
 
 @pytest.mark.parametrize("board", BOARDS, ids=lambda b: b.slug)
-def test_a_boards_first_row_has_no_heading_and_its_links_lead_to_boards_that_exist(board):
+def test_first_row_has_no_heading_and_links_exist(board):
+    """A board's first row has no heading and its links lead to boards that exist."""
     assert "" == board.rows[0].title
     assert {p.detail for p in board.panels} - {""} <= set(SLUGS) - {board.slug}
 
@@ -139,7 +140,8 @@ def test_an_empty_panel_says_which_component_is_missing(metric, told):
     assert told in shown["fieldConfig"]["defaults"]["noValue"]
 
 
-def test_a_panel_without_meaning_good_and_what_to_do_cannot_be_made():
+def test_panel_needs_meaning_good_and_action():
+    """A panel without meaning good and what to do cannot be made."""
     for part in ("means", "good", "act"):
         with pytest.raises(ValueError, match=part):
             panel(**{part: "no sentence"})
@@ -147,7 +149,8 @@ def test_a_panel_without_meaning_good_and_what_to_do_cannot_be_made():
         panel(queries=())
 
 
-def test_the_engine_profile_asks_for_nothing_but_vllms_own_series():
+def test_engine_profile_uses_vllm_series_only():
+    """The engine profile asks for nothing but vLLM's own series."""
     kept = boards(Profile.ENGINE)
     assert {"overview", "latency", "kv-cache", "tuning-options", "fleet"} <= {board.slug for board in kept}
     for one in kept:
@@ -208,7 +211,8 @@ def test_links_lead_to_a_teams_own_runbooks():
     assert all(url.startswith("https://wiki/rb/") for url in urls)
 
 
-def test_what_is_imported_may_be_edited_and_what_is_provisioned_not():
+def test_imported_is_editable_and_provisioned_is_not():
+    """What is imported may be edited and what is provisioned not."""
     assert printed(BOARDS[0])["editable"]
     assert not printed(BOARDS[0], editable=False)["editable"]
 
@@ -220,7 +224,8 @@ def test_a_target_that_is_down_is_red():
     ]
 
 
-def test_a_table_has_one_row_for_each_set_of_labels_and_each_figure_its_unit():
+def test_table_has_one_row_per_label_set():
+    """A table has one row for each set of labels and each value its unit."""
     made = printed(
         board(
             panel(
@@ -239,14 +244,15 @@ def test_a_table_has_one_row_for_each_set_of_labels_and_each_figure_its_unit():
     assert all(t["instant"] and t["format"] == "table" for t in table["targets"])
 
 
-def test_panels_wrap_at_the_width_of_a_board_and_a_closed_row_holds_its_own():
+def test_panels_wrap_and_closed_rows_hold_theirs():
+    """Panels wrap at the width of a board and a closed row holds its own."""
     many = tuple(panel(slug=f"p{i}", width=10) for i in range(3))
     made = printed(board(rows=(DashboardRow("", many[:1]), DashboardRow("More", many[1:], collapsed=True)), slug="c"))
     assert [(0, 0), (0, 7)] == [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in made["panels"]]
     assert [(0, 8), (10, 8)] == [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in made["panels"][1]["panels"]]
 
 
-def test_a_figure_is_red_from_its_limit_on_and_neutral_without_one():
+def test_value_is_red_from_its_limit_on():
     """Green is a promise that somebody has to make; a frozen engine must never stand in it."""
 
     def steps(**changes):
@@ -306,7 +312,8 @@ def answered(part, folder, series, questions):
 
 
 @pytest.mark.prometheus
-def test_an_engine_that_is_chosen_alone_keeps_its_part_in_the_whole(part, tmp_path):
+def test_single_engine_keeps_its_share_of_the_total(part, tmp_path):
+    """An engine that is chosen alone keeps its part in the whole."""
     series = [
         (f'vllm:num_requests_running{{job="v", instance="{at}", model_name="m"}}', f"{running}x40")
         for at, running in (("a", 1), ("b", 3))
@@ -342,7 +349,7 @@ def test_engines_of_one_address_in_two_clusters_are_two(part, tmp_path):
 
 
 @pytest.mark.prometheus
-def test_the_watch_shows_what_is_ours_in_a_prometheus_that_others_use_also_when_it_is_down(part, tmp_path):
+def test_monitoring_health_shows_ours_even_when_down(part, tmp_path):
     """The sidecar stopped ten minutes ago: its alert leads to this panel."""
     series = [
         ('up{job="vllm", instance="e:8000"}', "1x40"),

@@ -23,7 +23,8 @@ def board(*queries, title="P"):
     return Dashboard("small", "Small", "Is it?", (DashboardRow("", panels),))
 
 
-def test_a_family_is_shown_where_a_query_reads_it_or_an_older_name_of_it():
+def test_family_is_shown_by_any_of_its_names():
+    """A family is shown where a query reads it or an older name of it."""
     older = Query(f"rate({vllm.PREFIX_CACHE_HITS.formerly[0]}[5m])")
     at = coverage.shown(
         [board(query_builders.rate(vllm.PREFIX_CACHE_HITS), query_builders.p95(vllm.TIME_TO_FIRST_TOKEN), older)]
@@ -73,5 +74,6 @@ def test_the_page_counts_panels_and_names_what_they_need(page, line):
     assert line in page.splitlines()
 
 
-def test_a_family_without_a_reason_is_not_passed_over_on_the_page(page):
+def test_family_without_a_reason_is_not_passed_over(page):
+    """A family without a reason is not passed over on the page."""
     assert f"| `{vllm.TIME_TO_FIRST_TOKEN.name}` | no panel: no reason given |" in page

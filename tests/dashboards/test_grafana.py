@@ -212,7 +212,8 @@ def test_durations_as_grafana_writes_them(expected, text):
 
 
 @pytest.mark.usefixtures("every_board")
-def test_export_for_import_writes_every_board_ready_for_the_dialog(tmp_path):
+def test_import_export_writes_every_board(tmp_path):
+    """Export for import writes every board ready for the dialog."""
     result = run("export", "--out", tmp_path / "out", "--runbook-base", "https://wiki.example/vllm")
     assert 0 == result.exit_code
     assert {f"{board.slug}.json" for board in boards()} == {path.name for path in (tmp_path / "out").iterdir()}
@@ -223,7 +224,8 @@ def test_export_for_import_writes_every_board_ready_for_the_dialog(tmp_path):
     assert "https://wiki.example/vllm/" in json.dumps(board)
 
 
-def test_export_for_provisioning_writes_the_provider_and_says_what_to_mount_where(tmp_path):
+def test_provisioning_export_writes_the_provider(tmp_path):
+    """Export for provisioning writes the provider and says what to mount where."""
     result = run("export", "--out", tmp_path, "--for", "provisioning", "--path", "/boards: all")
     (one,) = yaml.safe_load((tmp_path / "vllm-watch.yaml").read_text())["providers"]
     assert ("vLLM", "vllm-watch", "/boards: all", False) == (
@@ -238,7 +240,8 @@ def test_export_for_provisioning_writes_the_provider_and_says_what_to_mount_wher
     assert "timeInterval" in result.output
 
 
-def test_the_provider_names_the_folder_itself_where_no_path_is_given(tmp_path):
+def test_provider_names_the_folder_without_a_path(tmp_path):
+    """The provider names the folder itself where no path is given."""
     run("export", "--out", tmp_path, "--for", "provisioning")
     (one,) = yaml.safe_load((tmp_path / "vllm-watch.yaml").read_text())["providers"]
     assert str(tmp_path.resolve()) == one["options"]["path"]
@@ -252,7 +255,7 @@ def test_a_second_export_changes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("foreign", ['{"title": "mine", "tags": []}', "[1]", "no JSON", b"\xff"])
-def test_export_overwrites_no_file_that_is_not_ours_unless_forced(tmp_path, foreign):
+def test_export_overwrites_no_foreign_file(tmp_path, foreign):
     """Nothing else is written either: half an export helps nobody."""
     mine = tmp_path / "overview.json"
     mine.write_bytes(foreign if isinstance(foreign, bytes) else foreign.encode())
@@ -267,7 +270,8 @@ def test_export_overwrites_no_file_that_is_not_ours_unless_forced(tmp_path, fore
     assert before != mine.read_bytes()
 
 
-def test_export_names_boards_of_an_earlier_export_and_leaves_foreign_ones_alone(tmp_path):
+def test_export_names_boards_of_an_earlier_export(tmp_path):
+    """Export names boards of an earlier export and leaves foreign ones alone."""
     (tmp_path / "old.json").write_text('{"tags": ["vllm-watch"]}')
     (tmp_path / "theirs.json").write_text('{"tags": ["node"]}')
     result = run("export", "--out", tmp_path)
@@ -275,7 +279,7 @@ def test_export_names_boards_of_an_earlier_export_and_leaves_foreign_ones_alone(
     assert "theirs.json" not in result.output
 
 
-def test_where_links_to_runbooks_lead_is_said_unless_it_was_chosen(tmp_path):
+def test_runbook_link_target_is_mentioned(tmp_path):
     """The default is this machine, which is right on this machine alone."""
     assert "--runbook-base" in run("export", "--out", tmp_path).output
     assert "--runbook-base" not in run("export", "--out", tmp_path, "--runbook-base", "https://wiki.example").output
@@ -294,7 +298,8 @@ def test_a_path_without_provisioning_is_a_wrong_option(tmp_path):
 # ---- push
 
 
-def test_a_first_push_makes_the_folder_and_every_board_and_prints_where_they_are(each):
+def test_first_push_makes_folder_and_boards(each):
+    """A first push makes the folder and every board and prints where they are."""
     result = push(each)
     assert 0 == result.exit_code, result.output
     assert {"vllm-watch": "vLLM"} == each.folders
@@ -317,7 +322,7 @@ def test_a_second_push_writes_nothing(each):
 @pytest.mark.usefixtures("every_board")
 @pytest.mark.parametrize("profile", ["full", "engine"])
 @pytest.mark.parametrize("version", ["10.4.0", "12.4.1"])
-def test_every_board_of_a_profile_survives_the_way_there_and_back(version, profile):
+def test_boards_survive_a_push_and_pull(version, profile):
     """What Grafana 12 makes of our JSON as it stores it must not look like a change, or each push would save each board
     again."""
     with FakeGrafana(version) as fake:
@@ -328,7 +333,8 @@ def test_every_board_of_a_profile_survives_the_way_there_and_back(version, profi
         assert [] == fake.writes
 
 
-def test_a_dry_run_writes_nothing_and_shows_the_difference_by_panel(each):
+def test_dry_run_shows_the_difference_by_panel(each):
+    """A dry run writes nothing and shows the difference by panel."""
     first = push(each, "--dry-run")
     assert "would be created" in first.output
     assert [] == each.writes
@@ -371,7 +377,8 @@ def test_a_board_stays_in_the_folder_that_someone_moved_it_to(each):
         assert f"(stays in folder {folder or 'the root'})" in result.output
 
 
-def test_a_foreign_board_under_our_uid_is_refused_and_the_others_are_pushed(each):
+def test_foreign_board_under_our_uid_is_refused(each):
+    """A foreign board under our uid is refused and the others are pushed."""
     each.boards[FIRST] = Stored({"title": "Theirs", "tags": ["x"], "panels": []})
     refused = push(each)
     assert 1 == refused.exit_code
@@ -426,7 +433,8 @@ def test_the_namespace_of_another_organisation_is_used():
         assert any("/namespaces/stacks-42/" in path for _, path in fake.writes)
 
 
-def test_a_server_that_does_not_tell_its_namespace_is_asked_for_its_organisation():
+def test_hidden_namespace_asks_for_the_organisation():
+    """A server that does not tell its namespace is asked for its organisation."""
     with FakeGrafana("12.4.1", namespace="org-3") as fake:
         fake.tells_namespace, fake.organisation = False, 3
         assert 0 == push(fake).exit_code
@@ -444,7 +452,8 @@ def test_an_update_brings_back_what_others_noted(newer):
     assert not {"id", "uid", "version"} & set(newer.bodies[-1]["spec"])
 
 
-def test_a_folder_is_found_by_title_or_uid_and_made_only_when_needed(fake):
+def test_folder_is_found_by_title_or_uid(fake):
+    """A folder is found by title or uid and made only when needed."""
     fake.folders = {"abc": "Serving"}
     push(fake, "--folder", "Serving")
     assert {"abc": "Serving"} == fake.folders
@@ -519,7 +528,8 @@ def test_the_boards_open_with_the_data_source_that_was_named(fake):
     assert [] == fake.writes, "by name or by uid is the same"
 
 
-def test_an_unknown_data_source_is_told_with_those_that_there_are(fake):
+def test_unknown_data_source_lists_the_existing(fake):
+    """An unknown data source is told with those that there are."""
     fake.sources.append(source("loki", "Logs", None, kind="loki"))
     result = push(fake, "--datasource", "Logs")
     assert 2 == result.exit_code
@@ -558,7 +568,8 @@ def test_rules_that_are_not_loaded_are_named(fake):
     assert "rule_files" in warning
 
 
-def test_without_the_sidecar_the_engine_profile_is_advised_and_then_not_asked_for(fake):
+def test_engine_profile_is_advised_without_a_sidecar(fake):
+    """Without the sidecar the engine profile is advised and then not asked for."""
     fake.has_sidecar = False
     (warning,) = report(push(fake, "--json"))["warnings"]
     assert "--profile engine" in warning
@@ -580,7 +591,8 @@ def test_what_cannot_be_checked_is_said_and_stops_nothing(fake):
     assert set(UIDS) == set(fake.boards)
 
 
-def test_a_grafana_without_a_prometheus_gets_boards_and_a_warning(fake):
+def test_grafana_without_prometheus_gets_a_warning(fake):
+    """A Grafana without a Prometheus gets boards and a warning."""
     fake.sources = [source("loki", "Logs", None, kind="loki")]
     (warning,) = report(push(fake, "--json"))["warnings"]
     assert "no Prometheus data source" in warning

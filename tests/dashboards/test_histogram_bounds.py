@@ -48,7 +48,8 @@ def bounds_of(text: str, name: str) -> set[float]:
 
 
 @pytest.mark.parametrize("family", bounds.ENGINE_LADDER)
-def test_the_ladder_keeps_every_default_bound_and_steps_by_two_thirds_at_most(family):
+def test_ladder_keeps_default_bounds(family):
+    """The ladder keeps every default bound and steps by two thirds at most."""
     ladder = bounds.ENGINE_LADDER[family]
     assert set(DEFAULT[family]) <= set(ladder)
     assert all(low < high for low, high in pairwise(ladder))
@@ -63,7 +64,8 @@ def test_bounds_of_objectives_are_on_the_ladder():
     assert all(within in bounds.ENGINE_LADDER[families[latency]] for latency, within in promised)
 
 
-def test_the_budget_counts_the_histograms_that_a_captured_page_has_of_each_family():
+def test_budget_counts_captured_histograms():
+    """The budget counts the histograms that a captured page has of each family."""
     text = (ROOT / "tests/golden/0.32.0-preempt-after-load.prom").read_text()
     histograms = [
         metric.name for metric in vllm.VLLM if metric.kind is Kind.HISTOGRAM and metric.name.startswith("vllm:")
@@ -185,7 +187,9 @@ def differing(part, free_port, tmp_path):
 
 
 @pytest.mark.prometheus
-async def test_engines_with_different_bounds_give_no_invented_value_and_an_alert(differing, eventually):
+async def test_mixed_bounds_give_no_invented_value(differing, eventually):
+    """Engines with different bounds give no invented value and an alert."""
+
     def ask(query: str) -> dict[tuple[tuple[str, str], ...], float]:
         try:
             with urllib.request.urlopen(

@@ -159,7 +159,8 @@ def matcher_of(text: str) -> str:
 
 
 @pytest.mark.parametrize("value", HOSTILE, ids=repr)
-def test_a_hostile_value_stays_in_its_string_and_matches_itself_alone(value):
+def test_hostile_value_matches_itself_alone(value):
+    """A hostile value stays in its string and matches itself alone."""
     pattern = matcher_of(fill('sum(x{team=~"$team"})', {"team": [value]}, HOUR))
     assert re.fullmatch(pattern, value)
     assert not re.fullmatch(pattern, value + "x")
@@ -177,7 +178,8 @@ def test_any_label_value_survives_the_way_into_a_query_and_back(values):
     assert all(re.fullmatch(pattern, value) for value in values) or ALL in values
 
 
-def test_a_value_that_looks_like_a_variable_is_not_filled_in_again():
+def test_value_like_a_variable_is_not_filled_again():
+    """A value that looks like a variable is not filled in again."""
     assert r'x{team=~"\\$secret"}' == fill('x{team=~"$team"}', {"team": ["$secret"], "secret": ["s"]}, HOUR)
 
 
@@ -208,12 +210,13 @@ def test_a_value_that_looks_like_a_variable_is_not_filled_in_again():
         "-1",
     ],
 )
-def test_a_single_value_is_a_number_or_a_duration_and_nothing_else(value):
+def test_single_value_is_a_number_or_a_duration(value):
     """It would stand outside any string, where a word is a metric and Prometheus reads no digits but those of ASCII."""
     with pytest.raises(ValueError, match="cannot be the value of back"):
         fill("x offset $back", {"back": value}, HOUR)
 
 
-def test_a_variable_without_a_value_is_an_error_and_not_an_empty_place():
+def test_variable_without_a_value_is_an_error():
+    """A variable without a value is an error and not an empty place."""
     with pytest.raises(KeyError, match="model"):
         fill('x{a=~"$model"}', {}, HOUR)

@@ -605,7 +605,8 @@ def report(found: Sequence[str]) -> str:
 
 
 @pytest.mark.parametrize("target", targets(BOARDS), ids=lambda t: t.id)
-def test_a_panel_returns_data_wherever_there_is_some_and_never_nonsense(matrix, target):
+def test_panels_return_data_and_no_nonsense(matrix, target):
+    """A panel returns data wherever there is some and never nonsense."""
     shown = printed(target.board)[PanelRef(target.board.slug, target.panel.slug).panel_id, target.ref]
     assert target.query.expr == shown["expr"]
     assert (target.panel.shape in (Shape.TABLE, Shape.NUMBER)) is bool(shown.get("instant")), (
@@ -625,7 +626,7 @@ def quantiles() -> list[Target]:
 
 @pytest.mark.parametrize("mark", ["<", ">"])
 @pytest.mark.parametrize("target", quantiles(), ids=lambda t: t.id)
-def test_a_quantile_beyond_its_buckets_is_never_a_number_without_its_mark(matrix, target, mark):
+def test_out_of_range_quantile_bears_its_mark(matrix, target, mark):
     """On fixtures in which nothing lies between two finite bounds: a table leaves it out, everything else shows the
     bound and the mark."""
     slot = matrix.beyond[mark]
@@ -641,7 +642,7 @@ def test_a_quantile_beyond_its_buckets_is_never_a_number_without_its_mark(matrix
     assert target.query.legend.endswith(f"{{{{{promql.BOUND}}}}}"), "the legend ends with the mark"
 
 
-def test_a_stat_panel_of_a_quantile_shows_the_mark_beside_its_value():
+def test_stat_panel_of_a_quantile_shows_the_mark():
     """No board has one; whoever adds one gets it right."""
     quantile = queries.p95(vllm.TIME_TO_FIRST_TOKEN)
     board = Dashboard(
@@ -655,7 +656,7 @@ def test_a_stat_panel_of_a_quantile_shows_the_mark_beside_its_value():
     ("board", "variable"),
     [pytest.param(b, v, id=f"{b.slug}/variable/{v.name}") for b in BOARDS for v in variables.of(b)],
 )
-def test_a_variable_offers_what_the_engines_have_and_nothing_of_another_exporter(matrix, board, variable):
+def test_variables_offer_what_engines_have(matrix, board, variable):
     """A label that others use too (job, model_name, ...) must not bring their values in; choosing one narrows the
     next."""
     if variable.kind != "query":

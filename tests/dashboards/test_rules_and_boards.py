@@ -26,7 +26,8 @@ def test_printed_files_match_their_source():
     assert [] == render.stale()
 
 
-def test_a_stale_a_missing_and_an_orphaned_file_are_found_and_mended(tmp_path, monkeypatch):
+def test_stale_missing_and_orphaned_files_are_fixed(tmp_path, monkeypatch):
+    """A stale a missing and an orphaned file are found and fixed."""
     printed = list(render.files())
     monkeypatch.setattr(render, "files", lambda: printed)
     render.write(tmp_path)
@@ -65,7 +66,8 @@ def test_an_alert_points_at_a_panel_that_exists(alert):
 
 
 @pytest.mark.parametrize("alert", [a for a in ALERTS if a.threshold and a.drawn], ids=lambda a: a.name)
-def test_the_panel_draws_the_line_at_which_the_alert_fires_and_the_page_says_why(alert):
+def test_panel_line_is_the_alert_threshold(alert):
+    """The panel draws the line at which the alert fires and the page says why."""
     panel = next(p for b in BOARDS for p in b.panels if PanelRef(b.slug, p.slug) == alert.panel)
     assert alert.threshold == panel.threshold
     assert str(alert.threshold) in alert.expr
@@ -74,7 +76,7 @@ def test_the_panel_draws_the_line_at_which_the_alert_fires_and_the_page_says_why
     assert alert.threshold.source in page
 
 
-def test_panel_addresses_are_distinct_and_no_uid_is_anybody_elses():
+def test_panel_addresses_and_uids_are_unique():
     """vLLM and production-stack both ship the uid b281712d-...; importing one replaces the other."""
     ids = [(ref.uid, ref.panel_id) for ref in PANELS]
     assert len(set(ids)) == len(ids)

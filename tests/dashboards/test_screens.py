@@ -156,7 +156,8 @@ def test_of_others_the_share_is_their_sum_over_their_sum(hours):
 
 
 @pytest.mark.parametrize(("scrape_s", "rate_s"), [(5, 125), (15, 135), (30, 150), (60, 240)])
-def test_rates_of_ranked_panels_span_two_minutes_and_four_scrapes(scrape_s, rate_s):
+def test_ranked_panel_rates_span_two_minutes(scrape_s, rate_s):
+    """Rates of ranked panels span two minutes and four scrapes."""
     assert rate_s == Range(0, 3600, scrape_s=scrape_s, least_s=120).rate_s
 
 
@@ -285,7 +286,8 @@ def tab(new_tab):
 @pytest.mark.chromium
 class TestInChromium:
     @pytest.mark.parametrize("slug", [board.slug for board in BOARDS])
-    def test_no_dashboard_scrolls_sideways_on_a_phone_and_no_title_is_cut(self, boards, tab, slug):
+    def test_phone_dashboards_do_not_scroll_sideways(self, boards, tab, slug):
+        """No dashboard scrolls sideways on a phone and no title is cut."""
         page = tab(dashboard(boards["full"].url, slug), 400)
         assert 400 == page.evaluate("document.documentElement.scrollWidth")
         for wrong in (

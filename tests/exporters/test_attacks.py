@@ -213,7 +213,7 @@ def test_a_path_with_what_cannot_be_printed_leads_past_no_record(scene, end):
 
 
 @pytest.mark.engine
-def test_the_router_of_vllms_server_takes_a_line_break_for_the_end_of_a_path(part):
+def test_vllm_router_ends_a_path_at_a_line_break(part):
     """Why the gateway refuses it."""
     asked = (
         "from starlette.routing import compile_path as c; print(bool(c('/v1/models')[0].match('/v1/models' + chr(10))))"
@@ -269,13 +269,15 @@ INNER = b"GET /v1/smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
         b"no colon",
     ],
 )
-def test_what_two_servers_could_read_in_two_ways_is_refused_and_reaches_no_engine(scene, framing):
+def test_ambiguous_request_reaches_no_engine(scene, framing):
+    """What two servers could read in two ways is refused and reaches no engine."""
     answer = said(scene.ports["gateway"], post(CHAT, b"0\r\n\r\n" + INNER, framing=framing))
     assert (400, 1) == (status(answer), answer.count(b"HTTP/1."))
     assert [] == scene.engine.asked
 
 
-def test_a_chunked_body_reaches_the_engine_with_a_length_and_without_its_trailers(scene):
+def test_chunked_body_gets_a_length_and_no_trailers(scene):
+    """A chunked body reaches the engine with a length and without its trailers."""
     chunks = b'9;ext="x"\r\n{"model":\r\n7\r\n"tiny"}\r\n0\r\nX-Evil: 1\r\n\r\n'
     assert 200 == status(said(scene.ports["gateway"], post(CHAT, chunks, framing=b"Transfer-Encoding: chunked")))
     (asked,) = scene.engine.asked
@@ -294,7 +296,8 @@ def test_a_body_with_a_request_in_it_stays_a_body(scene):
     assert [body] == [asked.partition(b"\n\n")[2] for asked in scene.engine.asked]
 
 
-def test_two_requests_on_one_connection_are_two_visits_and_each_shows_its_own_key(scene):
+def test_requests_on_one_connection_use_own_keys(scene):
+    """Two requests on one connection are two visits and each shows its own key."""
     second = post(CHAT, key="vw-demo-wrong")
     answer = said(scene.ports["gateway"], post().replace(b"Connection: close\r\n", b"") + second)
     assert [b"200", b"401"] == re.findall(rb"HTTP/1.1 (\d+)", answer)
@@ -381,7 +384,7 @@ def test_who_holds_hundreds_of_half_requests_keeps_nobody_out(scene):
             wire.close()
 
 
-def test_ten_thousand_wrong_keys_make_no_series_and_take_no_memory(scene):
+def test_wrong_keys_make_no_series_and_no_memory(scene):
     """Each is a key of its own; a broken teams.yaml and a reload come in between, and change nothing."""
     teams = scene.at / "teams.yaml"
     good = teams.read_text()
@@ -413,7 +416,8 @@ HOSTILE = ('"}\n{"request_id":"forged"}', "a\r\nb", "\x1b[31mred", "nul\0", '\\"
 
 
 @pytest.mark.parametrize("word", HOSTILE, ids=range(len(HOSTILE)))
-def test_whatever_a_client_or_an_engine_writes_a_record_is_one_line(scene, eventually, word):
+def test_record_is_always_one_line(scene, eventually, word):
+    """Whatever a client or an engine writes a record is one line."""
     reply = json.dumps(
         {"model": word, "system_fingerprint": "vllm-" + word, "choices": [{"finish_reason": word}]}
     ).encode()
@@ -443,7 +447,8 @@ def test_whatever_a_client_or_an_engine_writes_a_record_is_one_line(scene, event
     ],
     ids=("two-lengths", "line-break", "nul", "upgrade", "tls"),
 )
-def test_an_answer_that_could_be_read_in_two_ways_does_not_reach_the_client(scene, answer):
+def test_ambiguous_answer_does_not_reach_the_client(scene, answer):
+    """An answer that could be read in two ways does not reach the client."""
     scene.engine.answer = answer
     got = said(scene.ports["gateway"], post())
     assert (502, 1, 0) == (status(got), got.count(b"HTTP/1."), got.count(b"tiny"))
@@ -480,7 +485,7 @@ def foreign_lines() -> list[bytes]:
 
 
 @pytest.mark.prometheus
-def test_hostile_labels_leave_a_page_that_can_be_read_and_is_bounded(scene, eventually, part, tmp_path, free_port):
+def test_hostile_labels_leave_a_bounded_page(scene, eventually, part, tmp_path, free_port):
     """Read by prometheus_client, in both formats, and by a real Prometheus."""
     with (scene.at / "foreign.jsonl").open("ab") as log:
         log.write(b"\n".join(foreign_lines()) + b"\n")
@@ -568,7 +573,8 @@ AWAY = ("..%2f..%2fetc%2fpasswd", "../../etc/passwd", "%2e%2e%2fREADME", "%252e%
 
 
 @pytest.mark.parametrize("name", AWAY, ids=range(len(AWAY)))
-def test_no_address_of_the_board_leads_to_another_file_or_becomes_html(name, scene):
+def test_board_paths_reach_no_other_file_or_html(name, scene):
+    """No address of the board leads to another file or becomes html."""
     for folder in ("/runbooks/", "/static/", "/d/", "/api/panel/vllm-watch-overview/", "/"):
         head, _, body = said(scene.ports["board"], get(folder + name)).partition(b"\r\n\r\n")
         assert 404 == status(head)
@@ -592,7 +598,8 @@ REBOUND = (
 
 
 @pytest.mark.parametrize("host", REBOUND)
-def test_a_board_on_loopback_answers_under_no_name_of_somebody_else(host, scene):
+def test_loopback_board_answers_no_foreign_name(host, scene):
+    """A board on loopback answers under no name of somebody else."""
     for target in ("/", "/-/healthy", "/runbooks/", "http://localhost/"):
         assert 421 == status(said(scene.ports["board"], get(target, host)))
 
@@ -632,7 +639,8 @@ def event(what: str, **more: Any) -> bytes:
     ],
     ids=range(11),
 )
-def test_an_event_that_would_break_a_line_a_terminal_or_a_path_is_refused(sent, scene):
+def test_dangerous_event_is_refused(sent, scene):
+    """An event that would break a line a terminal or a path is refused."""
     lines = (scene.at / "events.jsonl").read_bytes() if (scene.at / "events.jsonl").exists() else b""
     assert 400 == status(said(scene.ports["sidecar"], sent))
     assert lines == ((scene.at / "events.jsonl").read_bytes() if (scene.at / "events.jsonl").exists() else b"")
@@ -755,9 +763,7 @@ async def test_a_version_that_could_forge_a_line_is_none(version, tmp_path, free
     assert ("a 1\n", None) == await looked(tmp_path, free_port, metrics=page_says("a 1\n"), version=told)
 
 
-async def test_a_small_answer_that_unpacks_to_a_large_one_stops_at_the_bound_and_keeps_nobody_waiting(
-    tmp_path, free_port
-):
+async def test_decompression_bomb_stops_at_the_bound(tmp_path, free_port):
     """What has come was copied for each piece once, and the sidecar answered nobody for eight seconds."""
     bomb = gzip.compress(bytes(64 << 20), 1)
 
@@ -803,7 +809,8 @@ async def test_a_redirect_takes_no_secret_to_another_place(tmp_path, free_port):
     ],
     ids=range(4),
 )
-def test_a_line_that_takes_the_square_of_its_length_to_read_is_refused_at_once(line):
+def test_quadratic_line_is_refused_at_once(line):
+    """A line that takes the square of its length to read is refused at once."""
     before_s = time.thread_time()
     with pytest.raises(exposition_parser.BadExposition, match="line 1"):
         exposition_parser.parse(line + "\n")

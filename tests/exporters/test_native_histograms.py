@@ -82,7 +82,8 @@ def test_a_value_on_a_bound_is_in_the_bucket_below_it(doublings):
     assert [32 * doublings + 1] == indices(native_of([math.nextafter(1000 * 2.0**doublings, math.inf)]))
 
 
-def test_the_shortest_and_the_longest_time_that_a_log_may_hold_have_a_bucket():
+def test_shortest_and_longest_time_have_a_bucket():
+    """The shortest and the longest time that a log may hold have a bucket."""
     just_above, longest = math.nextafter(1000 * ZERO_THRESHOLD_S, 1), math.nextafter(1e12, 0)
     assert [-32 * 20 + 1, exact_index(longest)] == indices(native_of([just_above, longest]))
     assert 1 == native_of([1000 * ZERO_THRESHOLD_S]).zero_count
@@ -224,7 +225,8 @@ def test_the_protobuf_page_holds_the_values_of_the_text_page(found):
 
 
 @given(st.floats(), st.floats(allow_nan=False), st.lists(st.integers(0, 1 << 62), min_size=2, max_size=2))
-def test_values_without_a_finite_number_are_those_of_the_text_page(gauge, total_s, counts):
+def test_values_without_a_finite_number(gauge, total_s, counts):
+    """Values without a finite number are those of the text page."""
     shown = [(sidecar.LOG_LAG, {}, gauge), (sidecar.TTFT, {}, Distribution((0.1,), counts, total_s))]
     text, binary = (
         text_samples(scrape.answer(shown, "")[0].decode()),
@@ -289,7 +291,7 @@ def records(times_ms) -> list[RequestRecord]:
     ]
 
 
-def test_a_state_from_before_native_histograms_begins_the_histograms_anew(tmp_path):
+def test_old_state_restarts_the_histograms(tmp_path):
     """Otherwise the native buckets would hold fewer observations than their count, and Prometheus would refuse the
     page.
 
@@ -311,7 +313,8 @@ def test_a_state_from_before_native_histograms_begins_the_histograms_anew(tmp_pa
     books._checkpoint.close()
 
 
-def test_a_histogram_whose_bounds_changed_begins_anew_in_both_forms():
+def test_changed_bounds_restart_both_forms():
+    """A histogram whose bounds changed begins anew in both forms."""
     traffic = RequestCounters(BoundedNames(), BoundedNames())
     traffic.add_all(records([1.0, 250.0]))
     ((stored, observed),) = traffic.changed().values()
@@ -375,7 +378,8 @@ def test_garbage_and_cut_off_headers_get_a_page(garbage, length):
         assert Format.TEXT is scrape.negotiate(f"text/plain;q=0.1,application/openmetrics-text;q={q}")
 
 
-def test_the_gateway_offers_protobuf_with_the_values_of_its_text_page():
+def test_gateway_protobuf_equals_its_text_page():
+    """The gateway offers protobuf with the values of its text page."""
     metrics = GatewayMetrics()
     metrics.began("t")
     metrics.ended("t", "ok", 200, None)
@@ -531,7 +535,8 @@ def test_a_real_prometheus_computes_quantiles_within_two_percent(scraped, eventu
 
 
 @pytest.mark.prometheus
-def test_a_real_prometheus_stores_each_value_of_a_page_with_any_names(scraped, eventually):
+def test_real_prometheus_stores_each_value(scraped, eventually):
+    """A real Prometheus stores each value of a page with any names."""
     target, ask = scraped
     rng = Random(8)
 
@@ -641,7 +646,7 @@ def stores(part, tmp_path, free_port) -> Iterator[tuple[Target, Callable[[str, s
 
 
 @pytest.mark.prometheus
-def test_victoriametrics_answers_our_quantiles_from_classic_buckets(stores, eventually):
+def test_victoriametrics_answers_classic_quantiles(stores, eventually):
     """It asks for text. Of what Prometheus writes it keeps native histograms as buckets with the label vmrange, which
     our queries leave out."""
     target, ask = stores

@@ -66,7 +66,8 @@ def test_what_is_freed_goes_back_and_threads_share_an_arena():
     assert 1 == arenas
 
 
-def test_who_takes_much_at_a_time_gives_it_back_when_it_is_tidied():
+def test_tidying_returns_memory():
+    """Who takes much at a time gives it back when it is tidied."""
     kept_mib, arenas = after_bursts("batches")
     assert kept_mib < 2
     assert 1 == arenas

@@ -72,7 +72,8 @@ async def fake_engine():
     await engine.runner.cleanup()
 
 
-async def test_log_and_engine_meet_on_one_page_and_a_dead_engine_leaves_the_rest(tmp_path, fake_engine):
+async def test_dead_engine_leaves_the_log_on_the_page(tmp_path, fake_engine):
+    """Log and engine meet on one page and a dead engine leaves the rest."""
     log, events = tmp_path / "requests.jsonl", tmp_path / "events.jsonl"
     log.write_text(
         '{"request_id":"a","team":"demo","model":"tiny","outcome":"ok","prompt_tokens":3,"ttft_ms":12}\nnonsense\n'
@@ -125,7 +126,8 @@ async def test_log_and_engine_meet_on_one_page_and_a_dead_engine_leaves_the_rest
         await sidecar.stop()
 
 
-async def test_it_serves_its_three_addresses_and_knows_every_name_it_serves(tmp_path, fake_engine):
+async def test_serves_three_addresses_with_known_names(tmp_path, fake_engine):
+    """It serves its three addresses and knows every name it serves."""
     log = tmp_path / "requests.jsonl"
     record = {
         "request_id": "x",
@@ -186,7 +188,7 @@ async def test_what_stands_in_a_bad_line_is_never_logged(tmp_path, caplog):
     assert "SECRET" not in caplog.text
 
 
-async def test_a_long_log_is_shown_when_it_was_read_to_its_end_and_not_before(tmp_path):
+async def test_long_log_is_shown_once_read_to_its_end(tmp_path):
     """A scrape in the middle of the re-reading would make Prometheus take the rest for new traffic."""
     log = tmp_path / "requests.jsonl"
     rest = '"team":"demo","model":"tiny","outcome":"ok","prompt_tokens":3,"ttft_ms":12}'
@@ -223,7 +225,8 @@ async def test_a_log_that_cannot_be_read_hides_no_other(tmp_path):
         await sidecar.stop()
 
 
-def test_half_a_line_whose_writer_died_is_behind_the_end_and_what_comes_after_it_is_not(tmp_path):
+def test_half_line_of_a_dead_writer_is_behind_the_end(tmp_path):
+    """Half a line whose writer died is behind the end and what comes after it is not."""
     log = tmp_path / "requests.jsonl"
     log.write_text(line(1) + '{"request_id":"r2')
     logs = Sidecar(SidecarConfig(requests_log=(str(log),), gpu="off")).logs
@@ -237,7 +240,8 @@ def test_half_a_line_whose_writer_died_is_behind_the_end_and_what_comes_after_it
     assert not logs.at_end
 
 
-def test_a_first_reading_that_was_killed_half_way_is_not_shown_before_its_end(tmp_path, monkeypatch):
+def test_killed_first_reading_is_not_shown_early(tmp_path, monkeypatch):
+    """A first reading that was killed half way is not shown before its end."""
     monkeypatch.setattr("exporters.ingest.BATCH_BYTES", 1)
     monkeypatch.setattr("exporters.requests.positions.CHUNK_BYTES", 2000)
     log = tmp_path / "requests.jsonl"
@@ -265,7 +269,7 @@ def test_a_first_reading_that_was_killed_half_way_is_not_shown_before_its_end(tm
     sidecar._checkpoint.close()
 
 
-async def test_of_a_log_that_could_not_be_looked_at_nothing_is_known_after_a_restart(tmp_path):
+async def test_unreachable_log_is_unknown_after_a_restart(tmp_path):
     """Else its rotated files, a month of history, would be taken for what came in between."""
     folder = tmp_path / "logs"
     folder.touch()
@@ -285,7 +289,7 @@ async def test_of_a_log_that_could_not_be_looked_at_nothing_is_known_after_a_res
     assert 1 == logs.ledger.tallies.lines
 
 
-async def test_however_the_path_of_its_file_is_written_a_log_is_read_on_from_where_it_was(tmp_path, monkeypatch):
+async def test_spelling_of_the_path_does_not_matter(tmp_path, monkeypatch):
     """Also by the state of a release that kept a relative path as it stood: what was written before a rotation would be
     lost else."""
     path, log = tmp_path / "sidecar.yaml", tmp_path / "log"
@@ -356,9 +360,8 @@ async def test_clock_that_is_set_back_an_hour_stalls_no_reconciliation(tmp_path,
 _FINISHED = re.compile(r'^(vllm:request_success_total\{.*finished_reason="stop".*\} )(.*)$', re.MULTILINE)
 
 
-async def test_a_fault_in_the_books_takes_neither_the_engine_nor_the_log_down(
-    tmp_path, fake_engine, monkeypatch, caplog
-):
+async def test_accounting_fault_stops_neither_engine_nor_log(tmp_path, fake_engine, monkeypatch, caplog):
+    """A fault in the accounts takes neither the engine nor the log down."""
     log = tmp_path / "requests.jsonl"
     log.write_text(line(1))
     sidecar = Sidecar(
@@ -410,7 +413,8 @@ async def test_a_count_that_cannot_be_stored_does_not_end_the_reading(tmp_path, 
         await sidecar.stop()
 
 
-async def test_events_that_cannot_be_written_wait_and_do_not_take_the_engine_down(tmp_path, fake_engine):
+async def test_unwritable_events_wait_beside_the_engine(tmp_path, fake_engine):
+    """Events that cannot be written wait and do not take the engine down."""
     (tmp_path / "file").touch()
     nowhere = str(tmp_path / "file" / "events.jsonl")
     settings = SidecarConfig(
@@ -429,7 +433,7 @@ async def test_events_that_cannot_be_written_wait_and_do_not_take_the_engine_dow
         await sidecar.stop()
 
 
-async def test_a_reason_of_failure_stands_at_0_before_its_first_failure(tmp_path, fake_engine):
+async def test_failure_reason_stands_at_0_before_its_first(tmp_path, fake_engine):
     """A series that is born at 1 never grew: the first failure would be on no board."""
     log, events = str(tmp_path / "requests.jsonl"), str(tmp_path / "events.jsonl")
     settings = SidecarConfig(
@@ -497,7 +501,7 @@ def test_a_taken_port_is_told_in_one_sentence(tmp_path, free_port):
     assert "Traceback" not in result.output
 
 
-def test_cost_is_shown_only_where_prices_are_set_and_cards_are_seen():
+def test_cost_needs_prices_and_gpus():
     """Two GPUs at 2.5 an hour; no price, no series: an alert on them is then absent and not wrong."""
     prices = Prices(gpu_hour=2.5, budget_per_1k_tokens=0.002, currency="EUR")
     priced, free = (Sidecar(SidecarConfig(prices=p)) for p in (prices, None))

@@ -453,7 +453,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_archive_that_begins_with_a_hole_is_read_although_another_file_begins_so_too() -> None:
+def test_archives_that_begin_with_a_hole_are_all_read() -> None:
     """Found by random histories: nothing but its hole was known, and that is like any other."""
     state = Histories()
     state.start(appends=False)

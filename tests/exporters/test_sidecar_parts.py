@@ -68,7 +68,7 @@ def test_who_comes_late_is_folded_and_no_counter_ever_falls():
     assert 3 == found[("vllm_watch_teams_overflow_total",)]
 
 
-def test_a_refused_request_cannot_take_a_models_seat_and_a_first_failure_is_seen_to_rise():
+def test_refused_request_takes_no_model_seat():
     """A client may name any model; and rate() sees a rise only from a sample that was there before."""
     traffic = RequestCounters(BoundedNames(), BoundedNames((), limit=1))
     traffic.add(RequestRecord(request_id="r", team="t", model="nonsense", outcome="rejected", reason="bad_request"))
@@ -78,7 +78,7 @@ def test_a_refused_request_cannot_take_a_models_seat_and_a_first_failure_is_seen
     assert 0 == found["vllm_watch_requests_total", "model_name=m", "outcome=upstream_error", "team=t"]
 
 
-def test_a_model_served_in_a_batch_has_its_row_for_earlier_failures_of_the_batch():
+def test_model_served_in_a_batch_has_its_own_row():
     """Then a record's row is known by the table of models after its batch, as GenAI metrics take it from there."""
     traffic = RequestCounters(BoundedNames(), BoundedNames())
     ends = (("timeout", 1), ("ok", 2), ("timeout", 3))
@@ -154,7 +154,7 @@ def sorted_samples(text, parse=text_string_to_metric_families):
     return sorted((s.name, sorted(s.labels.items()), s.value) for s in found)
 
 
-def test_a_bucket_leads_to_the_last_trace_that_fell_into_it_where_the_scraper_can_take_it():
+def test_bucket_exemplar_is_the_last_trace():
     """Exemplars exist in OpenMetrics only; a scraper that does not ask for it gets the plain page."""
     traffic = RequestCounters(BoundedNames(), BoundedNames())
     for number, ttft_ms in ((1, 30.0), (2, 31.0), (3, 4000.0)):
@@ -191,7 +191,7 @@ def test_a_bucket_leads_to_the_last_trace_that_fell_into_it_where_the_scraper_ca
     assert b"trace_id" not in plain
 
 
-def test_estimated_tokens_are_counted_apart_and_make_work_of_what_was_broken_off():
+def test_estimated_tokens_are_counted_apart():
     """Nothing of an estimate is in the exact tokens, in what is compared with the engine, or in what went to an engine
     that nobody watches."""
     traffic = RequestCounters(BoundedNames(), BoundedNames(), elsewhere=("api",))
@@ -239,7 +239,8 @@ def test_what_vllm_says_in_labels_becomes_numbers():
     assert 24 * 32 == cache.capacity_tokens
 
 
-def test_a_newer_start_time_is_a_restart_and_a_changed_option_a_change():
+def test_newer_start_time_is_a_restart():
+    """A newer start time is a restart and a changed option a change."""
     history = engine_view.History("e")
     before = engine_view.parse((GOLDEN / "0.32.0-before.prom").read_text(), "0.32.0")
     after = engine_view.parse((GOLDEN / "0.32.0-preempt-after-load.prom").read_text(), "0.32.0")
@@ -268,7 +269,8 @@ def test_without_a_start_time_a_total_that_fell_is_a_restart():
     assert not engine_view.restarted(high, fewer), "a series that went away is no restart"
 
 
-def test_a_version_that_is_not_told_once_is_kept_and_ranks_may_come_in_any_order():
+def test_version_missing_once_is_kept():
+    """A version that is not told once is kept and ranks may come in any order."""
     history = engine_view.History("e")
     text = (GOLDEN / "0.32.0-before.prom").read_text()
     one = engine_view.parse(text, "0.32.0")
@@ -281,7 +283,8 @@ def test_a_version_that_is_not_told_once_is_kept_and_ranks_may_come_in_any_order
 # --- events
 
 
-def test_events_are_appended_and_read_back_and_a_half_line_harms_no_other(tmp_path):
+def test_events_are_appended_and_read_back(tmp_path):
+    """Events are appended and read back and a half line harms no other."""
     path = tmp_path / "deep" / "events.jsonl"
     first = log.TuningEvent(
         at_s=1.0, kind="change", what="prefix caching on", diff={"--enable-prefix-caching": (None, "")}
@@ -316,7 +319,8 @@ def test_many_writers_lose_no_event(tmp_path):
     assert (120, 0) == (len(found), bad)
 
 
-def test_a_locked_events_file_is_an_error_in_time_and_never_a_wait_without_end(tmp_path, monkeypatch):
+def test_locked_events_file_is_an_error_in_time(tmp_path, monkeypatch):
+    """A locked events file is an error in time and never a wait without end."""
     import fcntl
 
     monkeypatch.setattr(log, "LOCK_WITHIN_S", 0.05)

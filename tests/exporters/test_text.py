@@ -64,7 +64,8 @@ def test_foreign_text_is_one_line_that_no_terminal_obeys():
     assert r"a\u001b[2J\u000aé\U000e0001" == printable("a\x1b[2J\né\U000e0001")
 
 
-def test_a_file_is_replaced_whole_and_has_its_mode_from_the_start(tmp_path, monkeypatch):
+def test_replaced_file_is_whole_with_its_mode(tmp_path, monkeypatch):
+    """A file is replaced whole and has its mode from the start."""
     path, seen = tmp_path / "keys", []
     real = Path.replace
     monkeypatch.setattr(

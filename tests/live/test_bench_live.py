@@ -110,7 +110,8 @@ def test_prefix_caching_is_better_and_the_cache_says_why(flipped):
     assert re.search(r"cache hits +│ +0 % │ +\d\d\.?\d? % │ +\+\d\d\.\d points .* better", done.stdout)
 
 
-def test_the_arms_took_turns_and_their_configuration_was_read_back(flipped):
+def test_variants_took_turns_and_were_read_back(flipped):
+    """The variants took turns and their configuration was read back."""
     done, folder = flipped
     bench = result.read(folder)
     ran = [run.arm for run in bench.runs]
@@ -231,7 +232,8 @@ def test_chats_have_their_lengths_and_json_is_held_to_its_schema(engines, tmp_pa
     )
 
 
-def test_what_the_context_cannot_hold_is_refused_before_anything_is_sent(engines, tmp_path):
+def test_oversized_request_is_refused_before_sending(engines, tmp_path):
+    """What the context cannot hold is refused before anything is sent."""
     engine = engines["on"]
     before = engine.figure(vllm.PROMPT_TOKENS)
     (tmp_path / "long.yaml").write_text(

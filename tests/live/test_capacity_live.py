@@ -49,7 +49,7 @@ def told(loop: Verifier) -> dict[str, tuple[float | None, float | None, str]]:
 # ---- recorded pages
 
 
-def test_a_page_of_0_32_tells_everything_and_all_of_it_is_as_reckoned():
+def test_page_of_0_32_agrees_with_the_calculation():
     """1 GiB at 512 bytes a token, 2 layers x 2 heads x (32 + 32) x 2 bytes; no log is needed to know how long a request
     may be."""
     found = compare(golden("0.32.0-before"), None, tiny())
@@ -113,7 +113,8 @@ def test_what_is_in_use_is_told_in_blocks_bytes_and_tokens(page, share, blocks, 
 _USED = (("blocks", ""), ("tokens", " at most"), ("bytes", ""))
 
 
-def test_the_worst_case_is_told_apart_from_what_runs_and_preemptions_are_explained():
+def test_worst_case_and_preemptions_are_explained():
+    """The worst case is told apart from what runs and preemptions are explained."""
     said = " ".join(compare(golden("0.32.0-preempt-under-load"), None, tiny()).said)
     assert "room for some 4.2 such requests; the 1.50 that vLLM tells are of 512 tokens each" in said
     assert "59 times since its start a running request lost its blocks" in said
@@ -131,7 +132,8 @@ def test_every_recorded_page_is_read(path):
 # ---- plans and logs
 
 
-def test_a_plan_that_was_not_followed_is_said_and_the_engine_counts():
+def test_unfollowed_plan_is_said_and_engine_counts():
+    """A plan that was not followed is said and the engine counts."""
     plan = Serving(4096, block_size=16, gpu_memory_utilization=0.8)
     by_hand = compare(golden("0.32.0-before"), None, tiny(), plan, kv_bytes=1.1 * GIB)
     assert (

@@ -181,9 +181,9 @@ def resolved(part: Callable[[str], InstalledPart], variables: Mapping[str, str],
 
 
 @pytest.mark.compose
-def test_the_gpu_goes_to_engine_and_sidecar_and_the_cpu_overlay_takes_it_away(
-    part: Callable[[str], InstalledPart],
-) -> None:
+def test_gpu_goes_to_engine_and_sidecar(part: Callable[[str], InstalledPart]) -> None:
+    """The GPU goes to engine and sidecar and the CPU overlay takes it away."""
+
     def devices(found: Any) -> dict[str, list[str]]:
         return {
             name: device["capabilities"]
@@ -199,7 +199,7 @@ def test_the_gpu_goes_to_engine_and_sidecar_and_the_cpu_overlay_takes_it_away(
 
 
 @pytest.mark.compose
-def test_newer_flags_can_be_left_out_and_arguments_keep_their_quotes(part: Callable[[str], InstalledPart]) -> None:
+def test_newer_flags_are_optional_and_quotes_stay(part: Callable[[str], InstalledPart]) -> None:
     """One variable for older engines, one for everything else."""
     command = resolved(part, {"VLLM_WATCH_ENGINE_NEWER": "", "VLLM_WATCH_ENGINE_ARGS": """--x '{"a": [1, 2]}'"""})[
         "services"
@@ -250,7 +250,8 @@ def test_an_interrupted_start_is_finished_by_the_next(tmp_path: Path) -> None:
     assert first.keys["replay"] == second.keys["replay"]
 
 
-def test_asking_for_secrets_before_the_first_start_says_what_to_do(tmp_path: Path) -> None:
+def test_secrets_before_the_first_start(tmp_path: Path) -> None:
+    """Asking for secrets before the first start says what to do."""
     with pytest.raises(config.BadConfig, match="docker compose up"):
         init.read(tmp_path)
 
@@ -538,7 +539,7 @@ class TestSecured:
         with pytest.raises(OSError, match="certificate verify failed"):
             secured.docker.get(plain.replace("http:", "https:"))
 
-    def test_the_gateway_answers_with_a_key_and_the_span_reaches_the_trace_store(
+    def test_gateway_answers_and_its_span_is_stored(
         self, secured: SimpleNamespace, eventually: Callable[..., None]
     ) -> None:
         """Client over TLS -> gateway -> sidecar -> collector over TLS -> the stand-in for Jaeger, which only those on
@@ -554,7 +555,8 @@ class TestSecured:
 
         eventually(told, within_s=30, what="the span at the store")
 
-    def test_grafana_asks_prometheus_with_the_login_of_its_data_source(self, secured: SimpleNamespace) -> None:
+    def test_grafana_uses_its_data_source_login(self, secured: SimpleNamespace) -> None:
+        """Grafana asks Prometheus with the login of its data source."""
         status, answer = secured.get("GRAFANA", "/prometheus")
         assert (200, "success") == (status, json.loads(answer)["status"])
 
@@ -566,9 +568,8 @@ class TestSecured:
         )
         assert str(len(init.TEAMS)) == secured.project("exec", "-T", "gateway", "sh", "-c", look).strip()
 
-    def test_the_printed_secrets_name_the_addresses_that_answer_and_the_operators_password(
-        self, secured: SimpleNamespace
-    ) -> None:
+    def test_printed_secrets_name_addresses_and_password(self, secured: SimpleNamespace) -> None:
+        """The printed secrets name the addresses that answer and the operator's password."""
         told = secured.project("run", "--rm", "cli", "secrets")
         assert f"https://localhost:{PORTS['GRAFANA']}   user admin, password {secured.keys['grafana']}\n" in told
         assert f"user operator, password {secured.passwords['operator']}   for" in told
@@ -615,9 +616,7 @@ class TestSecured:
         secured.project("up", "--detach", "--wait", "--wait-timeout", "300")
         assert before == (state(), secured.project("ps", "--quiet"))
 
-    def test_what_a_person_keeps_beside_the_files_does_not_get_into_the_image(
-        self, docker: PrivateDocker, tmp_path: Path
-    ) -> None:
+    def test_personal_files_stay_out_of_the_image(self, docker: PrivateDocker, tmp_path: Path) -> None:
         """Keys, tokens and caches, wherever they lie; the build sees our packages and nothing else."""
         for name in (
             "stack/kept.py",
@@ -682,7 +681,8 @@ def chat(stack: SimpleNamespace, **headers: str) -> tuple[int, Any]:
 class TestRunning:
     """One stack for all; each test leaves it as healthy as it found it."""
 
-    def test_everything_with_a_probe_is_healthy_and_the_one_shots_are_done(self, stack: SimpleNamespace) -> None:
+    def test_probed_services_are_healthy(self, stack: SimpleNamespace) -> None:
+        """Everything with a probe is healthy and the one shots are done."""
         lines = [json.loads(line) for line in stack.project("ps", "--all", "--format", "json").splitlines()]
         health = {line["Service"]: line["Health"] or f"{line['State']} {line['ExitCode']}" for line in lines}
         probed = ("vllm", "gateway", "sidecar", "board", "prometheus", "alertmanager", "grafana")
@@ -700,9 +700,9 @@ class TestRunning:
         status, answer = chat(stack)
         assert (200, 4) == (status, answer["usage"]["completion_tokens"]), answer
 
-    def test_every_scrape_target_is_up_and_rules_and_alertmanager_are_known(
-        self, stack: SimpleNamespace, eventually: Callable[..., None]
-    ) -> None:
+    def test_scrape_targets_are_up(self, stack: SimpleNamespace, eventually: Callable[..., None]) -> None:
+        """Every scrape target is up and rules and Alertmanager are known."""
+
         def up() -> bool:
             _, text = stack.docker.get(f"{PROMETHEUS}/api/v1/targets")
             states = {
@@ -718,7 +718,7 @@ class TestRunning:
         assert ["http://alertmanager:9093/api/v2/alerts"] == [manager["url"] for manager in found]
         assert 200 == stack.docker.get(f"{ALERTMANAGER}/-/ready")[0]
 
-    def test_the_links_in_alerts_lead_to_a_page_and_boards_have_figures(
+    def test_alert_links_lead_to_pages_and_boards_show_values(
         self, stack: SimpleNamespace, eventually: Callable[..., None]
     ) -> None:
         """As the host's browser sees them: by address and by name, and by no other name."""
@@ -738,7 +738,7 @@ class TestRunning:
             what="the engine up",
         )
 
-    def test_the_sidecar_joins_the_request_log_and_sees_the_stand_in_gpu(
+    def test_sidecar_joins_the_log_and_sees_the_gpu(
         self, stack: SimpleNamespace, eventually: Callable[..., None]
     ) -> None:
         """One request of team demo arrives in Prometheus by team, and the GPU's absent readings are absent."""
@@ -751,9 +751,8 @@ class TestRunning:
         eventually(lambda: ask(stack, f"{gpu.POWER.name} == 42.5"), within_s=60, what="the stand-in GPU's power")
         assert [] == ask(stack, gpu.TEMPERATURE.name)
 
-    def test_a_change_is_annotated_in_the_sidecars_container_without_a_token(
-        self, stack: SimpleNamespace, eventually: Callable[..., None]
-    ) -> None:
+    def test_change_is_annotated_without_a_token(self, stack: SimpleNamespace, eventually: Callable[..., None]) -> None:
+        """A change is annotated in the sidecar's container without a token."""
         stack.project(
             "exec",
             "-T",
@@ -795,7 +794,7 @@ class TestRunning:
         assert far_says("vllm", "python3") in ("TimeoutError", "OSError")
         assert far_says("sidecar", "python") in ("TimeoutError", "OSError")
 
-    def test_a_restarted_gateway_keeps_its_keys_and_knows_the_team_that_the_operator_added(
+    def test_restarted_gateway_keeps_keys_and_new_team(
         self, stack: SimpleNamespace, eventually: Callable[..., None]
     ) -> None:
         """The ways of docs/start/gpu-host.md: teams.yaml lies in a volume that only the init service may write, and a
@@ -913,6 +912,7 @@ class TestRunning:
         assert scraped(f"&time={then}")
         other("down", "--volumes", "--timeout", "2")
 
-    def test_without_the_toolkit_docker_says_what_the_preflight_quotes(self, stack: SimpleNamespace) -> None:
+    def test_missing_toolkit_is_quoted_by_the_preflight(self, stack: SimpleNamespace) -> None:
+        """Without the toolkit Docker says what the preflight quotes."""
         with pytest.raises(AssertionError, match="could not select device driver"):
             stack.docker.run("run", "--rm", "--network", "none", "--gpus", "1", "standin-base", "true")

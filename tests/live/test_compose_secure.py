@@ -165,9 +165,10 @@ def test_a_networks_members_all_have_somebody_to_talk_to_on_it(part: Callable[[s
 @pytest.mark.parametrize(
     "overlays", [o for n, o in COMBINATIONS.items() if "secure" in n], ids=[n for n in COMBINATIONS if "secure" in n]
 )
-def test_each_service_sees_its_own_certificate_and_password_and_no_others(
+def test_service_sees_its_own_certificate_and_password(
     part: Callable[[str], InstalledPart], overlays: tuple[Path, ...]
 ) -> None:
+    """Each service sees its own certificate and password and no others."""
     services = resolved(part, {**GIVEN, "COMPOSE_PROFILES": "cli"}, *overlays)["services"]
     own = {"cli": "tls-operator"} | {name: "tls-public" for name in services if kind(name) == "vllm"}
     for name, service in services.items():
@@ -189,9 +190,8 @@ def test_each_service_sees_its_own_certificate_and_password_and_no_others(
 
 
 @pytest.mark.compose
-def test_ports_are_bound_where_one_says_and_the_page_without_a_login_nowhere(
-    part: Callable[[str], InstalledPart],
-) -> None:
+def test_ports_are_bound_as_told(part: Callable[[str], InstalledPart]) -> None:
+    """Ports are bound where one says and the page without a login nowhere."""
     for overlays in ((SECURE,), (MIG, SECURE, MIG_SECURE)):
         services = resolved(part, {**GIVEN, "VLLM_WATCH_BIND": "192.0.2.7"}, *overlays)["services"]
         assert {"192.0.2.7"} == {port["host_ip"] for service in services.values() for port in service.get("ports", ())}
@@ -255,7 +255,8 @@ def _without_tls(found: Any) -> Any:
         ("mig/prometheus/prometheus.yml", "mig/prometheus/prometheus.yml"),
     ],
 )
-def test_a_file_with_tls_says_otherwise_what_the_one_without_says(plain: str, secure: str) -> None:
+def test_tls_file_says_otherwise_what_the_plain_says(plain: str, secure: str) -> None:
+    """A file with TLS says otherwise what the one without says."""
     assert read(DEPLOY / plain) == _without_tls(read(DEPLOY / "secure" / secure))
     assert read(DEPLOY / plain) != read(DEPLOY / "secure" / secure)
 
@@ -267,9 +268,8 @@ def test_our_programs_read_their_files_with_tls() -> None:
 
 
 @pytest.mark.prometheus
-def test_prometheus_asks_everybody_with_a_login_but_the_two_that_have_none(
-    part: Callable[[str], InstalledPart],
-) -> None:
+def test_prometheus_logs_in_everywhere_but_two(part: Callable[[str], InstalledPart]) -> None:
+    """Prometheus asks everybody with a login but the two that have none."""
     for file in ("prometheus/prometheus.yml", "mig/prometheus/prometheus.yml"):
         jobs = {job["job_name"]: job for job in read(DEPLOY / "secure" / file)["scrape_configs"]}
         assert {"vllm", "otelcol"} == {name for name, job in jobs.items() if job.get("scheme") != "https"}
@@ -341,7 +341,8 @@ def test_every_file_can_be_opened_by_its_service_alone(made: Made) -> None:
     assert ["public/ca.crt"] == [file for file in files if file.startswith("public/")]
 
 
-def test_each_user_has_a_password_of_its_own_that_stands_nowhere_else(made: Made) -> None:
+def test_users_have_passwords_of_their_own(made: Made) -> None:
+    """Each user has a password of its own that stands nowhere else."""
     files = made.make()
     passwords = {path: text for path, text in files.items() if path.endswith("/password")}
     assert {f"{user}/password" for user in credentials.USERS} == set(passwords)
@@ -351,7 +352,8 @@ def test_each_user_has_a_password_of_its_own_that_stands_nowhere_else(made: Made
         assert path in passwords or not [password for password in passwords.values() if password in text], path
 
 
-def test_a_listener_knows_the_hashes_of_those_who_may_ask_it_and_nobody_else(made: Made) -> None:
+def test_listener_knows_hashes_of_its_users_only(made: Made) -> None:
+    """A listener knows the hashes of those who may ask it and nobody else."""
     files = made.make()
     for name, service in credentials.SERVICES.items():
         if service.asked_by:
@@ -376,7 +378,8 @@ def test_prometheus_and_our_own_programs_accept_what_was_made(made: Made, part: 
     assert ListenerAuth(made.root / "gateway/clients.yml", tls_only=True).context()
 
 
-def test_a_certificate_stands_for_its_service_and_for_this_hosts_names(made: Made) -> None:
+def test_certificate_names_its_service_and_host(made: Made) -> None:
+    """A certificate stands for its service and for this host's names."""
     files = made.make(NOW, "gpu1.example.org", "192.0.2.7")
     assert {"gateway", "localhost", "127.0.0.1", "::1", "gpu1.example.org", "192.0.2.7"} == certificates.names_of(
         files["gateway/tls.crt"]
@@ -387,7 +390,7 @@ def test_a_certificate_stands_for_its_service_and_for_this_hosts_names(made: Mad
     assert 1 == trusting.cert_store_stats()["x509_ca"]
 
 
-def test_a_certificate_is_renewed_sixty_days_before_its_end_and_with_a_new_name(made: Made) -> None:
+def test_certificate_renews_sixty_days_before_its_end(made: Made) -> None:
     """And nothing else is: no password, no file of logins, no authority."""
     first = made.make()
     just_before, after = (
@@ -445,9 +448,7 @@ def test_a_certificate_whose_key_was_lost_is_made_again(made: Made) -> None:
 
 
 @pytest.mark.parametrize("key", [["-passout", "pass:word"], ["-nodes"]], ids=["locked", "other"])
-def test_an_operators_own_certificate_with_a_key_that_does_not_open_it_is_told_in_a_sentence(
-    made: Made, key: list[str]
-) -> None:
+def test_mismatched_key_is_reported(made: Made, key: list[str]) -> None:
     """Before a program fails over it: one that wants a password, and one of another certificate."""
     made.make()
     folder = made.root / "grafana"
@@ -464,7 +465,7 @@ def test_an_operators_own_certificate_with_a_key_that_does_not_open_it_is_told_i
     assert "\n" not in str(told.value)
 
 
-def test_a_password_that_was_removed_with_the_files_of_logins_is_made_anew_and_known_everywhere(made: Made) -> None:
+def test_removed_password_is_made_anew_everywhere(made: Made) -> None:
     """The way of docs/guides/hardening.md; the others' passwords stay."""
     first = made.make()
     for path in (made.root / "operator/password", *made.root.glob("*/web.yml")):
@@ -498,12 +499,14 @@ def test_an_authority_near_its_end_is_told_with_the_way_out(made: Made) -> None:
 
 @pytest.mark.parametrize("variable", ["VLLM_WATCH_HOSTNAME", "VLLM_WATCH_BIND"])
 @pytest.mark.parametrize("wrong", ["a b", "https://gpu1", "a,b", "*"])
-def test_what_is_no_name_of_this_host_is_refused_by_the_name_of_its_variable(variable: str, wrong: str) -> None:
+def test_foreign_host_name_is_refused_by_its_variable(variable: str, wrong: str) -> None:
+    """What is no name of this host is refused by the name of its variable."""
     with pytest.raises(BadConfig, match=f"{variable}: .* not one name or address"):
         credentials.further_names({variable: wrong})
 
 
-def test_addresses_that_stand_for_all_or_for_this_machine_are_no_further_names() -> None:
+def test_wildcard_and_loopback_are_no_names() -> None:
+    """Addresses that stand for all or for this machine are no further names."""
     assert ["192.0.2.7", "gpu1"] == credentials.further_names(
         {"VLLM_WATCH_HOSTNAME": "gpu1", "VLLM_WATCH_BIND": "192.0.2.7"}
     )
@@ -546,7 +549,7 @@ LAN = {"VLLM_WATCH_BIND": "192.0.2.7"}
         (0o600, 0o755, {"VLLM_WATCH_BIND": "127.0.0.2"}, (), 0, None),
     ],
 )
-def test_the_preflight_warns_of_secrets_that_others_can_read_and_of_ports_that_nothing_protects(
+def test_preflight_warns_of_open_secrets_and_ports(
     tmp_path: Path,
     mode: int,
     folder_mode: int,

@@ -92,7 +92,8 @@ async def test_of_an_engine_that_is_well_nothing_is_found(engine, eventually):
     assert (0, []) == (status, names(said)), said
 
 
-async def test_a_core_that_stands_still_is_found_while_its_page_answers(engine, eventually):
+async def test_stalled_core_is_found_while_its_page_answers(engine, eventually):
+    """A core that stands still is found while its page answers."""
     async with under(LONG, engine, eventually):
         core = core_of(engine)
         os.kill(core, signal.SIGSTOP)
@@ -114,7 +115,8 @@ async def test_a_core_that_stops_within_the_look_is_never_fine(engine, eventuall
     assert (3, [], True) == (status, names(said), said["undecided"]), said
 
 
-async def test_an_api_server_that_stops_answering_within_the_look_is_found(engine, eventually):
+async def test_hanging_api_server_is_found(engine, eventually):
+    """An api server that stops answering within the look is found."""
     async with under(LONG, engine, eventually), stopped_after(5, engine.process.pid):
         status, said = await told(engine, "--for", "10s")
     assert (1, "frozen-engine", "frozen-api-server") == (status, names(said)[0], said["findings"][0]["row"]), said

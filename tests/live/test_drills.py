@@ -36,7 +36,8 @@ OFFSET = 22000  # above 23000 a port of ours is one that the kernel lends to any
 # --- the table
 
 
-def test_every_alert_has_a_drill_or_a_reason_and_every_drill_an_alert():
+def test_alerts_and_drills_match():
+    """Every alert has a drill or a reason and every drill an alert."""
     drilled = [drill.alert for drill in DRILLS]
     assert len(set(drilled)) == len(drilled)
     assert set() == set(drilled) & set(WHY_NOT)
@@ -44,7 +45,8 @@ def test_every_alert_has_a_drill_or_a_reason_and_every_drill_an_alert():
     assert all(WHY_NOT.values())
 
 
-def test_most_alerts_are_drilled_and_the_fast_ones_share_one_engine():
+def test_most_alerts_are_drilled_and_fast_ones_share():
+    """Most alerts are drilled and the fast ones share one engine."""
     assert len(DRILLS) >= 40
     assert len(FAST) >= 6
     assert {lab.DrillEngine.USUAL} == {drill.engine for drill in drills.chosen(["fast"])}
@@ -193,7 +195,8 @@ def test_a_moved_file_comes_back_with_what_was_in_it(tmp_path):
     assert [path] == list(tmp_path.iterdir())
 
 
-def test_a_disk_that_is_full_for_one_process_has_room_again_whatever_happens(tmp_path):
+def test_disk_full_for_one_process_is_freed_again(tmp_path):
+    """A disk that is full for one process has room again whatever happens."""
     loop = 'trap "" XFSZ; while read file; do echo x > "$file"; echo; done'
     pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
     writer = subprocess.Popen(["sh", "-c", loop], stdin=pipe, stdout=pipe, stderr=nowhere, text=True)
@@ -273,13 +276,15 @@ async def drilled(fake: FakeLab, **changes) -> run.DrillOutcome:
     return await run._drilled(fake, drill)
 
 
-async def test_an_alert_that_fires_and_resolves_is_a_success_with_its_page_and_labels():
+async def test_firing_and_resolving_alert_succeeds():
+    """An alert that fires and resolves is a success with its page and labels."""
     outcome = await drilled(FakeLab())
     assert ("", "VLLMEngineDown.md", "vllm") == (outcome.trouble, outcome.runbook, outcome.labels["job"])
     assert None not in (outcome.fired_s, outcome.resolved_s)
 
 
-async def test_an_alert_that_does_not_fire_fails_with_what_was_seen_and_the_fault_is_taken_away():
+async def test_silent_alert_fails_and_the_fault_is_removed():
+    """An alert that does not fire fails with what was seen and the fault is taken away."""
     fake = FakeLab(broken=False)
     outcome = await drilled(fake)
     expr = next(alert.expr for alert in registry.alerts(lab.settings(fake.pace)) if alert.name == "VLLMEngineDown")
@@ -301,14 +306,16 @@ async def test_an_alert_that_fires_already_proves_nothing(monkeypatch):
     assert not fake.undone
 
 
-async def test_an_alert_that_cannot_be_told_is_seen_at_prometheus_and_arrives_later():
+async def test_undelivered_alert_is_seen_at_prometheus():
+    """An alert that cannot be told is seen at Prometheus and arrives later."""
     assert (
         "it fired at Prometheus and did not reach Alertmanager when that was back"
         == (await drilled(FakeLab(), seen_at_prometheus=True)).trouble
     )
 
 
-async def test_the_alert_that_always_fires_must_fall_silent_and_come_again():
+async def test_watchdog_falls_silent_and_comes_again():
+    """The alert that always fires must fall silent and come again."""
     assert "it did not come again" == (await drilled(FakeLab(before=True, broken=False), always=True)).trouble
     assert "" == (await drilled(FakeLab(before=True, broken=False, after=True), always=True)).trouble
     assert (
@@ -327,7 +334,8 @@ async def test_a_drill_that_is_interrupted_takes_its_fault_away():
     assert fake.undone
 
 
-def test_the_table_has_every_drill_and_the_page_begins_with_this_alerts_labels():
+def test_drill_table_and_page_labels():
+    """The table has every drill and the page begins with this alerts labels."""
     outcome = run.DrillOutcome(
         "VLLMEngineDown", "the engine is killed", "as in the lab", 9.2, 41.0, "VLLMEngineDown.md", "", {"job": "vllm"}
     )

@@ -271,7 +271,7 @@ def test_every_field_of_the_engines_request_models_is_classified(vllm: Any):
         assert not unknown, f"{route}: say whether {sorted(unknown)} can carry text or token ids into the prompt"
 
 
-def test_no_field_carries_more_prompt_than_an_eighth_of_the_estimate_allows(vllm: Any):
+def test_no_field_carries_more_prompt_than_estimated(vllm: Any):
     """Text counts for as many tokens as it has bytes, which no tokenizer exceeds."""
     estimator, seen = Estimator(), Counter[tuple[str, str]]()
     for case, theirs in zip(carried(), vllm["read"], strict=False):

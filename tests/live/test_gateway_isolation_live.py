@@ -181,7 +181,8 @@ async def test_the_engine_obeys_what_only_a_router_may_send(tmp_path: Path, engi
             assert 300 == record.prompt_tokens, route
 
 
-async def test_a_prompt_is_one_to_record_and_engine_however_its_ids_are_written(tmp_path: Path, engine: Engine):
+async def test_prompt_ids_count_alike_in_record_and_engine(tmp_path: Path, engine: Engine):
+    """A prompt is one to record and engine however its ids are written."""
     async with gateway(tmp_path, policy=teams(), upstream=engine.spec.address) as it:
         for prompt, prompts in (
             ([100.0] * 1000, 1),

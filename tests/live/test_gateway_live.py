@@ -533,9 +533,7 @@ def test_output_is_limited_to_what_the_team_may_have(terms: Gate, way: str, stre
     assert ("ok", 4, "length") == ((record := ask.record()).outcome, record.completion_tokens, record.finish_reason)
 
 
-def test_a_client_comes_back_when_it_was_told_to_and_gets_its_answer(
-    terms: Gate, way: str, one: Engine, eventually: Any
-):
+def test_client_retries_as_told_and_gets_its_answer(terms: Gate, way: str, one: Engine, eventually: Any):
     """The team may have one request in flight, and has one. The client's own retries do the rest, once that has
     ended."""
     first, once, ask = terms.caller("narrow"), terms.caller("narrow", way), terms.caller("narrow", way, retries=2)
@@ -652,9 +650,7 @@ def test_a_client_that_leaves_takes_its_request_with_it(
 
 
 @pytest.mark.parametrize("route", ["chat", "messages"])
-def test_tokens_of_a_client_that_leaves_before_its_usage_event_are_charged_to_its_team(
-    terms: Gate, one: Engine, eventually: Any, route: str
-):
+def test_early_disconnect_is_charged_to_its_team(terms: Gate, one: Engine, eventually: Any, route: str):
     """All but the end of an answer without a token on the bill: what it got is on record as an estimate, and `cost`
     charges it to the team."""
     eventually(lambda: one.running == 0, within_s=SOON_S, what="an idle engine")
@@ -745,7 +741,8 @@ def variants(gate: Gate, prompts: list[str], mark: str) -> dict[str, str | None]
     return {prompt: record.variant for prompt, record in zip(prompts, records, strict=True)}
 
 
-def test_a_canary_gets_its_five_percent_and_the_same_request_the_same_arm(gates: dict[str, Gate]):
+def test_canary_share_is_sticky(gates: dict[str, Gate]):
+    """A canary gets its five percent and the same request the same variant."""
     prompts = [f"request {number}" for number in range(500)]
     first = variants(gates["canary"], prompts, "first")
     low, high = within(len(prompts), 0.05)
@@ -774,9 +771,8 @@ def full(gates: dict[str, Gate], two: Engine, eventually: Any) -> Iterator[None]
 
 @pytest.mark.usefixtures("full")
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_engine_without_room_refuses_and_is_on_record_as_refusing(
-    gates: dict[str, Gate], two: Engine, way: str, stream: bool
-):
+def test_full_engine_rejects_on_record(gates: dict[str, Gate], two: Engine, way: str, stream: bool):
+    """An engine without room refuses and is on record as refusing."""
     before, ask = two.figure(vllm.ADMISSION_REJECTIONS), gates["limited"].caller(way=way)
     with pytest.raises(openai.InternalServerError, match="busy") as told:
         ask(lambda client: client.chat.completions.create(**CHAT, stream=stream))
@@ -826,9 +822,7 @@ def test_a_refusal_inside_of_a_stream_is_a_refusal(gates: dict[str, Gate], two: 
     )
 
 
-def test_a_refusal_inside_of_a_stream_is_not_seen_where_another_engine_has_room(
-    gates: dict[str, Gate], two: Engine, way: str, eventually: Any
-):
+def test_in_stream_rejection_fails_over(gates: dict[str, Gate], two: Engine, way: str, eventually: Any):
     """The head of the stream has waited for content."""
     eventually(lambda: two.running == 0, within_s=SOON_S, what="an idle engine")
     ask = gates["spare"].caller(way=way)
@@ -843,7 +837,7 @@ def test_a_refusal_inside_of_a_stream_is_not_seen_where_another_engine_has_room(
     )
 
 
-def test_a_rush_is_served_or_refused_and_each_is_on_record_as_it_was(gates: dict[str, Gate], two: Engine):
+def test_rush_is_served_or_rejected_on_record(gates: dict[str, Gate], two: Engine):
     """vLLM looks twice: what passes the first look together may be refused at the second, when status 200 has been sent
     already."""
     before, gate = two.figure(vllm.ADMISSION_REJECTIONS), gates["limited"]
@@ -871,7 +865,8 @@ def test_a_rush_is_served_or_refused_and_each_is_on_record_as_it_was(gates: dict
 # ---- an engine that dies
 
 
-def test_an_engine_that_is_killed_in_a_stream_ends_it_with_an_error(gates: dict[str, Gate], two: Engine):
+def test_engine_killed_in_a_stream_ends_it_with_an_error(gates: dict[str, Gate], two: Engine):
+    """An engine that is killed in a stream ends it with an error."""
     ask = gates["limited"].caller()
     with ask.client() as client:
         stream = client.chat.completions.create(**LONG, stream=True)
@@ -907,9 +902,8 @@ def test_while_the_engine_is_down_clients_are_told_to_come_back(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_while_the_engine_is_down_another_answers_if_there_is_one(
-    gates: dict[str, Gate], two: Engine, way: str, stream: bool
-):
+def test_another_engine_answers_for_a_dead_one(gates: dict[str, Gate], two: Engine, way: str, stream: bool):
+    """While the engine is down another answers if there is one."""
     two.kill()
     ask = gates["spare"].caller(way=way)
     ask(lambda client: client.chat.completions.create(**CHAT, stream=stream))
@@ -925,7 +919,7 @@ def test_while_the_engine_is_down_another_answers_if_there_is_one(
 # ---- the books
 
 
-def test_what_was_offered_is_on_record_once_and_the_engines_counted_the_same_tokens(
+def test_offered_requests_and_engine_tokens_agree(
     gates: dict[str, Gate], engines: dict[str, Engine], before: dict[str, exposition_parser.Exposition], eventually: Any
 ):
     """Over all that this file has sent.

@@ -94,7 +94,8 @@ def test_the_workload_has_every_shape_and_stays_small():
     assert all(16 <= body["max_tokens"] <= 96 for _, body in shapes)
 
 
-def test_a_timed_run_fails_for_a_target_a_headline_or_the_missing_watchdog():
+def test_timed_run_fails_for_what_is_missing():
+    """A timed run fails for a target a headline or the missing watchdog."""
     seen = up.LabTotals()
     assert len(headlines.HEADLINES) + 1 == len(list(seen.faults()))
     seen.values = dict.fromkeys((h.name for h in headlines.HEADLINES), 0.0)
@@ -142,7 +143,7 @@ def test_a_taken_port_is_named_with_the_way_out(free_port):
     )
 
 
-def test_a_port_that_is_taken_while_parts_are_installed_is_named_too(monkeypatch, tmp_path):
+def test_port_taken_during_install_is_named(monkeypatch, tmp_path):
     """The first lab installs for minutes; who came in between would else be told of by a process, with a setting that
     the lab does not have."""
     import socket
@@ -174,7 +175,7 @@ def test_an_engine_that_is_none_is_one_sentence(part):
 
 @pytest.mark.engine
 @pytest.mark.prometheus
-def test_an_engine_that_dies_while_it_starts_is_told_with_its_last_words_and_nothing_stays(part, tmp_path):
+def test_engine_dying_at_start_leaves_nothing(part, tmp_path):
     """The model is taken away: the real vLLM ends with its real message."""
     cache = tmp_path / "cache"
     cache.mkdir()
@@ -343,9 +344,7 @@ STATES = (
 
 @on_the_lab
 @pytest.mark.chromium
-def test_every_board_opens_in_a_browser_and_overview_draws_all_that_a_healthy_lab_has(
-    lab, new_tab, eventually, tmp_path
-):
+def test_boards_open_in_a_browser(lab, new_tab, eventually, tmp_path):
     """A panel draws, or says in its own words why it is empty; nothing fails, and the browser has no complaint. Leaves
     a picture of each board."""
     folder = Path(os.environ.get("VLLM_WATCH_ARTIFACTS") or tmp_path)
@@ -396,7 +395,8 @@ def plan_release() -> str:
 
 
 @on_the_lab
-def test_the_official_client_works_through_the_gateway_and_leaves_true_records(lab, eventually):
+def test_official_client_leaves_true_records(lab, eventually):
+    """The official client works through the gateway and leaves true records."""
     keys = json.loads((lab.folder / "keys.json").read_text())
     client = openai.OpenAI(base_url=f"{lab.url('gateway')}/v1", api_key=keys["demo"], max_retries=0)
     ask = {
@@ -523,7 +523,8 @@ def told_down(lab) -> set[str]:
 
 @on_the_lab
 @pytest.mark.parametrize("victim", VICTIMS[:-1])
-def test_when_one_process_is_killed_the_others_go_on_and_it_is_told(lab, eventually, victim):
+def test_killed_process_leaves_the_others_running(lab, eventually, victim):
+    """When one process is killed the others go on and it is told."""
     killed(lab, eventually, victim)
 
 

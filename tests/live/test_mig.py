@@ -92,7 +92,7 @@ def test_each_team_has_an_engine_and_nothing_serves_everybody(services: dict[str
 
 
 @pytest.mark.compose
-def test_teams_share_neither_device_nor_name_nor_port_nor_volume_nor_network(services: dict[str, Any]) -> None:
+def test_teams_share_nothing(services: dict[str, Any]) -> None:
     """Only the download's network is everybody's, where nobody listens."""
     a, b = (_belongings(services, team) for team in TEAMS)
     assert {"device", "name", "port", "volume", "network"} == {kind for kind, _ in a} == {kind for kind, _ in b}
@@ -121,9 +121,10 @@ def _belongings(services: Mapping[str, Any], team: str) -> set[tuple[str, str]]:
 
 
 @pytest.mark.compose
-def test_an_engine_has_no_way_out_and_writes_only_what_it_compiles(
+def test_engine_is_isolated_and_writes_only_its_cache(
     part: Callable[[str], InstalledPart], services: dict[str, Any]
 ) -> None:
+    """An engine has no way out and writes only what it compiles."""
     networks = resolved(part, GIVEN, MIG)["networks"]
     for team in TEAMS:
         engine = services[f"vllm-{team}"]
@@ -235,9 +236,8 @@ SCRAPED = {"vllm": "vllm-{}:8001", "gateway": "gateway-{}:8010"}
 
 
 @pytest.mark.prometheus
-def test_prometheus_scrapes_each_team_as_a_namespace_and_else_what_the_base_file_does(
-    part: Callable[[str], InstalledPart],
-) -> None:
+def test_prometheus_scrapes_each_team_as_a_namespace(part: Callable[[str], InstalledPart]) -> None:
+    """Prometheus scrapes each team as a namespace and else what the base file does."""
     ours, base = (read(DEPLOY / where / "prometheus/prometheus.yml") for where in ("mig", "."))
     jobs = {job["job_name"]: job["static_configs"] for job in ours["scrape_configs"]}
     for job, target in SCRAPED.items():
@@ -334,9 +334,10 @@ def test_the_sidecar_reads_the_logs_that_the_gateways_write(services: dict[str, 
         ({"TEAM_A_MIG": "MIG-a"}, "TEAM_B_MIG is missing in the environment of the service init"),
     ],
 )
-def test_a_slice_that_is_missing_is_told_in_one_sentence_before_anything_starts(
+def test_missing_slice_is_reported_before_the_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, environment: dict[str, str], says: str
 ) -> None:
+    """A slice that is missing is told in one sentence before anything starts."""
     status, path = start(tmp_path, environment)
     assert (1, False) == (status, path.exists())
     [told] = caplog.messages
@@ -560,9 +561,7 @@ async def both(tmp_path: Path, free_port: Callable[[], int]) -> AsyncIterator[tu
         yield a, b
 
 
-async def test_a_teams_key_opens_its_own_engine_and_nothing_of_the_other_teams(
-    tmp_path: Path, free_port: Callable[[], int]
-) -> None:
+async def test_team_key_opens_its_own_engine_only(tmp_path: Path, free_port: Callable[[], int]) -> None:
     """At the other team's port it is refused in the very words in which any unknown key is; on its own port the other
     engine is not there."""
     async with both(tmp_path, free_port) as (a, b):
@@ -725,9 +724,7 @@ def says_each(docker: Any, service: str, command: str, words: Sequence[str]) -> 
 
 @pytest.mark.compose
 class TestRunning:
-    def test_an_engine_is_reached_by_its_gateway_and_by_nobody_else_and_reaches_nothing_outside(
-        self, docker: Any
-    ) -> None:
+    def test_engine_is_reached_by_its_gateway_only(self, docker: Any) -> None:
         """By addresses: a name that is not in one's network would not even be found."""
         shown = "{{range .NetworkSettings.Networks}}{{.IPAddress}} {{end}}"
         at = {
@@ -832,7 +829,7 @@ def test_slices_that_make_up_a_card_cost_what_the_card_costs(card: str, profiles
     )
 
 
-def test_where_slices_leave_some_of_a_card_their_own_prices_make_up_for_it() -> None:
+def test_partly_used_gpu_is_covered_by_slice_prices() -> None:
     """Two 3g make six sevenths of a GPU: half of its price for each is the way to the whole."""
     fraction = mig_fraction("3g.40gb", "NVIDIA H100 80GB HBM3")
     by_slices, by_price = Prices(gpu_hour=3.0), Prices(gpu_hour=3.0, gpus=(GpuPrice("H100", 3.0, {"3g.40gb": 1.5}),))

@@ -178,9 +178,8 @@ def mixed(rng: random.Random, count: int) -> list[tuple[str, dict[str, Any]]]:
     return [kinds[number % len(kinds)] if number < 3 * len(kinds) else rng.choice(kinds) for number in range(count)]
 
 
-def test_after_a_mixed_load_log_and_engine_agree_to_the_last_token_and_a_crash_of_the_sidecar_changes_nothing(
-    watched: Watched,
-):
+def test_mixed_load_agrees_to_the_last_token(watched: Watched):
+    """After a mixed load log and engine agree to the last token and a crash of the sidecar changes nothing."""
     rng = random.Random(5)
     watched.load(*mixed(rng, 50))
     watched.die()
@@ -249,9 +248,8 @@ def test_over_a_drained_restart_both_go_on_and_agree(watched: Watched):
     assert [0, 0, 0] == [watched.shown("extra_in_log_total", kind) for kind in KINDS]
 
 
-def test_a_killed_engine_leaves_a_gap_of_no_more_than_what_finished_since_the_last_look_and_it_is_told_by_cause(
-    watched: Watched,
-):
+def test_killed_engine_leaves_a_gap_by_cause(watched: Watched):
+    """A killed engine leaves a gap of no more than what finished since the last look and it is told by cause."""
     missing_in_log = {kind: watched.shown("missing_in_log_total", kind) for kind in KINDS}
     watched.load(*[("demo", SHORT)] * 20)
     killed_s = time.time()

@@ -264,7 +264,7 @@ def test_each_shared_file_has_one_owner(file):
     assert owners == {relative(path) for path in SOURCES if writer in uses(ast.parse(path.read_text()))}
 
 
-def test_teams_are_written_by_those_alone_who_make_the_first_ones():
+def test_teams_are_written_by_their_owners_only():
     """Afterwards the file is the operator's."""
     naming = {
         relative(path)
@@ -300,7 +300,8 @@ def test_no_product_module_is_imported_by_tests_alone():
 
 
 @pytest.mark.parametrize("path", STARTED)
-def test_what_is_started_by_its_name_is_named_where_it_is_started(path):
+def test_processes_started_by_name_are_listed(path):
+    """What is started by its name is named where it is started."""
     starters = [*SOURCES, *(ROOT / "stack/deploy").rglob("*.y*ml"), *ROOT.glob("*.yml")]
     texts = [other.read_text() for other in starters if relative(other) != path]
     assert any(re.search(rf"\b{Path(path).stem}\b", text) for text in texts), STARTED[path]
@@ -329,7 +330,8 @@ def test_what_another_file_needs_has_no_underscore(path):
     assert [] == [name for name in taken if name.startswith("_")]
 
 
-def test_every_dependency_is_used_and_every_import_is_a_dependency():
+def test_dependencies_and_imports_agree():
+    """Every dependency is used and every import is a dependency."""
     declared = {Requirement(text).name.lower() for text in PROJECT["dependencies"]}
     provides = {
         "pyyaml": "yaml",
@@ -379,7 +381,7 @@ def test_the_wheel_is_complete(wheel):
     assert not tracked - inside
 
 
-def test_an_installed_wheel_owns_its_five_package_names_alone_and_runs(wheel, tmp_path):
+def test_wheel_owns_its_five_packages_and_runs(wheel, tmp_path):
     """The names are plain words, so the application is installed on its own; beside its dependencies nobody else claims
     them."""
     target = tmp_path / "site"
@@ -447,3 +449,14 @@ def test_our_pins_stand_beside_those_of_vllm(part):
 def test_python_versions_are_told_the_same_everywhere():
     assert ">=3.11" == PROJECT["requires-python"]
     assert "3.11" in (ROOT / "Makefile").read_text()
+
+
+def test_names_of_tests_have_at_most_60_characters():
+    names = [
+        f"{path.name}::{node.name}"
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+        if len(node.name) > 60
+    ]
+    assert [] == names

@@ -374,7 +374,8 @@ def _services_told(words: list[str], one: bool) -> list[str]:
 
 
 @each_page
-def test_every_command_option_target_and_service_that_a_page_shows_exists(page):
+def test_commands_options_targets_and_services_exist(page):
+    """Every command option target and service that a page shows exists."""
     wrong = [f"{' '.join(words)}: {what}" for words, whole in commands_in(page) for what in complaints(words, whole)]
     assert [] == wrong
 
@@ -531,7 +532,8 @@ FILES = [
 @pytest.mark.parametrize(
     ("page", "example"), FILES, ids=[f"{name_of(page)} {kind_of(example)}" for page, example in FILES]
 )
-def test_configuration_files_of_the_pages_are_read_by_our_own_readers(page, example, tmp_path):
+def test_documented_configuration_is_readable(page, example, tmp_path):
+    """Configuration files of the pages are read by our own readers."""
     path = tmp_path / example.about.split(" as ")[0]
     path.write_text(example.text)
     for other in examples(page):  # a file may name another one of its page
@@ -618,7 +620,8 @@ FIGURES = {
 }
 
 
-def test_the_table_of_boards_has_every_board_with_its_own_question():
+def test_dashboard_table_is_complete():
+    """The table of boards has every board with its own question."""
     rows = dict(
         re.findall(
             r"^\| (.+?) \| (.+?) \|$", (ROOT / "docs/guides/dashboards.md").read_text().split("\n\n")[1], re.MULTILINE
@@ -648,7 +651,8 @@ def test_figures_of_the_front_pages_are_those_of_the_code(page):
     ]
 
 
-def test_the_table_of_ports_has_every_port_of_the_lab_and_of_compose():
+def test_port_table_is_complete():
+    """The table of ports has every port of the lab and of compose."""
     table = (ROOT / "docs/internals/architecture.md").read_text().split("\n## Ports\n")[1].split("\n## ")[0]
     told = {int(port) for row in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for port in row.split(", ")}
     published = set(

@@ -74,21 +74,18 @@ def running_tests(tree: Path, *names: str) -> subprocess.Popen[str]:
 
 HOUSE, RULES, CASES = "test_rules_and_boards.py", "test_alert_lint.py", "test_alert_rules.py"
 PAGES = f"{HOUSE}::test_every_alert_has_its_page_and_every_page_its_alert"
-INDEX = "test_reference.py::test_the_index_of_runbooks_names_every_page_under_some_symptom"
-CASE, DRILL = (
-    f"{CASES}::test_every_alert_has_its_case",
-    "test_drills.py::test_every_alert_has_a_drill_or_a_reason_and_every_drill_an_alert",
-)
+INDEX = "test_reference.py::test_runbook_index_names_every_page"
+CASE, DRILL = (f"{CASES}::test_every_alert_has_its_case", "test_drills.py::test_alerts_and_drills_match")
 GUARDS = (
     PAGES, INDEX, CASE, DRILL,
     f"{HOUSE}::test_printed_files_match_their_source",
     f"{RULES}::test_the_shipped_rules_break_none",
-    f"{CASES}::test_every_metric_that_an_alert_reads_stands_in_one_of_its_cases[{ALERT}]",
+    f"{CASES}::test_metrics_of_alerts_stand_in_their_cases[{ALERT}]",
     f"{CASES}::test_a_case_bears_the_labels_of_a_real_scrape[{ALERT}]",
     "test_dashboard_lint.py::test_the_shipped_boards_break_no_rule_that_has_no_reason",
     f"test_runbook_pages.py::test_a_page_can_be_read_at_night[{ALERT}]",
-    f"test_runbook_pages.py::test_a_page_leads_to_the_panel_of_its_alert_and_says_how_loud_it_is[{ALERT}]",
-    f"test_runbook_pages.py::test_queries_and_conditions_ask_only_for_series_that_exist_whatever_is_filled_in[{ALERT}]",
+    f"test_runbook_pages.py::test_page_links_the_panel_and_names_the_severity[{ALERT}]",
+    f"test_runbook_pages.py::test_queries_and_conditions_use_existing_series[{ALERT}]",
 )  # fmt: skip
 
 # Files whose changes are left out together, and the tests that then fail, each with these words.
@@ -102,13 +99,15 @@ NEEDED = (
 )
 
 
-def test_every_change_of_the_page_names_a_file_and_something_that_comes():
+def test_every_change_names_a_file_and_an_effect():
+    """Every change of the page names a file and something that comes."""
     assert len(CHANGES) >= 8
     assert all(new and new != old for _, old, new in CHANGES)
     assert {path for files, _ in NEEDED for path in files} <= {path for path, _, _ in CHANGES}
 
 
-def test_with_all_changes_of_the_page_the_tree_prints_and_its_guards_hold(tmp_path):
+def test_all_changes_render_and_pass_the_guards(tmp_path):
+    """With all changes of the page the tree prints and its guards hold."""
     tree = copy(tmp_path)
     make(tree)
     before = started(tree, "-m", "stack.cli", "render", "--check")

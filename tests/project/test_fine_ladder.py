@@ -118,7 +118,8 @@ def test_an_exemplar_is_in_the_bucket_that_holds_its_value():
         assert all((0.0, *fine.bounds)[at] < one.value <= fine.bounds[at] for at, one in shown)
 
 
-def test_a_histogram_without_native_buckets_or_range_stays_as_it_is():
+def test_histogram_without_native_buckets_is_unchanged():
+    """A histogram without native buckets or range stays as it is."""
     samples = [(sidecar.TTFT, {}, Distribution((0.1,), [1, 0], 0.05)), (sidecar.LOG_LINES, {}, 7)]
     samples += [sample for sample in samples_of(traffic_of([1.0])) if sample[0] is sidecar.TTFT_OVERHEAD]
     assert samples == list(fine_ladder.refine(samples))

@@ -94,7 +94,7 @@ def headless_docstrings(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", filter(is_clean, SOURCES), ids=name_of)
-def test_clean_folders_have_no_replaced_word_and_no_headless_docstring(path: Path):
+def test_clean_folders_stay_clean(path: Path):
     assert ([], []) == (replaced_words(path), headless_docstrings(path))
 
 

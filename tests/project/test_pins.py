@@ -45,7 +45,8 @@ SYSTEMS = [
 
 
 @each_set
-def test_every_line_of_pyproject_is_pinned_to_a_version_that_it_allows(name):
+def test_dependencies_are_pinned_to_allowed_versions(name):
+    """Every line of pyproject is pinned to a version that it allows."""
     for requirement in map(Requirement, pins.wanted(PROJECT, pins.SETS[name])):
         pin = PINS[name].get(pins.normal(requirement.name))
         assert pin, f"requirements/{name}.txt lacks {requirement.name}: run `make pins`"
@@ -140,7 +141,8 @@ def test_every_licence_may_stand_beside_ours():
         ("Mozilla Public License 2.0 (MPL 2.0)", True),
     ],
 )
-def test_a_licence_is_fine_when_all_of_it_is_or_one_of_its_alternatives(said, fine):
+def test_licence_needs_one_good_alternative(said, fine):
+    """A licence is fine when all of it is or one of its alternatives."""
     assert fine is audit.Licence("x", said).fine
 
 
@@ -167,7 +169,8 @@ UNASKED = {"name": "aiohttp", "skip_reason": "Dependency not found on PyPI and c
         ([FINE, UNASKED], 2, "not audited, because the advisory service does not know 1 packages, such as aiohttp"),
     ],
 )
-def test_an_audit_passes_only_when_the_service_knew_every_package(rows, status, sentence, tmp_path):
+def test_audit_fails_on_an_unknown_package(rows, status, sentence, tmp_path):
+    """An audit passes only when the service knew every package."""
     got, told = audit.vulnerabilities(fake_pip_audit(tmp_path, {"dependencies": rows}), Path("run.txt"))
     assert status == got
     assert sentence in told

@@ -26,7 +26,8 @@ from stack.root import ROOT
 PAGES = {path.name: text for path, text in reference.pages()}
 
 
-def test_every_family_of_the_catalogue_has_one_heading_and_one_row():
+def test_families_have_one_heading_and_one_row():
+    """Every family of the catalogue has one heading and one row."""
     listed = [metric.name for topic in metrics.topics() for metric in topic.metrics]
     assert sorted(listed) == sorted({metric.name for metric in EVERYTHING})
     headings = re.findall(r"^### (.*)$", PAGES["metrics.md"], re.MULTILINE)
@@ -39,7 +40,8 @@ def test_no_two_headings_of_a_page_share_an_anchor():
         assert len(headings) == len({page_check.slug(heading) for heading in headings}), name
 
 
-def test_a_page_says_meaning_traps_former_names_and_flags_of_each_family():
+def test_page_gives_meaning_traps_names_and_flags():
+    """A page says meaning traps former names and flags of each family."""
     text = PAGES["metrics.md"]
     for metric in (metric for topic in metrics.topics() for metric in topic.metrics):
         entry = text.split(f"\n### {metric.name}\n", 1)[1].split("\n### ", 1)[0]
@@ -47,7 +49,7 @@ def test_a_page_says_meaning_traps_former_names_and_flags_of_each_family():
             assert told in entry, (metric.name, told)
 
 
-def test_panels_and_alerts_of_a_family_are_those_whose_queries_name_it():
+def test_panels_and_alerts_of_a_family_query_it():
     """By the plain words of the queries, which is another way than the one that the page goes."""
     words = {
         f"{b.slug}/{p.slug}": {word for q in p.queries for word in re.findall(r"[\w:]+", q.expr)}
@@ -67,7 +69,8 @@ def _metric(name: str) -> Metric:
     return next(metric for metric in EVERYTHING if metric.name == name)
 
 
-def test_every_alert_has_an_entry_with_number_panel_page_and_drill():
+def test_alert_entries_are_complete():
+    """Every alert has an entry with number panel page and drill."""
     text = PAGES["alerts.md"]
     for alert in ALERTS:
         entry = text.split(f"\n### {alert.name}\n", 1)[1].split("\n### ", 1)[0]
@@ -95,13 +98,15 @@ def test_every_recorded_series_is_on_the_page_with_what_it_holds():
     )
 
 
-def test_a_rule_is_read_through_recorded_series_down_to_what_is_scraped():
+def test_rule_is_followed_to_scraped_series():
+    """A rule is read through recorded series down to what is scraped."""
     burn = next(alert for alert in ALERTS if alert.name == "VLLMTTFTBudgetBurn")
     assert "vllm:time_to_first_token_seconds" in {metric.name for metric in use.metrics(burn.expr)}
     assert "cluster_model_name:vllm_slo_ttft_bad:increase5m" in use.read(burn.expr).recorded
 
 
-def test_the_index_of_runbooks_names_every_page_under_some_symptom():
+def test_runbook_index_names_every_page():
+    """The index of runbooks names every page under some symptom."""
     pages = {page.name for page in runbook_page.pages()}
     named = {name for names in runbooks.SYMPTOMS.values() for name in names}
     assert pages == named, "give the page a symptom in stack/reference/runbooks.py, SYMPTOMS"
@@ -144,7 +149,8 @@ def close(value: Any) -> Any:
             return pytest.approx(value, abs=6e-7)
 
 
-def test_every_computation_has_an_example_on_the_page_and_every_block_is_one():
+def test_every_computation_has_an_example():
+    """Every computation has an example on the page and every block is one."""
     assert set(worked_examples.COMPUTED) == {name for name, _, _ in _EXAMPLES}
     assert len(_EXAMPLES) == (ROOT / "docs/reference/joined-metrics.md").read_text().count("```yaml")
 
@@ -155,13 +161,13 @@ def test_a_false_figure_in_an_example_is_found():
     assert gives == close(worked_examples.COMPUTED[name](given))
 
 
-def test_the_scenarios_of_the_gateways_page_are_what_the_simulation_gives():
+def test_gateway_scenarios_match_the_simulation():
     """`python tests/bench/admission_scenarios.py --write` prints them anew."""
     page = admission_scenarios.PAGE.read_text()
     assert page == admission_scenarios.printed(page)
 
 
-def test_in_a_flood_the_others_wait_less_than_a_twentieth_of_what_they_would_behind_it():
+def test_flood_delays_others_less_than_a_twentieth():
     """What the page says of it in words: the other teams hardly wait, the flooder is refused half, and nothing is lost
     on either side."""
     flood = admission_scenarios.SCENARIOS[0]

@@ -42,7 +42,8 @@ def unpacked(made: Path, tmp_path_factory) -> Path:
     return folder / NAME
 
 
-def test_a_release_holds_a_wheel_the_source_an_image_context_and_a_bundle_and_their_sums(made: Path):
+def test_release_contents_and_checksums(made: Path):
+    """A release holds a wheel the source an image context and a bundle and their sums."""
     expected = {
         f"{NAME}-py3-none-any.whl",
         f"{NAME}.tar.gz",
@@ -54,7 +55,7 @@ def test_a_release_holds_a_wheel_the_source_an_image_context_and_a_bundle_and_th
     assert sums == {name: hashlib.sha256((made / name).read_bytes()).hexdigest() for name in sums}
 
 
-def test_the_unpacked_source_makes_the_same_release_byte_for_byte(made: Path, unpacked: Path, tmp_path):
+def test_unpacked_source_makes_the_same_release(made: Path, unpacked: Path, tmp_path):
     """In another folder, without git, by someone with another umask: so the source is whole, and anyone can check what
     we publish."""
     before = os.umask(0o077)
@@ -82,7 +83,7 @@ def test_an_archive_says_nothing_of_who_made_it(made: Path):
         assert all(name.split("/")[0] not in ("", "..") for name in (e.name for e in entries))
 
 
-def test_the_wheel_runs_in_an_environment_of_its_own_beside_pinned_dependencies(made: Path, tmp_path):
+def test_wheel_runs_beside_pinned_dependencies(made: Path, tmp_path):
     """The dependencies are those that are installed here; the index is not asked."""
     venv.create(tmp_path / "env", with_pip=False, symlinks=True)
     inside = next((tmp_path / "env").glob("lib/python3*/site-packages"))
@@ -103,7 +104,8 @@ def things(made: Path, tmp_path_factory) -> Path:
     return folder / f"vllm-watch-bundle-{VERSION}"
 
 
-def test_every_folder_of_the_bundle_is_told_in_its_readme_and_is_not_empty(things: Path):
+def test_bundle_readme_names_every_folder(things: Path):
+    """Every folder of the bundle is told in its readme and is not empty."""
     told = set(re.findall(r"^\| `([a-z/]+)/` \|", (things / "README.md").read_text(), re.MULTILINE))
     assert {name for name, *_ in (*release.PRINTED, *release.COPIED)} == told
     assert all(list((things / name).rglob("*.*")) for name in told)
@@ -184,7 +186,7 @@ def test_a_section_without_its_date_is_refused(small: Path):
     assert "CHANGELOG.md has no section" in release.why_not(small)[1]
 
 
-def test_the_changelog_has_the_sections_of_keep_a_changelog_in_their_order():
+def test_changelog_has_the_sections_in_order():
     """Below each version, newest first, `Added` to `Security`, each at most once and never empty."""
     known = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
     for version in re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]:
@@ -203,7 +205,8 @@ def test_a_folder_with_other_things_is_not_replaced(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("told", "year"), [("tomorrow", None), ("-1", None), ("99999999999", None), (str(WHEN), WHEN)])
-def test_a_date_that_no_archive_can_hold_is_refused_in_one_sentence(told, year, tmp_path, capsys, monkeypatch):
+def test_impossible_archive_date_is_refused(told, year, tmp_path, capsys, monkeypatch):
+    """A date that no archive can hold is refused in one sentence."""
     monkeypatch.setenv("SOURCE_DATE_EPOCH", told)
     if year:
         assert year == release.epoch(ROOT)
@@ -229,7 +232,8 @@ def tag(service: str) -> str:
     return re.sub(r".*:-|\}$", "", COMPOSE[service]["image"]).rpartition(":")[2].removeprefix("v")
 
 
-def test_vllm_is_one_version_in_compose_lab_golden_pages_and_readme():
+def test_one_vllm_version_everywhere():
+    """VLLM is one version in compose lab golden pages and readme."""
     assert engine.VLLM == tag("vllm")
     assert f"| {engine.VLLM} | tested live (CPU build)" in STATUS
     assert ".".join(engine.VLLM.split(".")[:2]) in README
@@ -237,14 +241,16 @@ def test_vllm_is_one_version_in_compose_lab_golden_pages_and_readme():
     assert f"## vLLM {'.'.join(engine.VLLM.split('.')[:2])}" in (ROOT / "docs/reference/upgrades.md").read_text()
 
 
-def test_prometheus_alertmanager_and_collector_are_one_version_in_compose_and_readme():
+def test_one_version_of_each_service_everywhere():
+    """Prometheus Alertmanager and collector are one version in compose and readme."""
     assert f"Prometheus {tag('prometheus')}" in README
     assert f"Alertmanager {tag('alertmanager')}" in README
     assert f"Collector core {'.'.join(tag('otelcol').split('.')[:2])}" in README
 
 
 @pytest.mark.collector
-def test_the_collector_that_the_tests_run_is_of_the_line_of_the_image(part):
+def test_test_collector_is_of_the_image_line(part):
+    """The collector that the tests run is of the line of the image."""
     assert tag("otelcol").split(".")[:2] == part("otelcol").version.split(".")[:2]
 
 

@@ -207,7 +207,8 @@ def test_only_pages_are_read(folder):
         ("---", [], False),
     ],
 )
-def test_a_page_is_found_by_name_then_by_likeness_then_by_its_words(query, expected, by_name, folder):
+def test_find_page_by_name_likeness_and_words(query, expected, by_name, folder):
+    """A page is found by name then by likeness then by its words."""
     found = book.find(query, book.pages(folder))
     assert (expected, by_name) == ([one.name for one in found.pages], found.by_name)
 
@@ -301,7 +302,8 @@ def test_no_value_is_more_to_a_shell_than_a_word(value, line, tmp_path):
     ("value", "shown"),
     [("10.0.0.1:8000", "10.0.0.1:8000"), ("a b", "'a b'"), ("it's", "'it'\"'\"'s'"), ("-x", "TEAM"), ("a`b", "TEAM")],
 )
-def test_a_value_is_quoted_where_a_shell_needs_it_and_left_out_where_nothing_helps(value, shown):
+def test_quote_value_for_a_shell(value, shown):
+    """A value is quoted where a shell needs it and left out where nothing helps."""
     assert f"```bash\nls {shown}\n```" == book.fill("```bash\nls {{team}}\n```", {"team": value})
 
 
@@ -337,7 +339,7 @@ def test_printed_parts_follow_the_alert_and_the_rest_stays():
     assert 13 >= len(added), added
 
 
-def test_a_page_without_regions_stays_and_a_torn_one_swallows_nothing():
+def test_keep_text_of_a_page_without_regions_or_a_torn_one():
     assert "# x\n" == book.stamped("# x\n", FACTS)
     torn = PAGE.replace("<!-- end -->", "", 1)
     assert "Nobody notices yet" in book.stamped(torn, FACTS)
@@ -348,7 +350,8 @@ def test_an_alert_that_waits_for_nothing_says_so():
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
-def test_what_is_printed_of_an_alert_is_promql_and_names_its_number(alert):
+def test_alert_text_is_promql_and_names_its_threshold(alert):
+    """What is printed of an alert is PromQL and names its number."""
     facts = render.facts(alert)
     assert promql_ast.names(facts.expr) == promql_ast.names(alert.expr)
     assert facts.threshold[0].startswith(alert.threshold.shown if alert.threshold else "This rule has no number")
@@ -395,7 +398,8 @@ def test_every_fault_of_a_page_is_told_with_its_name(before, after, told, folder
     assert told in "\n".join(found)
 
 
-def test_pages_and_alerts_match_one_to_one_and_free_pages_are_checked_too(folder):
+def test_pages_and_alerts_match_one_to_one(folder):
+    """Pages and alerts match one to one and free pages are checked too."""
     (folder / "rollback.md").write_text("# Going back\n\n[gone](VLLMGone.md) TBD\n")
     found = list(page_check.faults(["VLLMEngineDown", "VLLMMissing"], folder))
     assert {"VLLMMissing has no page", "VLLMKVCacheNearlyFull.md belongs to no alert"} <= set(found)
@@ -412,7 +416,8 @@ def test_a_page_that_nobody_looked_at_for_a_year_is_a_warning(folder):
 
 
 @pytest.mark.parametrize("shipped", book.pages(), ids=lambda one: one.name)
-def test_a_shipped_page_can_be_filled_and_every_query_of_it_exists(shipped):
+def test_shipped_page_fills_and_its_queries_exist(shipped):
+    """A default page can be filled and every query of it exists."""
     known = {sample for metric in EVERYTHING for sample in metric.samples} | {
         recording.record for recording in RECORDINGS
     }
@@ -461,7 +466,8 @@ def test_one_alert_of_a_webhook_opens_its_page_with_its_labels(tmp_path):
 
 
 @pytest.mark.usefixtures("small")
-def test_several_alerts_are_listed_the_most_urgent_first_each_with_its_command():
+def test_alerts_are_listed_most_urgent_first():
+    """Several alerts are listed the most urgent first each with its command."""
     done = command("--from-alertmanager", "-", stdin=API)
     assert 0 == done.exit_code
     assert ["critical", "warning", "-"] == [
@@ -660,7 +666,8 @@ ONE_HOLDS = PAGE.replace('"} < 1`', '"} > 1`')
 
 
 @pytest.mark.prometheus
-def test_just_the_row_that_holds_is_marked_and_what_cannot_be_asked_says_why(prometheus):
+def test_only_the_row_that_holds_is_marked(prometheus):
+    """Just the row that holds is marked and what cannot be asked says why."""
     shown = page(ONE_HOLDS).filled(HERE)
     live = asyncio.run(lookup.ask(shown, {}, address(prometheus), time.time()))
     assert [False, True, None] == [live.answers[row.condition].holds for row in shown.rows]
@@ -717,7 +724,8 @@ def test_a_real_prometheus_accepts_every_query_of_a_shipped_page(shipped, promet
 
 
 @pytest.mark.usefixtures("small")
-def test_without_prometheus_the_page_is_there_and_one_sentence_says_what_is_not():
+def test_page_without_prometheus():
+    """Without Prometheus the page is there and one sentence says what is not."""
     arguments = ("enginedown", "--live", "--prometheus", "http://127.0.0.1:9")
     done = command(*arguments)
     assert (0, 1) == (done.exit_code, done.output.count("Prometheus at http://127.0.0.1:9 does not answer"))
@@ -738,7 +746,8 @@ async def test_a_prometheus_that_never_answers_is_waited_for_once(monkeypatch):
 
 
 @pytest.mark.usefixtures("small")
-def test_the_whole_page_as_text_reads_without_markup_that_only_tools_need():
+def test_text_page_has_no_markup_for_tools():
+    """The whole page as text reads without markup that only tools need."""
     text = command("VLLMKVCacheNearlyFull").output
     assert text.startswith(
         "# VLLMKVCacheNearlyFull\n\n- severity: warning\n- panel:"
@@ -801,7 +810,8 @@ def in_a_terminal(lines: int, *arguments: str) -> str:
     return written.decode()
 
 
-def test_a_terminal_gets_a_drawn_page_through_a_pager_only_where_it_is_too_small():
+def test_terminal_uses_a_pager_only_when_too_small():
+    """A terminal gets a drawn page through a pager only where it is too small."""
     small, large = (in_a_terminal(lines, "VLLMWatchdog", "--section", "escal") for lines in (5, 200))
     assert "PAGED" in small
     assert "PAGED" not in large
@@ -827,7 +837,8 @@ def test_the_shipped_book_is_found_offline_by_a_bare_process():
 
 
 @pytest.mark.usefixtures("small")
-def test_the_board_shows_the_page_its_urgency_its_panel_and_links_to_pages(folder, monkeypatch):
+def test_board_shows_page_urgency_panel_and_links(folder, monkeypatch):
+    """The board shows the page its urgency its panel and links to pages."""
     monkeypatch.setattr(book, "names", lambda: ["VLLMEngineDown"])
     shown = html_pages.runbook_page(book.parse("VLLMKVCacheNearlyFull", book.fill(PAGE, {})), {}, None)
     assert '<span class="severity warning">warning</span>' in shown
@@ -894,7 +905,7 @@ def test_quantiles_of_a_page_are_asked_as_panels_ask_them():
     assert (({"model_name": "chat"}, "< 300 ms"),) == told.rows
 
 
-def test_every_quantile_of_a_shipped_step_is_asked_with_its_bounds():
+def test_quantiles_of_a_step_are_asked_with_bounds():
     """One that the pattern does not know would be shown without its mark."""
     steps = {
         block.text

@@ -84,7 +84,8 @@ def filled_by(page: RunbookPage, value: str) -> RunbookPage:
 
 
 @each_alerts_page
-def test_a_page_leads_to_the_panel_of_its_alert_and_says_how_loud_it_is(page):
+def test_page_links_the_panel_and_names_the_severity(page):
+    """A page leads to the panel of its alert and says how loud it is."""
     alert = ALERT[page.name]
     assert alert is page.alert
     assert alert.labels["severity"] == page.severity
@@ -120,14 +121,15 @@ def test_every_alert_has_its_diagnosis_and_the_page_shows_it():
 
 
 @each_page
-def test_queries_and_conditions_ask_only_for_series_that_exist_whatever_is_filled_in(page):
+def test_queries_and_conditions_use_existing_series(page):
+    """Queries and conditions ask only for series that exist whatever is filled in."""
     for filled in (any_labels(page), *(filled_by(page, value) for value in ("plain", *NASTY))):
         for text in asked(filled):
             assert promql_ast.names(text) <= SAMPLES.keys() | RECORDED, text
 
 
 @each_page
-def test_queries_and_conditions_rely_on_no_label_that_is_lost_and_divide_by_nothing_that_may_be_zero(page):
+def test_queries_use_no_lost_label_and_no_zero_divisor(page):
     """Two sides whose labels differ never match, so such a row could never hold. 0/0 would show as NaN at night; a
     comparison lets none through."""
     for text in asked(any_labels(page)):
@@ -150,7 +152,7 @@ def labels_of(sample: str) -> frozenset[str]:
 
 
 @each_page
-def test_every_selector_of_a_condition_selects_something_that_can_exist(page):
+def test_condition_selectors_can_match(page):
     """A label that nobody writes makes a row that never holds, and nobody would notice. A page of no alert names hosts
     and jobs as examples."""
     for text in asked(any_labels(page)):
@@ -222,7 +224,7 @@ def test_a_row_of_the_diagnosis_holds_when_the_alert_fires(slot, ask):
 
 @pytest.mark.prometheus
 @each_alerts_page
-def test_every_query_of_the_first_five_minutes_answers_when_the_alert_fires(page, ask):
+def test_first_five_minutes_queries_answer_when_firing(page, ask):
     """An alert with several cases has several sources: what one of them lacks, such as a sidecar, another has."""
     its = [slot for slot in slots() if slot.case.alert == page.name]
     assert its, "alert_cases.py has no case of this alert"
@@ -362,7 +364,8 @@ def test_nothing_in_the_first_five_minutes_changes_anything(page):
         "sudo tee /etc/x",
     ],
 )
-def test_a_command_that_changes_something_is_told_from_one_that_reads(text):
+def test_changing_and_reading_commands_differ(text):
+    """A command that changes something is told from one that reads."""
     assert any(
         program not in READ_ONLY or not re.fullmatch(READ_ONLY[program], arguments)
         for program, arguments in started(text)
@@ -409,7 +412,8 @@ def ours_options() -> frozenset[str]:
 
 
 @each_page
-def test_every_option_on_a_page_is_one_of_vllm_or_of_a_tool_that_the_section_names(page):
+def test_options_on_a_page_belong_to_a_named_tool(page):
+    """Every option on a page is one of vLLM or of a tool that the section names."""
     for section in page.sections:
         for option in re.findall(r"(?<![\w-])--[a-zA-Z][\w.-]*\w", section.text):
             of_tools = any(tool in section.text and option in options for tool, options in TOOLS.items())
@@ -429,7 +433,7 @@ def test_every_option_of_a_tool_in_the_table_is_on_a_page():
 
 
 @each_page
-def test_every_variable_of_the_environment_on_a_page_is_read_by_somebody(page):
+def test_environment_variables_on_a_page_are_read(page):
     """By vLLM, or by our compose file."""
     compose = set(
         re.findall(r"\bVLLM_WATCH_\w+", (ROOT / "docker-compose.yml").read_text() + (ROOT / "Makefile").read_text())

@@ -81,7 +81,8 @@ class Books:
         return dict(found)
 
 
-def test_an_engine_alone_has_all_cards_and_its_teams_share_the_time_by_their_tokens():
+def test_single_engine_has_all_gpus_shared_by_tokens():
+    """An engine alone has all GPUs and its teams share the time by their tokens."""
     books = Books()
     books.accounts.on_gpus([card("GPU-a"), card("GPU-b")], books.now)
     books.look(view())
@@ -98,7 +99,8 @@ def test_an_engine_alone_has_all_cards_and_its_teams_share_the_time_by_their_tok
     assert 0.001 * by_team["a",] == pytest.approx(cost["allocation", "a"]) == pytest.approx(cost["usage", "a"])
 
 
-def test_named_cards_go_to_their_engine_and_what_nobody_names_is_on_the_bill_all_the_same():
+def test_named_gpus_go_to_their_engine():
+    """Named GPUs go to their engine and what nobody names is on the bill all the same."""
     books = Books({"one": ("GPU-a",), "two": ("GPU-b",)})
     for _ in range(3):
         books.accounts.on_gpus([card("GPU-a"), card("GPU-b"), card("GPU-c")], books.now)
@@ -110,7 +112,8 @@ def test_named_cards_go_to_their_engine_and_what_nobody_names_is_on_the_bill_all
     assert books.figures("cost_total", "model_name", "team")["__none__", "__unattributed__"] > 0
 
 
-def test_of_several_engines_without_named_cards_none_is_taken_to_have_one():
+def test_several_engines_without_named_gpus_have_none():
+    """Of several engines without named GPUs none is taken to have one."""
     books = Books({"one": (), "two": ()})
     for _ in range(2):
         books.accounts.on_gpus([card("GPU-a")], books.now)
@@ -118,7 +121,9 @@ def test_of_several_engines_without_named_cards_none_is_taken_to_have_one():
     assert {"__none__"} == {model for model, _ in books.figures("gpu_allocated_seconds_total", "model_name", "uuid")}
 
 
-def test_a_mig_instance_costs_its_part_and_has_its_part_of_the_cards_energy():
+def test_mig_instance_has_its_share_of_cost_and_energy():
+    """A MIG instance costs its part and has its part of the GPUs energy."""
+
     def reading(joules: float) -> GpuReading:
         halves = [
             MigReading("GPU-a", 1, "MIG-1", "3g.71gb", graphics_ratio=0.9),
@@ -147,7 +152,8 @@ def test_a_driver_that_was_loaded_anew_takes_no_joule_back():
     assert 360 == pytest.approx(sum(books.figures("energy_joules_total", "team").values()))
 
 
-def test_while_an_engine_is_silent_its_cards_go_on_costing_and_what_they_did_is_unknown():
+def test_silent_engine_keeps_costing_with_unknown_work():
+    """While an engine is silent its GPUs go on costing and what they did is unknown."""
     books = Books()
     books.accounts.on_gpus([card("GPU-a")], books.now)
     books.look(view())
@@ -167,7 +173,8 @@ def test_a_clock_that_is_put_right_costs_no_gpu_time():
     assert 5 == pytest.approx(books.figures("gpu_allocated_seconds_total")[()])
 
 
-def test_the_time_of_a_card_whose_engine_serves_nothing_is_nobodys_and_is_told():
+def test_gpu_time_of_an_unserving_engine_is_nobodys():
+    """The time of a GPU whose engine serves nothing is nobodys and is told."""
     books = Books()
     books.accounts.on_gpus([card("GPU-a")], books.now)
     empty = EngineView("0.32.0", NOON - 100, {}, ())
@@ -178,7 +185,8 @@ def test_the_time_of_a_card_whose_engine_serves_nothing_is_nobodys_and_is_told()
     assert {("m",): 5.0, ("__none__",): 10.0} == books.figures("gpu_allocated_seconds_total", "model_name")
 
 
-def test_a_restart_goes_on_with_the_same_sums_and_bills_nobody_for_the_time_between():
+def test_restart_keeps_sums_and_bills_no_gap():
+    """A restart goes on with the same sums and bills nobody for the time between."""
     books = Books()
     ledger = CounterStore(books.traffic)
     ledger.accounts += books.accounts.state_providers()
@@ -207,7 +215,8 @@ def test_a_restart_goes_on_with_the_same_sums_and_bills_nobody_for_the_time_betw
     assert 1 == again.figures("reconcile_engine_total", "kind")["requests",]
 
 
-def test_the_two_ways_to_share_an_hour_are_laid_side_by_side_when_it_is_over():
+def test_both_ways_to_share_an_hour_are_shown():
+    """The two ways to share an hour are laid side by side when it is over."""
     import asyncio
 
     books = Books()

@@ -258,7 +258,7 @@ def test_tokens_in_flight_keep_their_part():
     assert {"red": 15.0, IDLE: 5.0} == seconds(attribution)
 
 
-def test_a_line_that_comes_before_the_engines_own_count_is_paid_once():
+def test_line_before_the_engine_count_is_paid_once():
     """The log may be some seconds ahead of the engine's page; the tokens that come later are then nobody's work in
     flight."""
     red = {"red": Work(0, 0, 100)}
@@ -268,7 +268,7 @@ def test_a_line_that_comes_before_the_engines_own_count_is_paid_once():
     assert {"red": 5.0, "blue": 10.0} == seconds(attribution)
 
 
-def test_tokens_that_the_engine_never_counted_are_not_missed_for_ever():
+def test_uncounted_tokens_are_not_missed_for_ever():
     """1,000 tokens in the log that no page shows: two looks later, what is in flight is seen again."""
     attribution = after(FIRST, look(0, 5, logged={"red": Work(0, 0, 1000)}))
     for number in (1, 2):
@@ -292,7 +292,7 @@ def test_what_the_cache_had_was_no_work():
     assert {"red": 5.0, "blue": 5.0} == seconds(after(FIRST, look(0, 10, logged=logged, produced=Work(2200, 1000, 0))))
 
 
-def test_a_log_without_cached_tokens_is_taken_to_have_had_its_part_of_them():
+def test_log_without_cached_tokens_gets_its_share():
     """Engines tell clients of cached tokens only when asked to; else prompts would look like more work than the engine
     did, and answers like less."""
     logged = {"red": Work(1000, 0, 0), "blue": Work(0, 0, 25)}
@@ -320,7 +320,7 @@ def test_work_that_was_broken_off_is_its_teams_and_is_paid_once():
     assert {"red": near(7.0), "blue": near(3.0), ABORTED: near(10.0)} == seconds(attribution)
 
 
-def test_an_answer_that_was_finished_behind_a_client_that_left_is_paid_once():
+def test_answer_finished_after_disconnect_is_paid_once():
     """The engine counts it as finished, the log has no usage of it: the reconciliation calls it missing in the log, and
     the record has claimed it before."""
     left = {"blue": Work(30, 0, 70)}
@@ -330,7 +330,8 @@ def test_an_answer_that_was_finished_behind_a_client_that_left_is_paid_once():
     assert 10.0 == pending(attribution, "seconds")
 
 
-def test_an_estimate_that_was_too_high_does_not_swallow_what_breaks_off_later():
+def test_high_estimate_hides_no_later_abort():
+    """An estimate that was too high does not swallow what breaks off later."""
     left = {"blue": Work(0, 0, 1000)}
     rest = [look(at, at + 10, (0, 0), abandoned=left, aborted=Work(0, 0, 100)) for at in range(10, 60, 10)]
     attribution = after(FIRST, look(0, 10, abandoned=left, produced=Work(0, 0, 100)), *rest)
@@ -359,7 +360,7 @@ def test_what_was_told_before_the_first_look_takes_nothing():
     assert {"blue": 10.0} == seconds(attribution)
 
 
-def test_when_nothing_runs_and_nobody_says_whose_it_was_it_is_unattributed():
+def test_idle_work_without_owner_is_unattributed():
     """Half a minute is given to the lines; then no one will come."""
     looks = [
         FIRST,
@@ -375,14 +376,15 @@ def test_when_nothing_runs_and_nobody_says_whose_it_was_it_is_unattributed():
     assert 0.0 == attribution.models["chat"].generation_ahead
 
 
-def test_a_request_that_came_and_went_between_looks_waits_for_its_line():
+def test_request_between_scrapes_waits_for_its_line():
     """After an hour of rest too: its line may be read some seconds after the engine's page."""
     attribution = after(FIRST, look(0, 3600, (0, 0)), look(3600, 3605, (0, 0), inference_s=2.0, produced=Work(0, 0, 9)))
     attribution.advance(look(3605, 3610, (0, 0), logged={"red": Work(0, 0, 9)}))
     assert {"red": 2.0, IDLE: 3608.0} == seconds(attribution)
 
 
-def test_one_engine_that_rests_does_not_settle_a_model_that_runs_on_another():
+def test_resting_engine_does_not_settle_a_busy_model():
+    """One engine that rests does not settle a model that runs on another."""
     looks = [FIRST, look(0, 10, produced=Work(0, 0, 50)), *(look(t, t + 20, (0, 0)) for t in (10, 30, 50))]
     other = [replace(each, upstream="other", running_before=1.0, running_after=1.0, gpus=()) for each in looks]
     attribution = after(*(each for pair in zip(looks, other, strict=True) for each in pair))
@@ -424,7 +426,8 @@ def test_a_silent_engine_still_holds_its_card():
     assert 0.0 == total(attribution, attributed.COST, basis="usage")
 
 
-def test_without_a_card_there_are_no_seconds_of_one_and_with_it_they_begin_at_0():
+def test_gpu_seconds_begin_at_0_once_a_gpu_is_seen():
+    """Without a GPU there are no seconds of one and with it they begin at 0."""
     worked = {"running": (1, 1), "logged": {"red": Work(100.0, 0.0, 10.0)}, "produced": Work(100.0, 0.0, 10.0)}
     attribution = after(look(0, 0, logged={"red": NOTHING}, gpus=()), look(0, 5, gpus=(), **worked))
     assert {attributed.DECODE_WEIGHT} == {metric for metric, _, _ in attribution.samples()}
@@ -451,7 +454,7 @@ def test_a_card_that_no_engine_claims_is_on_the_bill():
     assert {("allocation", UNATTRIBUTED): near(0.01)} == sums(attribution, attributed.COST, "basis", "team")
 
 
-def test_an_engine_that_began_again_goes_on_counting_from_what_it_says():
+def test_restarted_engine_counts_on_from_its_totals():
     """Growth of what fell is what it is now: the sums of others are not swallowed."""
     assert Work(5, 0, 3) == Work(5, 0, 3).since(Work(100, 50, 100))
     assert Work(5, 1, 0) == Work(105, 51, 100).since(Work(100, 50, 100))
@@ -494,7 +497,7 @@ def powered(
     return look(from_s, to_s, running, gpus=(replace(CARD, joules=watts * (to_s - from_s)),), **more)
 
 
-def test_idle_power_is_measured_when_nothing_runs_and_paid_by_nobody():
+def test_idle_power_is_measured_and_unattributed():
     """After half a minute of 100 W at rest, 10 s at 400 W are 3,000 J of work; the 1,000 J of a GPU that is merely on
     stay idle's."""
     rest = [powered(t, t + 10, 100.0, (0, 0)) for t in (0, 10, 20)]
@@ -554,7 +557,8 @@ def test_a_divided_cards_energy_is_split_whole(joules, parts):
     assert pytest.approx(joules, rel=CLOSE) == sum(part for part, _ in split_energy(joules, parts).values())
 
 
-def test_a_divided_cards_energy_goes_by_activity_or_says_that_it_does_not():
+def test_divided_gpu_energy_follows_activity():
+    """A divided GPUs energy goes by activity or says that it does not."""
     assert {"a": (75.0, "mig_activity"), "b": (25.0, "mig_activity")} == split_energy(
         100.0, {"a": (3 / 7, 0.5), "b": (1 / 7, 0.5)}
     )

@@ -85,7 +85,7 @@ def test_idle_cost_can_be_spread(tmp_path):
     }
 
 
-def test_aborted_work_is_in_its_teams_row_with_a_column_of_its_own(tmp_path):
+def test_aborted_work_is_a_column_of_its_team(tmp_path):
     """What was refused used nothing. Estimated tokens have columns of their own and are charged at API prices, but are
     in no exact figure."""
     unpaid = {
@@ -137,7 +137,8 @@ def test_lines_that_cannot_be_counted_are_told(tmp_path):
     assert "1 lines are no request records" in notes
 
 
-def test_work_that_reaches_into_the_time_counts_with_the_part_that_does(tmp_path):
+def test_work_across_the_period_counts_in_part(tmp_path):
+    """Work that reaches into the time counts with the part that does."""
     path = write(tmp_path, request(-50, 10), request(-90, -80), request(90, 110, "blue"))
     told = cost.report(cost.from_log([path], 100, T0 + 100), "team")
     assert {"red": 10.0, "blue": 10.0, IDLE: 80.0} == hours(told)
@@ -311,7 +312,7 @@ def found(where: Address, since_s: float = 7200.0, prices: Prices | None = None)
 
 
 @pytest.mark.prometheus
-def test_what_was_recorded_is_read_whole_over_a_sidecar_that_began_again(recorded):
+def test_recorded_sums_survive_a_sidecar_restart(recorded):
     """Each series grows on its own before the sum: the second sidecar's growth is not swallowed by the first one's
     reset."""
     told = found(recorded)

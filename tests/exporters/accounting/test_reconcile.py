@@ -276,7 +276,7 @@ STEPS = st.one_of(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(STEPS, max_size=40))
-def test_what_is_booked_is_sure_and_in_the_end_nothing_is_missing(steps):
+def test_bookings_are_sure_and_complete_in_the_end(steps):
     """Whatever happens, nothing is booked that is not so; once all is quiet, the gap is known to the last token."""
     world = World()
 
@@ -423,7 +423,8 @@ def test_what_a_restart_swallowed_is_told_as_that():
     assert not any(map(any, (*missing_in_log.values(), extra_in_log["start"], extra_in_log["unknown"])))
 
 
-def test_what_was_done_before_the_first_look_and_logged_after_it_is_told_as_that():
+def test_work_before_the_first_scrape_is_reported_so():
+    """What was done before the first look and logged after it is told as that."""
     world = World()
     world.ask(Request(n=3), lasts_s=0.01, late_s=20)
     quiet(world)
@@ -469,7 +470,7 @@ def test_no_phantom_is_booked_while_an_engine_does_not_answer():
     assert settled + 3 * SETTLED_S < values(world.sidecar)[reconciled.SETTLED.name, MODEL]
 
 
-def test_an_engine_that_was_never_seen_may_have_done_what_is_logged():
+def test_unseen_engine_may_have_done_logged_work():
     """Until every configured engine has answered once, what is logged and not seen is not extra."""
     world = World()
     hidden, world.processes["e1"] = world.processes["e1"], None
@@ -512,7 +513,8 @@ def test_a_second_restart_soon_after_the_first_is_a_restart_too():
     assert [2, 20, 40] == world.told()[1]["restart"]
 
 
-def test_two_percent_of_the_traffic_beside_the_log_are_found_within_two_minutes_and_while_it_runs():
+def test_two_percent_unlogged_traffic_is_found():
+    """Two percent of the traffic beside the log are found within two minutes and while it runs."""
     world = World()
     seeded(world, 60, 20)
     began_s, found_s = world.now_s, None
@@ -539,7 +541,7 @@ def test_slow_readers_are_not_taken_for_missing_lines(slow, slow_s, late_s):
     assert ({"no_usage": [0] * 3, "unknown": [0] * 3}, {cause: [0] * 3 for cause in EXTRA_CAUSES}) == world.told()
 
 
-def test_a_busy_day_books_nothing_but_what_its_restarts_swallowed():
+def test_busy_day_books_only_restart_losses():
     """24 hours at 100 requests a second, lines 100 ms late, aborts, n > 1, an engine killed every hour and away for 20
     seconds."""
     rng, sidecar = random.Random(7), Reconciler(upstreams=["e0"])
@@ -656,7 +658,7 @@ def test_adapters_and_other_names_count_for_their_model(aliases, told):
     assert [1, 10, 20] == world.told()[0]["unknown"], "a name that no engine has"
 
 
-def test_a_name_that_is_learned_late_brings_all_that_came_under_it():
+def test_late_name_brings_all_its_counts():
     """An adapter is loaded and used before the engine was asked again: nothing is booked until it was."""
     world = World()
     world.run(SETTLED_S)
@@ -670,7 +672,8 @@ def test_a_name_that_is_learned_late_brings_all_that_came_under_it():
     assert not any(map(any, (*world.told()[0].values(), *world.told()[1].values())))
 
 
-def test_an_engine_that_never_tells_its_names_is_compared_nevertheless():
+def test_engine_without_names_is_compared():
+    """An engine that never tells its names is compared nevertheless."""
     world = World()
     world.names = None
     world.run(SETTLED_S)
@@ -680,7 +683,8 @@ def test_an_engine_that_never_tells_its_names_is_compared_nevertheless():
     assert [1, 10, 20] == world.told()[0]["unknown"]
 
 
-def test_names_are_asked_for_at_first_after_a_restart_for_a_new_name_and_once_a_minute():
+def test_names_are_asked_at_start_restart_and_new_name():
+    """Names are asked for at first after a restart for a new name and once a minute."""
     sidecar = caught_up()
     assert not sidecar.names_due("e", 0.0), "there was no look that counts"
     sidecar.look("e", view({(MODEL, "0"): core()}), 1.0, {})
@@ -715,7 +719,7 @@ def test_what_a_log_held_before_the_first_look_is_none_of_ours():
     assert 60.0 == sidecar.state().models[MODEL].settled_s
 
 
-def test_lines_that_were_read_while_the_page_was_on_its_way_accuse_no_one():
+def test_lines_read_during_a_scrape_accuse_no_one():
     """They may be of requests that finished after the page was made, twice in a row."""
     sidecar = caught_up()
     for at in range(1, 20):
@@ -736,7 +740,8 @@ def test_a_percentile_beyond_all_buckets_does_not_wait_for_ever():
     assert 2.0 == sidecar.state().models[MODEL].settled_s
 
 
-def test_all_series_of_the_catalogue_are_shown_and_causes_start_at_0():
+def test_all_series_are_shown_and_causes_start_at_0():
+    """All series of the catalogue are shown and causes start at 0."""
     world = World()
     world.run(SETTLED_S)
     assert {metric.name for metric in reconciled.RECONCILED} == {

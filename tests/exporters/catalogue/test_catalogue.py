@@ -110,7 +110,7 @@ def test_what_is_known_from_source_alone_is_on_no_page(page: Path):
 
 
 @each_page
-def test_every_sample_name_of_a_shown_family_is_one_that_the_catalogue_announces(page: Path):
+def test_sample_names_are_announced_by_the_catalogue(page: Path):
     """Counters with _total, histograms and summaries by their parts."""
     known = {sample for metric in EVERY for sample in metric.samples}
     assert (
@@ -125,7 +125,7 @@ def test_no_two_metrics_share_a_name():
     assert len(EVERY) == len(BY_NAME)
 
 
-def test_every_former_name_is_a_retired_family_that_agrees_in_all_but_its_dates():
+def test_former_names_are_retired_families():
     """A question that reaches back to the old name must get the same quantity in the same unit."""
     former = [(metric, old) for metric in vllm.VLLM for old in metric.formerly]
     assert len(former) == 4

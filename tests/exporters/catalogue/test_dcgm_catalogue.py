@@ -32,7 +32,8 @@ def test_a_figure_of_dcgm_comes_in_base_units(field, expected):
     assert expected == field.base("x")
 
 
-def test_the_unit_that_dcgm_counts_in_is_told_where_it_is_not_the_base_unit():
+def test_dcgm_unit_is_named_unless_base_unit():
+    """The unit that DCGM counts in is told where it is not the base unit."""
     told = {
         field.metric.name for field in dcgm.FIELDS if any(note.startswith("Counts in ") for note in field.metric.notes)
     }
@@ -56,7 +57,7 @@ def query(slug: str, at: int) -> str:
 
 
 @pytest.mark.prometheus
-def test_a_card_that_both_show_is_shown_once_and_a_divided_card_is_one_card(part, tmp_path):
+def test_gpu_shown_twice_or_divided_counts_once(part, tmp_path):
     """GPU-a has a sidecar and dcgm-exporter; GPU-b only the latter, and two MIG instances, which repeat the power and
     split the memory."""
     one, two = 'UUID="GPU-b", GPU_I_ID="1"', 'UUID="GPU-b", GPU_I_ID="2"'
@@ -123,7 +124,7 @@ def test_two_sidecars_that_see_one_card_do_not_make_two(part, tmp_path):
 
 
 @pytest.mark.prometheus
-def test_every_card_of_a_cluster_pays_for_its_tokens_whoever_shows_it(part, tmp_path):
+def test_every_gpu_pays_for_tokens_of_a_cluster(part, tmp_path):
     """GPU-a has a sidecar and dcgm-exporter, GPU-b only the latter; engines and exporters run in different
     namespaces."""
     series = [

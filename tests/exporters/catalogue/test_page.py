@@ -165,9 +165,8 @@ def test_any_pages_are_read_as_prometheus_client_reads_them(pages: list[str]):
     st.lists(st.lists(_VALUES, min_size=5, max_size=5), min_size=2, max_size=4),
     st.booleans(),
 )
-def test_the_same_series_with_other_values_are_read_as_prometheus_client_reads_them(
-    series: list[str], rounds: list[list[str]], crlf: bool
-):
+def test_same_series_with_new_values_parse_alike(series: list[str], rounds: list[list[str]], crlf: bool):
+    """The same series with other values are read as Prometheus client reads them."""
     parser = Parser()
     for values in rounds:
         _agrees(
@@ -191,7 +190,8 @@ def test_a_comment_that_grew_is_read_again():
     assert {"a": "gaugehistogram"} == parser.parse("# TYPE a gaugehistogram\na 1\n").kinds
 
 
-def test_a_page_like_the_last_one_shares_its_labels_and_nothing_else():
+def test_similar_page_shares_only_labels():
+    """A page like the last one shares its labels and nothing else."""
     parser = Parser()
     first, second = parser.parse('a{b="c"} 1\n'), parser.parse('a{b="c"} 2\n')
     assert ([({"b": "c"}, 1.0)], [({"b": "c"}, 2.0)]) == (first.of("a"), second.of("a"))

@@ -50,7 +50,7 @@ def test_the_older_name_stands_inside_the_aggregation():
 
 
 @pytest.mark.prometheus
-def test_a_fleet_that_mixes_old_and_new_names_is_counted_whole_and_once(answered):
+def test_mixed_old_and_new_names_count_once(answered):
     """On the real promtool: an engine with new names, one with old names, and one of 0.10 that shows both for the same
     thing."""
     new, old = "vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"
@@ -110,21 +110,21 @@ def test_a_wrong_question_fails_when_rendered(ask):
         ask()
 
 
-def test_a_share_is_absent_when_idle_and_zero_when_nothing_of_the_part_happened():
+def test_share_is_absent_when_idle_and_zero_without_part():
     """The denominator is filtered, so idle gives no NaN; a part that has no series yet counts as 0."""
     expr = promql.share(vllm.REQUEST_SUCCESS, vllm.REQUEST_SUCCESS, part_where=('finished_reason="error"',))
     assert expr.endswith(" > 0)")
     assert " * 0)" in expr
 
 
-def test_a_quotient_may_be_split_further_than_what_it_is_divided_by():
+def test_quotient_may_split_more_than_its_divisor():
     """Acceptance by position: many series above, one per model below."""
     assert "a / (b > 0)" == promql.per("a", "b")
     assert "a / on (model_name) group_left () (b > 0)" == promql.per("a", "b", ("model_name",))
 
 
 @pytest.mark.prometheus
-def test_the_share_below_the_first_bound_needs_no_bound_written_down(answered):
+def test_share_below_the_first_bound(answered):
     """On the real promtool: 3 of 4 samples lie in the first bucket; while nothing happens there is no answer at all."""
     counts = {"0.3": 3, "0.5": 3, "+Inf": 4}
     name = vllm.REQUEST_QUEUE_TIME.name
@@ -179,7 +179,7 @@ def test_only_targets_that_show_the_other_series_count(answered):
 
 
 @pytest.mark.prometheus
-def test_an_engine_that_is_no_target_any_more_is_down_for_an_hour(answered):
+def test_removed_target_is_down_for_an_hour(answered):
     """On the Overview: a answers, b is tried in vain, c left service discovery at 20m; the shop is none of ours."""
     (panel,) = (panel for panel in overview.BOARD.panels if panel.slug == "engines-up")
     chosen = dict.fromkeys(("cluster", "namespace", "job", "instance", "model_name"), (ALL,))
@@ -258,16 +258,18 @@ PAGE = exposition_parser.parse(
         ("max_over_time(vllm:a[1h:5m])", True),
     ],
 )
-def test_an_expression_is_judged_by_what_the_page_could_ever_answer(expr, expected):
+def test_expression_is_tested_against_possible_answers(expr, expected):
+    """An expression is judged by what the page could ever answer."""
     assert expected is promql_ast.answers(expr, PAGE, lambda name: name.startswith("vllm:"))
 
 
-def test_a_counter_that_is_kept_in_a_file_can_be_read_as_it_stands():
+def test_counter_kept_in_a_file_is_read_as_is():
     """The first event on record is one event; a growth would need a sample before it and say 0."""
     assert "sum by (kind) (vllm_watch_tuning_events_total)" == promql.total(sidecar.EVENTS, ("kind",))
 
 
-def test_a_process_that_starts_again_counts_once_however_many_series_it_has():
+def test_restarted_process_counts_once():
+    """A process that starts again counts once however many series it has."""
     assert "max by (instance) (resets(vllm:generation_tokens_total[1h]))" == promql.resets(
         vllm.GENERATION_TOKENS, "1h", ("instance",)
     )
@@ -472,7 +474,7 @@ MIXED = {  # two engines of a model, one started with bounds of its own; the tru
 
 
 @pytest.mark.prometheus
-def test_engines_with_different_bounds_are_summed_at_the_bounds_that_they_share(answered):
+def test_different_bounds_sum_at_shared_bounds(answered):
     """The sum over all bounds had 100 of 200 at most 15 s and at most 7,680 s: a p95 of 7,680 s, which nobody
     waited."""
     e2e = vllm.E2E_REQUEST_LATENCY
@@ -495,7 +497,8 @@ def test_engines_with_different_bounds_are_summed_at_the_bounds_that_they_share(
 
 
 @pytest.mark.prometheus
-def test_engines_without_a_common_bound_have_no_quantile_together(answered):
+def test_engines_without_a_common_bound_have_no_quantile(answered):
+    """Engines without a common bound have no quantile together."""
     name = vllm.E2E_REQUEST_LATENCY.name
     apart = {
         **histogram(name, {"0.3": 100, "+Inf": 100}, instance="a"),

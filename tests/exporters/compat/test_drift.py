@@ -40,7 +40,8 @@ def instead(metric: Metric, *others: Metric) -> list[Metric]:
 
 
 @each_page
-def test_no_captured_page_drifts_whether_or_not_its_release_is_told(stem):
+def test_captured_pages_do_not_drift(stem):
+    """No captured page drifts whether or not its release is told."""
     assert [] == told(FOUND[stem], drift.CATALOGUE)
     assert [] == told(replace(FOUND[stem], release=None), drift.CATALOGUE)
 
@@ -78,7 +79,8 @@ def test_exactly_the_family_that_the_page_lacks_is_gone(chosen):
 
 @given(any_family)
 @settings(max_examples=60)
-def test_a_new_name_of_the_same_kind_and_labels_is_told_as_a_rename_and_its_entry_reaches_back(chosen):
+def test_new_name_of_same_kind_is_a_rename(chosen):
+    """A new name of the same kind and labels is told as a rename and its entry reaches back."""
     stem, metric = chosen
     if metric.needs:
         return
@@ -93,7 +95,8 @@ def test_a_new_name_of_the_same_kind_and_labels_is_told_as_a_rename_and_its_entr
 
 @given(any_family, st.sampled_from(["counter", "gauge", "histogram"]))
 @settings(max_examples=60)
-def test_exactly_the_family_of_another_kind_or_with_another_label_is_told(chosen, kind):
+def test_exactly_the_changed_family_is_reported(chosen, kind):
+    """Exactly the family of another kind or with another label is told."""
     stem, metric = chosen
     found = FOUND[stem]
     family = found.families[metric.name]
@@ -148,7 +151,8 @@ def fake_rust_page() -> str:
     return "\n".join([*bare, "# EOF", ""])
 
 
-def test_what_the_rust_frontend_does_not_show_is_listed_and_not_called_gone(tmp_path):
+def test_rust_frontend_gaps_are_not_called_gone(tmp_path):
+    """What the rust frontend does not show is listed and not called gone."""
     page = tmp_path / "page"
     page.write_text(fake_rust_page())
     result = run(str(page), "--release", "0.32.0")
@@ -159,7 +163,8 @@ def test_what_the_rust_frontend_does_not_show_is_listed_and_not_called_gone(tmp_
     assert list(unshown) == json.loads(run(str(page), "--release", "0.32.0", "--json").output)[0]["unshown"]
 
 
-def test_a_page_that_is_not_of_the_rust_frontend_says_of_each_family_that_it_is_gone():
+def test_page_of_another_frontend_reports_gone_families():
+    """A page that is not of the rust frontend says of each family that it is gone."""
     text = fake_rust_page()
     assert ("gone", "vllm:cache_config_info") in told(
         drift.from_scrape(text.replace("# EOF", ""), "0.32.0"), drift.CATALOGUE
@@ -186,7 +191,7 @@ def make(self, labelnames, registry):
 """
 
 
-def test_source_is_read_for_names_kinds_and_labels_and_what_cannot_be_read_is_told():
+def test_source_scan_reads_names_kinds_and_labels():
     """Names in constants, descriptions in tables, label lists added up; a name made at run time is named by its
     place."""
     read = source_scan.read([("a.py", SOURCE)])
@@ -224,7 +229,8 @@ def run(*arguments: str):
     return CliRunner().invoke(cli.main, ["metrics", "drift", *arguments])
 
 
-def test_the_command_exits_0_without_drift_1_with_it_and_2_where_nothing_can_be_read(tmp_path):
+def test_exit_codes_of_drift(tmp_path):
+    """The command exits 0 without drift 1 with it and 2 where nothing can be read."""
     page = tmp_path / "page"
     page.write_text(
         (GOLDEN / "0.32.0-before.prom").read_text()

@@ -19,7 +19,8 @@ PAGES = sorted(GOLDEN.glob("*.prom"))
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: p.stem)
-def test_a_captured_page_has_no_unknown_family_and_breaks_no_panel_or_rule(path):
+def test_captured_page_breaks_no_panel_or_rule(path):
+    """A captured page has no unknown family and breaks no panel or rule."""
     report = check.check(exposition_parser.parse(path.read_text()), EVERYTHING, render.uses())
     assert () == report.unknown
     assert () == tuple(b for b in report.broken if not b.use.optional)
@@ -90,7 +91,8 @@ DASHBOARD = {
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: p.stem)
-def test_our_own_boards_are_in_order_when_they_are_checked_like_anybodys(path):
+def test_our_dashboards_pass_the_check(path):
+    """Our own boards are in order when they are checked like anybodys."""
     boards = sorted((GOLDEN.parent.parent / "dashboards/json").rglob("*.json"))
     result = CliRunner().invoke(
         cli.main, ["metrics", "check", str(path), *(word for board in boards for word in ("--dashboard", str(board)))]
@@ -106,7 +108,7 @@ def test_our_own_boards_are_in_order_when_they_are_checked_like_anybodys(path):
     assert [""] == [use.optional for use in theirs], "of somebody else's panel nobody knows that"
 
 
-def test_a_dashboard_of_ones_own_is_checked_for_names_that_never_were(tmp_path):
+def test_own_dashboard_is_checked_for_unknown_names(tmp_path):
     """The name cache_hit_tokens_total is in circulation and was never in any release."""
     board = tmp_path / "mine.json"
     board.write_text(json.dumps(DASHBOARD))
@@ -164,7 +166,8 @@ MESSY = {
 }
 
 
-def test_variables_annotations_and_rows_are_read_and_what_cannot_be_is_named_and_passed_over(tmp_path):
+def test_variables_annotations_and_rows_are_read(tmp_path):
+    """Variables annotations and rows are read and what cannot be is named and passed over."""
     board = tmp_path / "mine.json"
     board.write_text(json.dumps(MESSY))
     result = CliRunner().invoke(cli.main, ["metrics", "check", "--dashboard", str(board)])
@@ -180,7 +183,8 @@ def test_variables_annotations_and_rows_are_read_and_what_cannot_be_is_named_and
     assert "fine" not in result.output
 
 
-def test_a_renamed_series_in_ones_own_dashboard_is_told_with_its_new_name(tmp_path):
+def test_renamed_series_is_reported_with_its_new_name(tmp_path):
+    """A renamed series in one's own dashboard is told with its new name."""
     board = tmp_path / "mine.json"
     queries = [
         "vllm:gpu_cache_usage_perc",

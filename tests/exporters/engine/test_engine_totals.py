@@ -39,7 +39,7 @@ def test_totals_of_captured_pages(page, finished, worked_on, running, waiting):
     assert (finished, worked_on, running, waiting) == (core.totals[:3], core.totals[3:6], core.running, core.waiting)
 
 
-def test_times_of_finished_requests_are_the_sums_and_not_the_means():
+def test_request_times_are_sums_not_means():
     """Decode time is the sum over requests; the sum of mean times per token is a hundred times less."""
     totals = engine_view.parse((GOLDEN / "0.32.0-preempt-under-load.prom").read_text()).cores[ONE].totals
     assert pytest.approx((19.5660, 17.7930, 37.3590, 47.1105), abs=1e-4) == (
@@ -50,7 +50,8 @@ def test_times_of_finished_requests_are_the_sums_and_not_the_means():
     )
 
 
-def test_each_rank_and_model_has_totals_of_its_own_and_nan_is_none():
+def test_each_rank_and_model_has_own_totals():
+    """Each rank and model has totals of its own and NaN is none."""
     text = (
         'vllm:request_success_total{engine="0",finished_reason="stop",model_name="m"} 3.0\n'
         'vllm:request_success_total{engine="0",finished_reason="length",model_name="m"} 4.0\n'
@@ -71,7 +72,8 @@ def view(*totals: EngineTotals, started_s: float | None = 1.0) -> engine_view.En
     return engine_view.EngineView(None, started_s, {}, (), cores=cores)
 
 
-def test_growth_is_taken_core_by_core_and_counts_from_0_after_a_restart():
+def test_growth_per_core_restarts_from_0():
+    """Growth is taken core by core and counts from 0 after a restart."""
     before, after = view(EngineTotals(10), EngineTotals(20)), view(EngineTotals(13), EngineTotals(24))
     assert {"m": EngineTotals(7)} == engine_view.growth(before, after)
     assert {"m": EngineTotals(5)} == engine_view.growth(before, view(EngineTotals(2), EngineTotals(3), started_s=9.0))
@@ -81,7 +83,8 @@ def test_growth_is_taken_core_by_core_and_counts_from_0_after_a_restart():
     )
 
 
-def test_a_total_that_fell_is_a_restart_where_the_page_has_no_start():
+def test_fallen_total_is_a_restart_without_start_time():
+    """A total that fell is a restart where the page has no start."""
     assert engine_view.restarted(view(EngineTotals(10, 5), started_s=None), view(EngineTotals(10, 4), started_s=None))
     assert not engine_view.restarted(view(EngineTotals(10), started_s=None), view(EngineTotals(11), started_s=None))
 
@@ -117,7 +120,8 @@ def test_no_list_of_models_is_refused(answer):
         parse_models(answer.encode())
 
 
-async def test_names_are_read_from_the_server_and_their_absence_costs_nothing():
+async def test_names_are_read_from_the_server():
+    """Names are read from the server and their absence costs nothing."""
     answers = iter([(200, b'{"data":[{"id":"m","root":"/m"}]}'), (401, b"{}"), (200, b"\xff")])
 
     async def models(_: web.Request) -> web.Response:

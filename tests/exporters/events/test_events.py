@@ -78,7 +78,8 @@ def lines(path: Path) -> list[dict[str, Any]]:
 # ---- the file
 
 
-def test_a_region_is_opened_and_closed_by_lines_of_one_id_and_the_newest_holds(path):
+def test_region_opens_and_closes_by_id(path):
+    """A region is opened and closed by lines of one id and the newest holds."""
     opened, written = log.record(path, change("canary", 10.0, id="c", open=True))
     assert (True, None) == (written, opened.end_s)
     ended, closed = log.close(path, "c", 25.5)
@@ -88,7 +89,8 @@ def test_a_region_is_opened_and_closed_by_lines_of_one_id_and_the_newest_holds(p
     assert [True, False] == [line["open"] for line in lines(path)]
 
 
-def test_the_same_id_twice_is_written_once_and_another_event_under_it_is_refused(path):
+def test_repeated_id_is_written_once(path):
+    """The same id twice is written once and another event under it is refused."""
     first = change(id="a")
     assert (first, True) == log.record(path, first)
     assert (first, False) == log.record(path, change(at_s=7.0, id="a"))
@@ -115,7 +117,8 @@ OLD = r"""{"at_s":1.0,"kind":"change","what":"before regions","id":"0123456789ab
 """  # noqa: E501
 
 
-def test_lines_of_other_releases_and_of_hands_stay_readable_and_keep_their_id(path):
+def test_old_and_hand_written_lines_stay_readable(path):
+    """Lines of other releases and of hands stay readable and keep their id."""
     path.write_text(OLD)
     found, bad = log.read(path)
     assert (["0123456789ab", found[1].id, "n"], 0) == ([event.id for event in found], bad)
@@ -134,7 +137,8 @@ def test_what_happened_ended_or_is_open_since_a_time(path):
     assert ["b", "c", "d"] == [event.id for event in log.since(told, 5.0)]
 
 
-def test_a_region_counts_once_and_its_end_is_newer_than_its_beginning():
+def test_region_counts_once_and_ends_after_it_began():
+    """A region counts once and its end is newer than its beginning."""
     told = [change(at_s=2.0, end_s=8.0), change(at_s=3.0), change(at_s=1.0, kind="note", open=True)]
     shown = [(metric, labels["kind"], value) for metric, labels, value in log.samples(told)]
     assert [
@@ -154,7 +158,8 @@ ACTS = st.lists(
 
 @given(acts=ACTS)
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_sequence_of_open_close_and_annotate_leaves_what_a_dictionary_would_hold(acts, path, monkeypatch):
+def test_random_event_sequences_match_a_dictionary(acts, path, monkeypatch):
+    """Any sequence of open close and annotate leaves what a dictionary would hold."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     path.unlink(missing_ok=True)
     expected: dict[str, TuningEvent] = {}
@@ -176,7 +181,7 @@ def test_any_sequence_of_open_close_and_annotate_leaves_what_a_dictionary_would_
     assert len(expected) + closings == (len(lines(path)) if path.exists() else 0)
 
 
-def test_several_processes_at_once_keep_lines_whole_and_write_each_id_once(path):
+def test_concurrent_processes_keep_lines_whole(path):
     """Each of three opens and closes the same thirty regions, and writes thirty points of its own."""
     code = """
 import sys
@@ -200,7 +205,7 @@ for n in range(30):
     assert all(event.end_s == 2.0 for event in found if event.id.startswith("r"))
 
 
-def test_a_disk_that_is_full_leaves_nothing_and_the_next_try_writes_it_once(path):
+def test_full_disk_leaves_nothing_and_retry_writes_once(path):
     """The real thing: the kernel refuses to let the file grow, in the middle of a line."""
     log.append(path, change("first"))
     before = path.read_bytes()
@@ -255,12 +260,14 @@ UNFIT = {
 
 
 @pytest.mark.parametrize("why", UNFIT)
-def test_an_event_that_would_harm_a_line_or_a_board_is_refused_with_the_reason(why):
+def test_harmful_event_is_refused_with_the_reason(why):
+    """An event that would harm a line or a board is refused with the reason."""
     with pytest.raises(ValueError, match=re.escape(why)):
         msgspec.convert(UNFIT[why], NewEvent).event(NOW_S)
 
 
-def test_an_event_is_told_with_little_and_gets_the_time_and_an_id():
+def test_event_gets_default_time_and_id():
+    """An event is told with little and gets the time and an id."""
     event = NewEvent(what=" Präfix-Cache an ", tags=("b", "a", "b", "équipe:eins")).event(NOW_S)
     assert ("Präfix-Cache an", NOW_S, "change", ("b", "a", "équipe:eins")) == (
         event.what,
@@ -378,7 +385,8 @@ REFUSED: dict[str, tuple[int, str, Any]] = {
 
 
 @pytest.mark.parametrize("why", REFUSED)
-def test_a_mistake_is_answered_with_a_sentence_and_nothing_is_written(why, door, path):
+def test_mistake_is_answered_and_nothing_is_written(why, door, path):
+    """A mistake is answered with a sentence and nothing is written."""
     log.record(path, change(id="point"))
     log.record(path, change(at_s=10.0, id="open", open=True))
     before = path.read_bytes()
@@ -434,7 +442,8 @@ def test_a_sidecar_without_a_file_of_events_says_so(token_file):
         )
 
 
-def test_a_token_without_a_file_of_events_is_a_mistake_of_the_configuration():
+def test_token_without_events_file_is_a_config_error():
+    """A token without a file of events is a mistake of the configuration."""
     with pytest.raises(ValueError, match="events_token_file needs events"):
         SidecarConfig(events_token_file="t")
 
@@ -451,7 +460,8 @@ async def test_what_a_sidecar_saw_last_is_written_when_it_stops(path):
     assert ["restarted"] == [line["what"] for line in lines(path)]
 
 
-def test_an_engine_that_was_replaced_leaves_a_restart_a_version_and_a_configuration():
+def test_replaced_engine_leaves_restart_version_and_config():
+    """An engine that was replaced leaves a restart a version and a configuration."""
     page = (ROOT / "tests/golden/0.32.0-before.prom").read_text()
     before = view.parse(page, "0.31.0")
     after = view.parse(page.replace('cache_dtype="auto"', 'cache_dtype="fp8"'), "0.32.0")
@@ -466,13 +476,15 @@ def test_an_engine_that_was_replaced_leaves_a_restart_a_version_and_a_configurat
 
 
 @pytest.mark.parametrize("board", [board for board in boards() if not board.recorded], ids=lambda board: board.slug)
-def test_what_is_annotated_shows_on_every_board_that_has_raw_series(board):
+def test_annotation_shows_on_every_raw_series_board(board):
+    """What is annotated shows on every board that has raw series."""
     (shown,) = [one for one in annotations.of(board) if sidecar_series.EVENT_TIME.name in one.expr]
     assert 'kind!="restart"' in shown.expr
     assert "change" not in shown.expr
 
 
-def test_what_is_annotated_feeds_the_alert_on_latency_since_the_last_change():
+def test_annotation_feeds_the_latency_change_alert():
+    """What is annotated feeds the alert on latency since the last change."""
     (alert,) = [alert for alert in latency.alerts(SHIPPED) if alert.name == "VLLMLatencyWorseSinceTuning"]
     assert f'{sidecar_series.EVENT_TIME.name}{{kind=~"change|version|config"}}' in alert.expr
 
@@ -503,7 +515,8 @@ def test_an_event_becomes_one_annotation_of_the_organisation(server):
     assert annotation_copies.Copies() == annotation_copies.copy_events(client(server), [told])
 
 
-def test_a_region_gets_its_end_when_it_is_closed_and_words_changed_in_grafana_stay(server):
+def test_closed_region_gets_its_end_and_keeps_edits(server):
+    """A region gets its end when it is closed and words changed in Grafana stay."""
     opened = change(at_s=100.0, id="a", open=True)
     annotation_copies.copy_events(client(server), [opened])
     server.annotations[1]["text"] = "edited by hand"
@@ -519,7 +532,8 @@ def test_restarts_are_left_out_and_no_events_ask_nothing(server):
     assert [] == server.seen
 
 
-def test_a_copy_that_was_moved_far_in_grafana_is_found_by_its_tag(server):
+def test_moved_copy_is_found_by_its_tag(server):
+    """A copy that was moved far in Grafana is found by its tag."""
     annotation_copies.copy_events(client(server), [change(at_s=100.0, id="a")])
     server.annotations[1] |= {"time": 9, "timeEnd": 9}
     assert annotation_copies.Copies(changed=("a",)) == annotation_copies.copy_events(
@@ -547,7 +561,8 @@ def test_two_that_copy_at_the_same_time_leave_one(server):
     assert [1] == list(server.annotations)
 
 
-def test_one_that_grafana_refuses_keeps_no_other_back_and_tags_that_do_not_fit_are_left_out(server):
+def test_refused_annotation_holds_back_no_other(server):
+    """One that Grafana refuses keeps no other back and tags that do not fit are left out."""
     long = change(at_s=2.0, id="t", tags=tuple(f"{n}{'ü' * 39}" for n in range(8)))
     told = [change("", 1.0, id="empty"), long, change(at_s=3.0, id="b")]
     grafana_says = annotation_copies.copy_events(
@@ -557,7 +572,8 @@ def test_one_that_grafana_refuses_keeps_no_other_back_and_tags_that_do_not_fit_a
     assert 3 < len(server.annotations[1]["tags"]) < 11
 
 
-def test_who_may_not_annotate_is_told_which_permission_is_missing(server):
+def test_missing_annotate_permission_is_named(server):
+    """Who may not annotate is told which permission is missing."""
     with pytest.raises(grafana_client.GrafanaTrouble, match="annotations:create"):
         annotation_copies.copy_events(client(server, VIEWER), [change()])
 
@@ -674,7 +690,8 @@ def test_what_could_not_be_written_can_be_said_again(path, monkeypatch):
     assert (0, 1) == (again.exit_code, len(lines(path)))
 
 
-def test_without_a_file_it_is_the_environments_or_that_of_the_lab_that_runs(path, tmp_path, monkeypatch):
+def test_default_file_from_environment_or_running_lab(path, tmp_path, monkeypatch):
+    """Without a file it is the environments or that of the lab that runs."""
     nowhere = run("annotate", "w")
     assert (2, True) == (nowhere.exit_code, "no lab runs here: name the file with --events" in nowhere.stderr)
     lab = tmp_path / "cache" / "lab-1000"
@@ -700,7 +717,8 @@ def test_the_examples_of_the_help_run(tmp_path, monkeypatch):
     assert ["prefix caching on", "canary at 10 %"] == [event.what for event in log.read(tmp_path / "events.jsonl")[0]]
 
 
-def test_grafana_away_is_a_remark_and_the_copies_are_made_when_it_is_back(path, tmp_path, server):
+def test_absent_grafana_is_a_remark_and_copies_follow(path, tmp_path, server):
+    """Grafana away is a remark and the copies are made when it is back."""
     token = tmp_path / "token"
     token.write_text(EDITOR)
     with socket.create_server(("127.0.0.1", 0)) as gone:
@@ -755,7 +773,8 @@ def test_a_real_sidecar_takes_an_event_and_shows_its_time(path, tmp_path, token_
         process.wait(20)
 
 
-def test_a_sidecar_that_is_away_or_refuses_is_told_with_its_sentence_and_the_id(door, token_file, tmp_path):
+def test_sidecar_error_is_reported_with_the_id(door, token_file, tmp_path):
+    """A sidecar that is away or refuses is told with its sentence and the id."""
     with socket.create_server(("127.0.0.1", 0)) as gone:
         away = f"http://127.0.0.1:{gone.getsockname()[1]}"
     told = run("annotate", "w", "--id", "i", "--sidecar", away, "--sidecar-token-file", token_file)

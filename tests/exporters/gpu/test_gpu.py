@@ -469,7 +469,7 @@ async def test_heat_is_timed_where_the_driver_only_says_that_it_holds(fake_nvml,
     assert not [name for name in card.absent if name.startswith("throttle_")]
 
 
-async def test_errors_of_the_driver_are_counted_once_and_outlive_the_child(fake_nvml, source, caplog):
+async def test_driver_errors_count_once_and_outlive_the_child(fake_nvml, source, caplog):
     """Two XIDs 31 and one that nobody knows; the child that heard them is replaced, the counts stay."""
     gpus = source(env=fake_nvml("xids"))
     assert {31: 2, 999: 1} == (await gpus.read(10))[0].xids
@@ -765,7 +765,7 @@ echo "$1" | sed 's/--query-gpu=//; s/uuid,/GPU-1,/; s/utilization.gpu/37/'"""
     assert 4 == len(log.read_text().splitlines())
 
 
-async def test_without_nvml_a_divided_gpu_says_that_its_instances_need_nvml(fake_nvml, fake_smi, source):
+async def test_instances_need_nvml(fake_nvml, fake_smi, source):
     """nvidia-smi is asked once, for its rows."""
     gpus = source(env=fake_nvml("driver-not-loaded"), smi=fake_smi(f"cat {GOLDEN}/h200-mig.csv"))
     [card] = await gpus.read(10)
@@ -853,9 +853,7 @@ async def served(reader: GpuSource, monkeypatch: pytest.MonkeyPatch, **settings:
         yield Endpoint(serving, str(server.make_url("/metrics")), session)
 
 
-async def test_a_hang_is_on_the_page_within_five_seconds_and_the_page_always_answers(
-    fake_nvml, source, monkeypatch, tmp_path
-):
+async def test_hang_shows_within_five_seconds(fake_nvml, source, monkeypatch, tmp_path):
     """Three hangs of a driver that was well, with the real beat and deadline: a second and two."""
     behaviour, before = tmp_path / "nvml", children()
     behaviour.write_text("ok")

@@ -107,7 +107,8 @@ async def test_a_token_goes_to_whom_the_authority_vouches_for(tmp_path, authorit
     assert "Bearer tok-next" == await said(server, way), "the file is read again when it is another"
 
 
-def test_a_password_that_is_replaced_while_it_is_read_is_not_missed(tmp_path, monkeypatch):
+def test_password_replaced_while_read_is_not_missed(tmp_path, monkeypatch):
+    """A password that is replaced while it is read is not missed."""
     word, read = tmp_path / "word", Path.read_text
     word.write_text("former")
     path = config(tmp_path, "basic_auth: {username: me, password_file: word}")
@@ -126,7 +127,8 @@ def test_a_password_that_is_replaced_while_it_is_read_is_not_missed(tmp_path, mo
     )
 
 
-def test_files_that_the_sidecars_configuration_names_are_found_from_where_it_stands(tmp_path, monkeypatch):
+def test_files_resolve_from_the_configuration_file(tmp_path, monkeypatch):
+    """Files that the sidecar's configuration names are found from where it stands."""
     path = tmp_path / "sidecar.yaml"
     path.write_text(
         "web_config: web.yml\nengines: [{name: one, url: 'https://e:8000', http_config: http.yml}]\n"
@@ -208,7 +210,8 @@ def test_who_has_no_such_file_asks_as_before():
         ("bearer_token is unknown", "bearer_token: s3cret"),
     ],
 )
-def test_a_mistake_is_one_sentence_that_names_the_place_and_no_secret(words, text, tmp_path):
+def test_mistake_names_the_place_and_no_secret(words, text, tmp_path):
+    """A mistake is one sentence that names the place and no secret."""
     (tmp_path / "secret").write_text("s3cret\n")
     (tmp_path / "two").write_text("s3cret\ns3cret\n")
     with pytest.raises(BadConfig) as told:

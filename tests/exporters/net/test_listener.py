@@ -142,7 +142,8 @@ def test_it_is_the_same_without_uvloop(tmp_path, authority, pair, brief):
         runner.run(run())
 
 
-async def test_only_those_who_trust_the_authority_get_an_answer_over_tls(tmp_path, authority, pair):
+async def test_tls_answers_only_clients_that_trust_the_authority(tmp_path, authority, pair):
+    """Only those who trust the authority get an answer over TLS."""
     async with serving(ListenerAuth(secured(tmp_path, pair))) as it:
         assert it.url.startswith("https://")
         assert 200 == await status(it.url, tls=trusting(authority))
@@ -188,7 +189,8 @@ async def test_probes_need_no_login_and_nothing_near_them_is_open(tmp_path):
         assert [200, 401, 401] == [await status(it.url + path) for path in ("/-/healthy", "/-/healthy/", "/-/healthyx")]
 
 
-async def test_a_path_with_a_login_of_its_own_is_told_whether_the_listener_knows_the_client(tmp_path):
+async def test_path_with_own_login_learns_if_client_is_known(tmp_path):
+    """A path with a login of its own is told whether the listener knows the client."""
     async with (
         serving(ListenerAuth(secured(tmp_path, users=True)), own_login=lambda path: path == "/events") as it,
         aiohttp.ClientSession() as session,
@@ -229,7 +231,8 @@ async def test_tls_1_2_is_refused_where_1_3_is_the_least(tmp_path, authority, pa
             await status(it.url, tls=older)
 
 
-async def test_a_new_certificate_holds_from_the_next_connection_on_and_a_broken_one_changes_nothing(tmp_path, caplog):
+async def test_new_certificate_holds_from_next_connection(tmp_path, caplog):
+    """A new certificate holds from the next connection on and a broken one changes nothing."""
     first, second = Authority(tmp_path / "first"), Authority(tmp_path / "second")
     pair = first.pair("server")
     async with serving(ListenerAuth(secured(tmp_path, pair))) as it:
@@ -259,7 +262,8 @@ async def test_who_is_connected_stays_when_the_certificate_is_replaced(tmp_path)
             assert 200 == got.status
 
 
-async def test_a_token_that_is_taken_back_lets_nobody_in_and_a_new_one_holds_at_once(tmp_path):
+async def test_revoked_token_is_refused_and_new_one_accepted(tmp_path):
+    """A token that is taken back lets nobody in and a new one holds at once."""
     asked = {"headers": {"Authorization": f"Bearer {TOKEN}"}}
     async with serving(ListenerAuth(secured(tmp_path, tokens=True))) as it:
         assert 200 == await status(it.url, **asked)
@@ -272,7 +276,8 @@ async def test_a_token_that_is_taken_back_lets_nobody_in_and_a_new_one_holds_at_
         assert 401 == await status(it.url, headers={"Authorization": "Bearer "})
 
 
-async def test_a_password_that_was_changed_is_refused_although_it_was_known(tmp_path):
+async def test_changed_password_is_refused(tmp_path):
+    """A password that was changed is refused although it was known."""
     path = secured(tmp_path, users=True)
     async with serving(ListenerAuth(path)) as it:
         assert 200 == await status(it.url, **LOGIN)
@@ -319,7 +324,8 @@ def test_a_start_with_a_file_that_protects_nothing_says_so(users, told, tmp_path
     )
 
 
-async def test_a_file_that_was_cut_off_behind_its_tls_switches_no_login_off(tmp_path, authority, pair):
+async def test_file_cut_behind_tls_keeps_logins_required(tmp_path, authority, pair):
+    """A file that was cut off behind its TLS switches no login off."""
     path = secured(tmp_path, pair, users=True, tokens=True)
     text = path.read_text()
     async with serving(ListenerAuth(path)) as it:
@@ -328,7 +334,8 @@ async def test_a_file_that_was_cut_off_behind_its_tls_switches_no_login_off(tmp_
             assert [200, 401] == [await status(it.url, tls=trusting(authority), **asked) for asked in (LOGIN, {})]
 
 
-async def test_a_file_that_was_cut_off_asks_for_certificates_of_clients_as_before(tmp_path, authority, pair, caplog):
+async def test_cut_file_still_asks_for_client_certificates(tmp_path, authority, pair, caplog):
+    """A file that was cut off asks for certificates of clients as before."""
     path = secured(
         tmp_path, pair, more=f"  client_ca_file: {authority.ca}\n  client_auth_type: RequireAndVerifyClientCert\n"
     )
@@ -350,7 +357,8 @@ async def test_logins_that_are_asked_for_from_now_on_need_no_new_start(tmp_path,
         assert [200, 401] == [await status(it.url, tls=trusting(authority), **asked) for asked in (LOGIN, {})]
 
 
-async def test_bcrypt_is_asked_once_for_a_login_that_is_right_and_each_time_for_a_wrong_one(tmp_path, monkeypatch):
+async def test_bcrypt_runs_once_for_right_and_always_for_wrong(tmp_path, monkeypatch):
+    """Bcrypt is asked once for a login that is right and each time for a wrong one."""
     asked: list[str] = []
     matches = listener_auth._matches
     monkeypatch.setattr(
@@ -367,7 +375,7 @@ async def test_bcrypt_is_asked_once_for_a_login_that_is_right_and_each_time_for_
     assert 1 == len({one[:7] for one in asked}), "who does not exist costs as much as who does"
 
 
-async def test_a_flood_of_wrong_logins_keeps_nobody_out_who_is_known_or_comes_from_elsewhere(tmp_path, monkeypatch):
+async def test_flood_of_wrong_logins_blocks_no_known_client(tmp_path, monkeypatch):
     """One address has eight of the 32 places, so that a Prometheus whose login is not known yet gets one too."""
     protection = ListenerAuth(secured(tmp_path, users=True))
     gate, matches = asyncio.Event(), listener_auth._matches
@@ -396,7 +404,8 @@ async def test_a_flood_of_wrong_logins_keeps_nobody_out_who_is_known_or_comes_fr
     assert not protection._waiting, "addresses are forgotten"
 
 
-async def test_no_more_logins_wait_than_there_are_places_from_however_many_addresses(tmp_path, monkeypatch):
+async def test_waiting_logins_are_bounded(tmp_path, monkeypatch):
+    """No more logins wait than there are places from however many addresses."""
     protection, gate = ListenerAuth(secured(tmp_path, users=True)), asyncio.Event()
 
     async def slow(*_: object) -> bool:
@@ -448,7 +457,7 @@ async def until(so: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_who_hangs_up_frees_neither_the_turn_nor_the_place_before_its_hash_is_done(tmp_path, slow):
+async def test_disconnect_keeps_turn_until_its_hash_is_done(tmp_path, slow):
     """A thread that hashes cannot be stopped; at the board, where a client disconnect ends the handler, as many of them
     ran as the loop has threads."""
     protection = ListenerAuth(secured(tmp_path, users=True))
@@ -473,7 +482,8 @@ async def test_who_hangs_up_frees_neither_the_turn_nor_the_place_before_its_hash
         assert not thread.is_alive()
 
 
-async def test_a_right_login_whose_client_went_away_is_known_when_it_comes_again(tmp_path, slow):
+async def test_right_login_of_a_gone_client_is_remembered(tmp_path, slow):
+    """A right login whose client went away is known when it comes again."""
     protection, header = ListenerAuth(secured(tmp_path, users=True)), LOGIN["headers"]["Authorization"]
     first = asyncio.create_task(protection.authenticate(header))
     await until(lambda: slow.now)
@@ -525,7 +535,8 @@ def test_what_is_written_while_the_file_is_read_is_not_missed(tmp_path, monkeypa
     assert ['Bearer realm="vllm-watch"'] == protection.challenges()
 
 
-def test_a_key_that_comes_while_its_certificate_is_read_is_not_missed(tmp_path, monkeypatch, authority):
+def test_key_written_while_certificate_is_read_is_used(tmp_path, monkeypatch, authority):
+    """A key that comes while its certificate is read is not missed."""
     pair, fresh = authority.pair("turning"), authority.pair("turned")
     protection = ListenerAuth(secured(tmp_path, pair))
     context, made = protection.context(), listener_auth._context
@@ -543,7 +554,8 @@ def test_a_key_that_comes_while_its_certificate_is_read_is_not_missed(tmp_path, 
     assert context is not protection.context()
 
 
-def test_a_file_that_is_named_before_it_is_there_is_used_when_it_comes(tmp_path, authority, caplog):
+def test_file_named_before_it_exists_is_used_later(tmp_path, authority, caplog):
+    """A file that is named before it is there is used when it comes."""
     pair, fresh = authority.pair("early"), authority.pair("late")
     path = secured(tmp_path, pair)
     protection = ListenerAuth(path)
@@ -584,9 +596,8 @@ async def test_a_certificate_is_renewed_while_the_file_has_a_mistake(tmp_path, c
 
 
 @pytest.mark.parametrize("more", ["", "basic_auth_users: {}\n"])
-def test_a_certificate_is_renewed_while_the_file_names_one_that_is_not_there_or_lost_its_logins(
-    more, tmp_path, authority
-):
+def test_certificate_renews_with_broken_file(more, tmp_path, authority):
+    """A certificate is renewed while the file names one that is not there or lost its logins."""
     pair, fresh = authority.pair("former"), authority.pair("renewed")
     path = secured(tmp_path, pair, users=True)
     protection = ListenerAuth(path)
@@ -632,7 +643,8 @@ def test_a_certificate_is_renewed_while_the_file_names_one_that_is_not_there_or_
         ("tls_server_config.cert_file: {folder}/a", 'tls_server_config: {cert_file: "a\\0b", key_file: web.yml}'),
     ],
 )
-def test_a_mistake_in_the_file_is_one_sentence_that_names_the_place(words, text, tmp_path, pair):
+def test_config_mistake_names_the_place(words, text, tmp_path, pair):
+    """A mistake in the file is one sentence that names the place."""
     key = serialization.load_pem_private_key(pair.key.read_bytes(), None)
     locked = serialization.BestAvailableEncryption(b"x")
     (tmp_path / "locked.key").write_bytes(
@@ -686,7 +698,8 @@ async def test_a_head_that_does_not_come_to_its_end_is_cut(first, brief):
         writer.close()
 
 
-async def test_a_second_head_that_does_not_come_to_its_end_is_cut_and_an_idle_connection_is_not(brief):
+async def test_unfinished_second_head_is_cut(brief):
+    """A second head that does not come to its end is cut and an idle connection is not."""
     async with serving() as it:
         reader, writer = await connected(it.url)
         for _ in range(2):
@@ -731,7 +744,8 @@ async def test_a_handshake_that_does_not_come_to_its_end_is_cut(tmp_path, pair, 
         (b" 431", b"GET / HTTP/1.1\r\n" + b"".join(b"X%d: SECRET\r\n" % number for number in range(200)) + b"\r\n"),
     ],
 )
-async def test_what_is_no_sound_request_is_refused_and_leaves_no_line_in_the_log(want, sent, caplog):
+async def test_unsound_request_is_refused_without_log_line(want, sent, caplog):
+    """What is no sound request is refused and leaves no line in the log."""
     caplog.set_level(logging.DEBUG)
     async with serving() as it:
         reader, writer = await connected(it.url)
@@ -743,7 +757,7 @@ async def test_what_is_no_sound_request_is_refused_and_leaves_no_line_in_the_log
     assert "Traceback" not in caplog.text
 
 
-async def test_beyond_the_bound_idle_connections_give_way_and_then_new_ones_do(caplog):
+async def test_beyond_the_bound_idle_connections_close_first(caplog):
     """Whoever holds connections open without asking does not keep a scrape out."""
     gate = asyncio.Event()
 
@@ -794,7 +808,7 @@ def test_those_who_say_nothing_keep_nobody_out(loop, tls, tmp_path, authority, p
         runner.run(run())
 
 
-async def test_a_look_for_room_at_the_bound_is_not_taken_for_each_of_a_flood(monkeypatch):
+async def test_flood_looks_for_room_seldom(monkeypatch):
     """With 10,000 connections a look takes milliseconds, in which no stream moves."""
     looks: list[int] = []
     idle = listener._Connection.idle
@@ -807,7 +821,8 @@ async def test_a_look_for_room_at_the_bound_is_not_taken_for_each_of_a_flood(mon
             writer.close()
 
 
-async def test_without_descriptors_connections_wait_until_there_are_some(caplog, monkeypatch):
+async def test_without_descriptors_connections_wait(caplog, monkeypatch):
+    """Without descriptors connections wait until there are some."""
     monkeypatch.setattr(listener, "ACCEPT_AGAIN_S", 0.01)
     async with serving() as it:
         host, port = it.url.removeprefix("http://").split(":")
@@ -1003,7 +1018,7 @@ BEHIND = {
 
 @pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.SelectorEventLoop])
 @pytest.mark.parametrize("behind", BEHIND.values(), ids=BEHIND)
-def test_a_disconnect_behind_pipelined_requests_or_a_large_tail_ends_the_running_one(behind, loop):
+def test_disconnect_ends_the_running_request(behind, loop):
     """aiohttp stops reading such a connection, so it never learned that the client was gone."""
 
     async def run() -> None:
@@ -1029,7 +1044,9 @@ def test_a_disconnect_behind_pipelined_requests_or_a_large_tail_ends_the_running
         runner.run(run())
 
 
-async def test_a_connection_with_too_much_behind_a_running_request_is_closed_and_counted():
+async def test_too_much_behind_a_running_request_closes():
+    """A connection with too much behind a running request is closed and counted."""
+
     async def slow(request: web.BaseRequest) -> web.StreamResponse:
         await asyncio.sleep(60)
         return web.Response()
@@ -1041,7 +1058,9 @@ async def test_a_connection_with_too_much_behind_a_running_request_is_closed_and
         writer.close()
 
 
-async def test_a_few_requests_behind_a_running_one_wait_and_short_ones_pass_in_any_number():
+async def test_few_requests_behind_a_running_one_wait():
+    """A few requests behind a running one wait and short ones pass in any number."""
+
     async def brief_ones(request: web.BaseRequest) -> web.StreamResponse:
         await asyncio.sleep(1 if request.path == "/slow" else 0.002)
         return await answer(request)
@@ -1083,7 +1102,7 @@ async def test_refused_requests_that_owe_their_body_keep_nobody_out(secure, tmp_
             writer.transport.abort()
 
 
-async def test_a_refused_request_may_still_send_its_body_where_there_is_room():
+async def test_refused_request_may_send_its_body_given_room():
     """The answer would be lost in a connection that is cut while its client still sends."""
     async with serving(handler=lambda request: asyncio.sleep(0, web.Response(status=413))) as it:
         out = await exchanged(
@@ -1114,7 +1133,8 @@ async def test_a_refused_request_may_still_send_its_body_where_there_is_room():
         (400, "bad_framing", b"GET / HTTP/1.1\r\n\r\n"),
     ],
 )
-async def test_what_the_parser_refuses_is_counted_by_reason_and_never_echoed(want, reason, sent):
+async def test_parser_refusals_are_counted_and_not_echoed(want, reason, sent):
+    """What the parser refuses is counted by reason and never echoed."""
     async with serving() as it:
         out = await exchanged(it.url, sent + b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b" %d " % want == out[8:13]
@@ -1123,7 +1143,8 @@ async def test_what_the_parser_refuses_is_counted_by_reason_and_never_echoed(wan
         assert 1 == len(ANSWERS.findall(out))
 
 
-async def test_two_authorization_headers_are_refused_where_a_login_is_asked_for(tmp_path):
+async def test_two_authorization_headers_are_refused(tmp_path):
+    """Two authorization headers are refused where a login is asked for."""
     async with serving(ListenerAuth(secured(tmp_path, tokens=True))) as it:
         right = f"Authorization: Bearer {TOKEN}\r\n".encode()
         for sent, want in ((right, b"200"), (right * 2, b"400"), (right + b"Authorization: Bearer x\r\n", b"400")):
@@ -1135,7 +1156,7 @@ async def test_two_authorization_headers_are_refused_where_a_login_is_asked_for(
             )
 
 
-async def test_a_body_that_breaks_off_its_framing_ends_its_request_at_once():
+async def test_broken_body_framing_ends_the_request():
     """The handler that reads it would wait for an end that cannot come."""
     async with serving(hang_ups=True) as it:
         began = time.monotonic()

@@ -235,7 +235,8 @@ def command(*words: str) -> Any:
     return CliRunner().invoke(cli.main, [str(word) for word in words])
 
 
-def test_prometheus_scrapes_ours_and_the_engine_over_tls_with_a_login(chain):
+def test_prometheus_scrapes_over_tls_with_a_login(chain):
+    """Prometheus scrapes ours and the engine over TLS with a login."""
     assert [("vllm", "1"), ("vllm-gateway", "1"), ("vllm-watch-sidecar", "1")] == up(chain)
 
 
@@ -244,7 +245,8 @@ def test_the_sidecar_reads_its_engine_over_tls_with_a_key(chain):
     assert b'vllm_watch_source_up{kind="engine",source="one"} 1' in page
 
 
-def test_an_alert_reaches_alertmanager_and_its_page_is_found_there(chain, eventually):
+def test_alert_reaches_alertmanager_with_its_page(chain, eventually):
+    """An alert reaches Alertmanager and its page is found there."""
     way = ("--alertmanager", chain.urls["alertmanager"], "--http-config", chain.folder / "alertmanager.http.yml")
     eventually(lambda: "VLLMWatchdog" in command("runbook", "--firing", *way).output, 20, "the alert")
 
@@ -279,7 +281,8 @@ def test_the_board_shows_what_the_secured_prometheus_holds(chain):
     assert b"wants a login" not in body
 
 
-def test_a_clients_key_opens_the_gateway_over_tls_and_a_wrong_one_does_not(chain):
+def test_client_key_opens_the_gateway_over_tls(chain):
+    """A client's key opens the gateway over TLS and a wrong one does not."""
     ask = json.dumps({"model": "tiny", "messages": []}).encode()
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {chain.key}"}
     assert 200 == asked(chain, "gateway", "/v1/chat/completions", None, "POST", ask, **headers)[0]

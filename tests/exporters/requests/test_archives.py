@@ -210,7 +210,8 @@ def test_archive_that_is_still_being_written_is_read_as_it_grows(path):
     assert 0 == reader.faults["packed"]
 
 
-def test_archive_that_ends_early_is_reported_once_and_read_on_when_it_is_whole(path, caplog):
+def test_short_archive_is_reported_once_and_read_later(path, caplog):
+    """Archive that ends early is reported once and read on when it is whole."""
     positions, data = behind(path, 1000, 9000)
     archive = path.with_name("requests.jsonl.1.gz")
     archive.write_bytes(data[: len(data) // 2])
@@ -240,7 +241,8 @@ def test_damaged_archive_is_reported_once(path, caplog):
     assert not reader.faults
 
 
-def test_archive_in_a_format_that_cannot_be_read_is_reported_once(path):
+def test_unreadable_archive_format_is_reported_once(path):
+    """Archive in a format that cannot be read is reported once."""
     add(path, 1)
     reader = Tail(path)
     polled(reader, 0)
@@ -277,7 +279,8 @@ def test_large_archive_is_unpacked_a_bounded_piece_in_each_poll(path):
     assert polls >= 7
 
 
-def test_archive_that_unpacks_to_a_thousand_times_its_size_is_given_up(path):
+def test_archive_bomb_is_given_up(path):
+    """Archive that unpacks to a thousand times its size is given up."""
     positions, _ = behind(path, 1000, 1001)
     bomb = b"".join(line + b"\n" for line in of(0, 1001)) + bytes(200 << 20)
     path.with_name("requests.jsonl.1.xz").write_bytes(lzma.compress(bomb, preset=0))

@@ -43,7 +43,8 @@ def filled(
 REQUESTS = 'vllm_watch_requests_total{model_name="m",outcome="ok",team="t"}'
 
 
-def test_each_step_has_what_ended_in_it_and_what_is_new_begins_at_0(tmp_path):
+def test_steps_hold_what_ended_and_new_series_begin_at_0(tmp_path):
+    """Each step has what ended in it and what is new begins at 0."""
     path = tmp_path / "log"
     path.write_bytes(record(1, NOON + 1) + record(2, NOON + 59.9) + record(3, NOON + 60) + record(4, NOON + 200))
     told, found = filled(path)
@@ -52,7 +53,7 @@ def test_each_step_has_what_ended_in_it_and_what_is_new_begins_at_0(tmp_path):
     assert [(NOON, 0), (NOON + 60, 20)] == found['vllm_watch_tokens_total{model_name="m",team="t",type="prompt"}'][:2]
 
 
-def test_files_that_overlap_are_read_side_by_side_and_a_line_twice_counts_once(tmp_path):
+def test_overlapping_files_count_a_line_once(tmp_path):
     """Two gateways, one of their logs packed; and one line that stands in both."""
     one, other = tmp_path / "a.jsonl", tmp_path / "b.jsonl.gz"
     one.write_bytes(record(1, NOON + 1) + record(2, NOON + 130))
@@ -62,7 +63,8 @@ def test_files_that_overlap_are_read_side_by_side_and_a_line_twice_counts_once(t
     assert (3, 1, 0) == (told.requests, told.duplicates, told.late)
 
 
-def test_what_cannot_be_placed_or_read_is_told_and_costs_nothing_else(tmp_path):
+def test_unreadable_and_unplaceable_lines_are_reported(tmp_path):
+    """What cannot be placed or read is told and costs nothing else."""
     path = tmp_path / "log"
     path.write_bytes(
         record(1, NOON)
@@ -91,7 +93,8 @@ def test_a_packed_file_that_is_spoilt_is_named(tmp_path, spoil):
         filled(path)
 
 
-def test_a_line_that_comes_after_its_step_is_counted_later_and_said(tmp_path):
+def test_late_line_is_counted_later_and_reported(tmp_path):
+    """A line that comes after its step is counted later and said."""
     path = tmp_path / "log"
     path.write_bytes(record(1, NOON + 1) + record(2, NOON + 100) + record(3, NOON + 2))
     told, found = filled(path)
@@ -100,7 +103,7 @@ def test_a_line_that_comes_after_its_step_is_counted_later_and_said(tmp_path):
 
 
 @pytest.mark.prometheus
-def test_what_promtool_takes_into_a_real_prometheus_adds_up_to_the_log(tmp_path, past):
+def test_promtool_import_adds_up_to_the_log(tmp_path, past):
     """Growth over the whole time is every request and token of the log, and a quantile can be asked."""
     log, page = tmp_path / "log", tmp_path / "past.om"
     lines = [

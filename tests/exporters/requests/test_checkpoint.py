@@ -58,7 +58,8 @@ def reopened(path: Path) -> list[bytes]:
         checkpoint.close()
 
 
-def test_frames_come_back_in_their_order_and_a_rewrite_replaces_them(tmp_path):
+def test_frames_return_in_order_and_rewrite_replaces(tmp_path):
+    """Frames come back in their order and a rewrite replaces them."""
     path = tmp_path / "deep" / "state"
     checkpoint = Checkpoint(path)
     assert [] == checkpoint.open()
@@ -75,7 +76,8 @@ def test_frames_come_back_in_their_order_and_a_rewrite_replaces_them(tmp_path):
     assert ["state", "state.lock"] == sorted(p.name for p in path.parent.iterdir())
 
 
-def test_every_commit_is_synced_and_a_new_file_also_in_its_folder(tmp_path):
+def test_every_commit_and_new_folder_is_synced(tmp_path):
+    """Every commit is synced and a new file also in its folder."""
     disk = FailingDisk()
     checkpoint = Checkpoint(tmp_path / "state", disk)
     checkpoint.open()
@@ -105,7 +107,8 @@ def test_a_spoilt_byte_is_never_taken_for_a_frame(frame, at, flip):
 
 
 @pytest.mark.parametrize("failing", ["write", "sync", "rename"])
-def test_what_fails_leaves_the_last_state_and_the_next_rewrite_heals(tmp_path, failing):
+def test_failed_write_keeps_the_last_state(tmp_path, failing):
+    """What fails leaves the last state and the next rewrite heals."""
     disk = FailingDisk()
     path = tmp_path / "state"
     checkpoint = Checkpoint(path, disk)
@@ -143,7 +146,8 @@ def test_what_is_no_state_is_moved_away_and_named(tmp_path):
     assert [b"new"] == reopened(path)
 
 
-def test_two_writers_never_share_a_file_and_a_dead_ones_lock_is_free(tmp_path):
+def test_two_writers_never_share_a_file(tmp_path):
+    """Two writers never share a file and a dead ones lock is free."""
     path = tmp_path / "state"
     first = Checkpoint(path)
     first.open()

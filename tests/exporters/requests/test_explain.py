@@ -87,7 +87,8 @@ def test_a_broken_line_is_told_as_it_is_counted(line: bytes, reason: str | None,
     assert noted is None or any(noted in note for note in told["notes"])
 
 
-def test_the_text_says_what_was_found_and_holds_nothing_that_a_terminal_acts_on():
+def test_text_is_safe_for_a_terminal():
+    """The text says what was found and holds nothing that a terminal acts on."""
     text = as_text(explain(b'{"request_id":"\\u001b[2J","\\u001b[31m":1,"e2e_ms":48.7}'))
     assert "\x1b" not in text
     assert (

@@ -88,9 +88,7 @@ def test_a_case_is_counted_exactly_and_told(case: Case, sidecar: Sidecar, eventu
     check(case, sidecar, eventually)
 
 
-def test_while_the_disk_is_full_the_page_stands_still_and_then_advances_once(
-    sidecar: Sidecar, eventually: Callable[..., None]
-):
+def test_full_disk_holds_the_page_then_advances_once(sidecar: Sidecar, eventually: Callable[..., None]):
     """Case 15. A scrape that sees counts which are not safe would see them twice after a crash."""
     with sidecar.watched() as pages:
         log = check(next(case for case in CASES if case.act is disk_full), sidecar, eventually)
@@ -124,7 +122,8 @@ def test_a_sigkill_while_the_disk_is_full_costs_nothing(sidecar: Sidecar, eventu
     assert log.truth == found
 
 
-def test_a_state_that_is_removed_under_the_sidecar_is_written_anew(sidecar: Sidecar, eventually: Callable[..., None]):
+def test_removed_state_is_written_anew(sidecar: Sidecar, eventually: Callable[..., None]):
+    """A state that is removed under the sidecar is written anew."""
     log = Log(sidecar.root / EXTRA[1])
     sidecar.start(log)
     log.add(10)

@@ -60,7 +60,8 @@ UP = ("vllm_watch_checkpoint_up",)
 # --- each request once
 
 
-def test_a_request_that_comes_again_is_not_counted_again_in_one_batch_or_in_two():
+def test_repeated_request_is_counted_once():
+    """A request that comes again is not counted again in one batch or in two."""
     books = ledger()
     assert 2 == len(books.count([record(1), record(2), record(1)]))
     assert 1 == len(books.count([record(2), record(3)]))
@@ -76,7 +77,8 @@ def test_two_requests_of_one_id_are_two_where_their_spans_differ():
 
 
 @given(st.lists(st.integers(0, 30), max_size=120), st.integers(2, 12), st.integers(1, 9))
-def test_the_window_knows_the_last_half_of_its_limit_for_sure_and_holds_no_more_than_its_limit(numbers, limit, step):
+def test_window_keeps_half_and_never_exceeds_its_limit(numbers, limit, step):
+    """The window knows the last half of its limit for sure and holds no more than its limit."""
     window, lately = RecentRequests(limit), []
     for at in range(0, len(numbers), step):
         batch = [record(number) for number in numbers[at : at + step]]
@@ -87,7 +89,8 @@ def test_the_window_knows_the_last_half_of_its_limit_for_sure_and_holds_no_more_
 
 
 @given(st.lists(st.integers(1, 25), max_size=12), st.integers(2, 40))
-def test_a_window_that_was_stored_without_its_order_is_the_same_window(batches, limit):
+def test_window_stored_without_order_is_the_same(batches, limit):
+    """A window that was stored without its order is the same window."""
     window, at = RecentRequests(limit), 0
     for size in batches:
         window.fresh([record(number) for number in range(at, at + size)])
@@ -97,7 +100,8 @@ def test_a_window_that_was_stored_without_its_order_is_the_same_window(batches, 
     assert (window.older, window.newer) == (again.older, again.newer)
 
 
-def test_an_id_of_any_length_takes_little_room_and_is_known_again():
+def test_long_ids_take_little_room():
+    """An id of any length takes little room and is known again."""
     window = RecentRequests(100)
     long = [RequestRecord(request_id="x" * 900_000 + tail) for tail in "ab"]
     assert long == window.fresh(long)
@@ -146,7 +150,8 @@ def test_a_count_is_shown_when_it_is_safe_and_not_before(tmp_path):
     assert 2 == shown(books)[GOOD]
 
 
-def test_while_it_cannot_be_written_the_page_keeps_what_was_safe_and_then_advances_once(tmp_path):
+def test_unwritable_state_holds_the_page_then_advances(tmp_path):
+    """While it cannot be written the page keeps what was safe and then advances once."""
     disk = FailingDisk()
     books = opened(tmp_path / "state", disk)
     books.count([record(1)])
@@ -180,7 +185,7 @@ def test_nothing_new_writes_nothing(tmp_path):
 
 @settings(max_examples=60)
 @given(st.lists(st.sampled_from(["count", "commit", "die", "full", "again"]), max_size=30), st.integers(0, 1000))
-def test_whatever_dies_or_fails_no_request_is_lost_or_counted_twice(tmp_path_factory, steps, seed):
+def test_any_fault_loses_or_doubles_no_request(tmp_path_factory, steps, seed):
     """A pure model beside it: what was read after the last commit that succeeded is read again; what the page showed
     never falls."""
     path, rng, disk = tmp_path_factory.mktemp("books") / "state", random.Random(seed), FailingDisk()
@@ -217,7 +222,8 @@ def test_whatever_dies_or_fails_no_request_is_lost_or_counted_twice(tmp_path_fac
     books._checkpoint.close()
 
 
-def test_a_restart_goes_on_with_every_series_and_knows_what_it_counted(tmp_path):
+def test_restart_keeps_series_and_window(tmp_path):
+    """A restart goes on with every series and knows what it counted."""
     books = opened(tmp_path / "state")
     books.traffic.teams._limit = 2
     for number, team in enumerate(("a", "b", "c", "a")):
@@ -246,7 +252,8 @@ def test_a_restart_goes_on_with_every_series_and_knows_what_it_counted(tmp_path)
     assert 2 == shown(after)["vllm_watch_requests_total", "model_name=m", "outcome=ok", "team=__other__"]
 
 
-def test_histograms_of_other_bounds_begin_anew_and_the_page_stands():
+def test_other_bounds_restart_histograms_only():
+    """Histograms of other bounds begin anew and the page stands."""
     books = ledger()
     books.count([record(1)])
     books.commit({})
@@ -269,7 +276,7 @@ def test_histograms_of_other_bounds_begin_anew_and_the_page_stands():
         )
 
 
-def test_a_write_that_never_began_loses_no_request_from_the_window(tmp_path):
+def test_write_that_never_began_loses_no_request(tmp_path):
     """Such as where no thread can be started: the file is as it was, and what comes next must still hold everything."""
     books = opened(tmp_path / "state")
     books.commit({})
@@ -303,7 +310,8 @@ def test_where_a_log_stood_stays_known_while_it_cannot_be_opened(tmp_path):
     assert {"a": (start_position("a", (1, 2)),)} == opened(tmp_path / "state").positions
 
 
-def test_an_account_that_was_revised_and_stayed_the_same_writes_nothing(tmp_path):
+def test_unchanged_account_writes_nothing(tmp_path):
+    """An account that was revised and stayed the same writes nothing."""
     revision = [1]
     books = opened(tmp_path / "state")
     books.keep([StateProvider("gpu", lambda: revision[0], lambda: b"same", list)])
@@ -343,7 +351,7 @@ def test_an_account_is_as_old_as_the_counts_beside_it(tmp_path):
     checkpoint.close()
 
 
-def test_what_was_restored_of_an_account_is_shown_before_the_first_commit(tmp_path):
+def test_restored_account_shows_before_first_commit(tmp_path):
     """On a disk that is full at the start there may be none for hours."""
     from exporters.catalogue import sidecar
 

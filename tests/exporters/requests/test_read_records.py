@@ -57,14 +57,16 @@ def test_chunks_of_any_size_make_the_same_lines(tmp_path, monkeypatch, chunk_byt
     assert chunk_bytes > 5000 or {"long": 2} == dict(bad.counts)
 
 
-def test_a_last_line_without_newline_is_read_unless_only_ended_ones_count(tmp_path):
+def test_last_line_without_newline(tmp_path):
+    """A last line without newline is read unless only ended ones count."""
     path = tmp_path / "log"
     path.write_bytes(lines("a", "b")[:-1])
     assert ["a", "b"] == names(path)
     assert ["a"] == names(path, ended_lines_only=True)
 
 
-def test_foreign_names_are_mapped_and_progress_counts_the_bytes_of_the_file(tmp_path):
+def test_foreign_names_and_progress_in_bytes(tmp_path):
+    """Foreign names are mapped and progress counts the bytes of the file."""
     path, seen = tmp_path / "log.gz", []
     path.write_bytes(gzip.compress(b'{"id":"a"}\n' * 3))
     assert ["a"] * 3 == names(path, fields=FieldMap({"id": "request_id"}), progress=seen.append)

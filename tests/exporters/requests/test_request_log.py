@@ -103,7 +103,7 @@ def test_deep_nesting_is_a_bad_line():
             parse_line(text)
 
 
-def test_to_line_refuses_what_is_too_long_and_fitting_line_cuts_it():
+def test_to_line_refuses_and_fitting_line_cuts():
     """What a client may write without bound loses its end; numbers and ids of the trace stay."""
     long = msgspec.structs.replace(
         FULL, model="m" * 5000, request_id="\\" * 128, adapter="\x01" * 300, finish_reason="é" * 32

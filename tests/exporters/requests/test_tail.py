@@ -220,7 +220,8 @@ def test_case_10_killed_between_any_two_polls(path):
     assert list(range(840)) == sorted(int(line) for line in committed)
 
 
-def test_case_11_a_line_beyond_the_limit_is_skipped_whole_also_over_a_restart(path):
+def test_case_11_overlong_line_is_skipped_over_a_restart(path):
+    """Case 11 a line beyond the limit is skipped whole also over a restart."""
     path.write_bytes(b"a\n" + b"x" * (3 * MAX_LINE_BYTES))
     tail = Tail(path)
     assert [b"a"] == [line for second in range(9) for line in polled(tail, second)]
@@ -242,7 +243,8 @@ def test_a_line_at_the_limit_is_whole(path):
     assert not tail.faults
 
 
-def test_case_12_a_hole_of_nul_bytes_after_a_cut_under_a_writer_that_does_not_append(path, rotated):
+def test_case_12_nul_hole_after_a_cut(path, rotated):
+    """Case 12 a hole of NUL bytes after a cut under a writer that does not append."""
     with path.open("wb", buffering=0) as writer:
         writer.write(b"1" * (2 * MAX_LINE_BYTES // 3) + b"\n2\n")
         tail = Tail(path)
@@ -257,7 +259,8 @@ def test_case_12_a_hole_of_nul_bytes_after_a_cut_under_a_writer_that_does_not_ap
     assert {"nul"} == set(tail.faults)
 
 
-def test_nul_bytes_at_the_end_wait_since_the_file_may_only_seem_that_long(path):
+def test_trailing_nul_bytes_wait(path):
+    """NUL bytes at the end wait since the file may only seem that long."""
     path.write_bytes(b"1\n" + b"\0" * 2)
     tail = Tail(path)
     assert [b"1"] == polled(tail, 0)
@@ -292,7 +295,8 @@ def test_case_14_a_symlink_that_is_swapped(path, tmp_path):
     assert 1 == tail.rotations
 
 
-def test_case_15_positions_are_stored_by_who_counts_and_hold_no_content(path):
+def test_case_15_positions_hold_no_content(path):
+    """Case 15 positions are stored by who counts and hold no content."""
     add(path, "SECRET-request")
     tail = Tail(path)
     polled(tail, 0)
@@ -323,7 +327,8 @@ def test_case_18_a_stale_handle_is_opened_anew():
     assert [] == polled(tail, 3)
 
 
-def test_a_device_number_that_changes_over_a_restart_is_no_new_file():
+def test_changed_device_number_is_no_new_file():
+    """A device number that changes over a restart is no new file."""
     disk = FakeDisk()
     disk.append("log", b"1\n")
     disk.append("log.1", b"0\n")
@@ -336,7 +341,8 @@ def test_a_device_number_that_changes_over_a_restart_is_no_new_file():
     assert not tail.faults
 
 
-def test_case_19_half_a_line_of_a_writer_that_died_ends_in_one_bad_line_or_is_told(path, rotated):
+def test_case_19_half_line_of_a_dead_writer(path, rotated):
+    """Case 19 half a line of a writer that died ends in one bad line or is told."""
     path.write_bytes(b'{"id":1}\n{"id"')
     tail = Tail(path)
     assert [b'{"id":1}'] == polled(tail, 0)
@@ -389,7 +395,8 @@ def test_lines_come_out_whole_and_once_however_they_were_written(lines, data):
     assert lines == got
 
 
-def test_a_file_that_was_moved_away_and_back_is_read_on_and_not_again(path, tmp_path):
+def test_file_moved_away_and_back_is_not_reread(path, tmp_path):
+    """A file that was moved away and back is read on and not again."""
     away = tmp_path / "away"
     add(path, 1, 2)
     tail = Tail(path)
@@ -441,7 +448,8 @@ def test_what_is_not_handed_out_yet_is_unread(path):
     assert 2 == tail.unread_bytes()
 
 
-def test_a_file_that_lost_its_end_in_a_crash_of_the_machine_is_read_on_from_the_last_mark(path):
+def test_file_that_lost_its_end_continues_at_last_mark(path):
+    """A file that lost its end in a crash of the machine is read on from the last mark."""
     tail, numbers = Tail(path), [f"{n:08} {'x' * 400}" for n in range(2000)]
     for start in range(0, 2000, 50):
         add(path, *numbers[start : start + 50])
@@ -491,7 +499,8 @@ def test_a_copy_that_turns_up_late_still_gives_its_unread_lines(path, rotated, t
     assert [b"2"] == drained(tail, 40)
 
 
-def test_rotated_files_are_taken_as_read_at_the_very_first_look_only(path, rotated):
+def test_rotated_files_count_as_read_only_at_first(path, rotated):
+    """Rotated files are taken as read at the very first look only."""
     add(rotated, "old")
     add(path, 1)
     tail = Tail(path)
@@ -499,7 +508,8 @@ def test_rotated_files_are_taken_as_read_at_the_very_first_look_only(path, rotat
     assert [] == drained(again(tail))
 
 
-def test_what_a_rotated_file_gets_after_the_first_look_is_read_with_its_half_line(path, rotated):
+def test_rotated_file_growth_is_read_with_its_half_line(path, rotated):
+    """What a rotated file gets after the first look is read with its half line."""
     rotated.write_bytes(b"old\nha")
     add(path, 1)
     tail = Tail(path)
@@ -508,7 +518,8 @@ def test_what_a_rotated_file_gets_after_the_first_look_is_read_with_its_half_lin
     assert [b"half"] == drained(tail, 40)
 
 
-def test_a_compressed_log_is_an_error_and_never_counted_as_a_fault(path):
+def test_compressed_log_is_an_error_not_a_fault(path):
+    """A compressed log is an error and never counted as a fault."""
     path.write_bytes(gzip.compress(b"1\n"))
     tail = Tail(path)
     for second in range(3):
@@ -517,7 +528,9 @@ def test_a_compressed_log_is_an_error_and_never_counted_as_a_fault(path):
     assert not tail.faults
 
 
-def test_the_folder_is_looked_through_once_a_second_and_when_the_path_leads_elsewhere(path, rotated):
+def test_folder_scan_once_a_second_or_on_a_new_path(path, rotated):
+    """The folder is looked through once a second and when the path leads elsewhere."""
+
     class Counting(TailDisk):
         looks = 0
 
@@ -548,7 +561,8 @@ def test_lines_that_end_alike_are_told_apart_by_the_beginning(path):
     assert [f"b{long_end}".encode()] == polled(tail, 1)
 
 
-def test_a_file_that_was_cut_to_its_beginning_and_moved_aside_while_nobody_read_is_read_on(path, rotated):
+def test_copytruncate_while_not_reading_is_read_on(path, rotated):
+    """A file that was cut to its beginning and moved aside while nobody read is read on."""
     add(path, "a" * HEAD_BYTES, "b")
     tail = Tail(path)
     assert 2 == len(polled(tail, 0))
@@ -559,7 +573,8 @@ def test_a_file_that_was_cut_to_its_beginning_and_moved_aside_while_nobody_read_
     assert {b"c", b"d"} <= set(drained(again(tail)))
 
 
-def test_files_that_begin_with_a_hole_are_not_taken_for_copies_of_each_other(path, rotated):
+def test_files_beginning_with_a_hole_are_distinct(path, rotated):
+    """Files that begin with a hole are not taken for copies of each other."""
     hole = b"\0" * HEAD_BYTES
     path.write_bytes(hole + b"1\n")
     tail = Tail(path)
@@ -570,7 +585,8 @@ def test_files_that_begin_with_a_hole_are_not_taken_for_copies_of_each_other(pat
     assert {b"2", b"3"} == set(drained(again(tail)))
 
 
-def test_files_that_begin_with_a_blank_line_are_not_taken_for_copies_of_each_other(path, rotated):
+def test_files_beginning_with_a_blank_line_are_distinct(path, rotated):
+    """Files that begin with a blank line are not taken for copies of each other."""
     tail = Tail(path)
     for line in ("", "a" * 100):
         add(path, line)
@@ -581,7 +597,9 @@ def test_files_that_begin_with_a_blank_line_are_not_taken_for_copies_of_each_oth
     assert {b"b" * 100, b"c"} == set(drained(again(tail)))
 
 
-def test_a_path_that_is_renamed_between_a_look_and_the_opening_is_read_once():
+def test_rename_between_look_and_open_reads_once():
+    """A path that is renamed between a look and the opening is read once."""
+
     class Renaming(FakeDisk):
         opened = 0
 
@@ -609,7 +627,8 @@ def test_a_file_that_was_let_go_keeps_one_mark(path, rotated):
     assert [1, 1] == [len(position.marks) for position in tail.positions()]
 
 
-def test_a_file_that_is_gone_at_a_start_is_told_and_the_new_one_read(path):
+def test_missing_file_at_start_is_reported(path):
+    """A file that is gone at a start is told and the new one read."""
     add(path, 1)
     tail = Tail(path)
     polled(tail, 0)
@@ -633,7 +652,8 @@ def test_a_deleted_file_is_read_to_its_end(path):
         assert not tail.found
 
 
-def test_a_pattern_follows_every_file_that_fits_also_those_that_come_later(tmp_path):
+def test_pattern_follows_present_and_later_files(tmp_path):
+    """A pattern follows every file that fits also those that come later."""
     add(tmp_path / "requests-a.jsonl", "a1")
     add(tmp_path / "other.jsonl", "no")
     tail = Tail(tmp_path / "requests*.jsonl")
@@ -666,7 +686,8 @@ def test_a_cut_from_a_hole_to_a_longer_hole_is_seen(path, rotated):
 @pytest.mark.parametrize(
     "copy", ["requests.jsonl.1", "requests.jsonl.2"], ids=["with the inode of the hole", "with a new inode"]
 )
-def test_a_reading_that_ended_in_a_hole_is_not_taken_for_that_of_another_file_with_a_hole(path, rotated, copy):
+def test_position_in_a_hole_fits_no_other_holed_file(path, rotated, copy):
+    """A reading that ended in a hole is not taken for that of another file with a hole."""
     hole = b"\0" * (2 * MAX_LINE_BYTES)
     rotated.write_bytes(hole + b"half")
     path.write_bytes(hole + b"1\n")

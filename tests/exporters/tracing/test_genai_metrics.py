@@ -159,7 +159,8 @@ def test_metrics_are_off_unless_they_are_switched_on():
     assert Sidecar(SidecarConfig(otlp=CONFIG)).genai_metrics is not None
 
 
-def test_a_collector_that_does_not_answer_holds_up_neither_records_nor_the_end(monkeypatch, caplog, eventually):
+def test_hanging_collector_delays_neither_records_nor_end(monkeypatch, caplog, eventually):
+    """A collector that does not answer holds up neither records nor the end."""
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
     monkeypatch.setattr("exporters.tracing.genai_metrics.SHUTDOWN_FLUSH_S", 0.1)
     monkeypatch.setattr(collector_module, "EXPORT_TIMEOUT_S", 0.3)
@@ -205,7 +206,7 @@ async def until(condition, within_s=30.0):
         await asyncio.sleep(0.02)
 
 
-async def test_a_backlog_holds_up_a_scrape_no_longer_than_a_small_batch_takes(tmp_path):
+async def test_backlog_delays_a_scrape_by_one_small_batch(tmp_path):
     """Each record costs the SDK some 34 us, so less is counted at once, and the loop is free in between."""
     log = tmp_path / "requests.jsonl"
     log.write_bytes(b"".join(to_line(record(request_id=f"r{n}", ts=timestamp(time.time() + 9))) for n in range(5000)))
@@ -353,7 +354,8 @@ async def test_a_real_collector_gets_the_sums_that_the_sidecar_counts(protocol, 
 
 
 @pytest.mark.collector
-async def test_a_collector_that_is_killed_and_comes_back_gets_what_it_missed(collector, tmp_path, monkeypatch):
+async def test_restarted_collector_gets_what_it_missed(collector, tmp_path, monkeypatch):
+    """A collector that is killed and comes back gets what it missed."""
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "100")
     log = tmp_path / "requests.jsonl"
     log.touch()

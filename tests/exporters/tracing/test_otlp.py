@@ -101,14 +101,16 @@ def plain(attributes) -> dict[str, object]:
 # --- what a span says
 
 
-def test_a_span_ends_when_the_record_says_and_began_as_long_before_as_the_request_took():
+def test_span_times_follow_the_record():
+    """A span ends when the record says and began as long before as the request took."""
     span = span_of(FULL)
     assert span is not None
     assert (TRACE, SPAN, None) == (span.trace_id.hex(), span.span_id.hex(), span.parent_id)
     assert (1778578200_250_000_000, 1778578201_500_000_000) == (span.start_ns, span.end_ns)
 
 
-def test_a_trace_that_a_client_began_goes_on_below_the_clients_span():
+def test_client_trace_continues_below_its_span():
+    """A trace that a client began goes on below the client's span."""
     parent = "00f067aa0ba902b7"
     (span,) = decoded(encoded(span_of(record(parent_span_id=parent))))
     assert (parent, SPAN) == (span.parent_span_id.hex(), span.span_id.hex())
@@ -139,7 +141,8 @@ def test_a_record_without_ids_or_times_makes_no_span(lacking):
     assert span_of(record(**lacking)) is None
 
 
-def test_everything_that_is_known_is_an_attribute_under_the_name_that_others_look_for():
+def test_attributes_use_the_usual_names():
+    """Everything that is known is an attribute under the name that others look for."""
     assert {
         "gen_ai.operation.name": "chat", "gen_ai.provider.name": "vllm", "gen_ai.request.model": "qwen",
         "gen_ai.request.stream": True,
@@ -185,7 +188,7 @@ def test_what_a_record_does_not_say_is_absent_and_never_0():
         ({"outcome": None, "status": 404}, None),
     ],
 )
-def test_a_failure_has_an_error_type_and_the_status_error_and_nothing_else_has(ended, error):
+def test_only_failures_have_error_type_and_status(ended, error):
     """As the error ratio counts: a refusal and a client disconnect are no failures."""
     failed = record(**ended)
     assert error == failure(failed)
@@ -194,7 +197,7 @@ def test_a_failure_has_an_error_type_and_the_status_error_and_nothing_else_has(e
     assert error == plain(span.attributes).get("error.type")
 
 
-def test_a_finish_reason_is_told_only_where_it_is_the_engines_own():
+def test_finish_reason_only_from_the_engine():
     """The gateway writes abort, error and rejected itself."""
     assert "gen_ai.response.finish_reasons" not in attributes(record(outcome="client_abort", finish_reason="abort"))
 
@@ -219,7 +222,8 @@ def test_a_route_has_a_word_and_no_id_in_it(route, word):
     assert word == operation(route)
 
 
-def test_a_span_is_named_after_what_was_asked_of_which_model_and_is_the_gateways():
+def test_span_name_has_operation_and_model():
+    """A span is named after what was asked of which model and is the gateways."""
     request = ExportTraceServiceRequest.FromString(encoded(span_of(FULL), span_of(record(model=None)), version="9.9"))
     (resource,) = request.resource_spans
     (scope,) = resource.scope_spans
@@ -397,9 +401,7 @@ def test_a_record_makes_one_span_or_says_why_it_makes_none(started, eventually):
     assert 0 == spans.waiting == sum(spans.dropped.values())
 
 
-def test_an_absent_collector_costs_what_the_queue_cannot_hold_and_the_newest_stay(
-    started, eventually, monkeypatch, caplog
-):
+def test_absent_collector_drops_the_oldest(started, eventually, monkeypatch, caplog):
     """Ten fit: the oldest are dropped and counted by why they wait; when the collector is back, the rest arrives."""
     monkeypatch.setattr(span_queue, "QUEUE_LIMIT", 10)
     monkeypatch.setattr(span_queue, "BATCH", 4)
@@ -430,7 +432,7 @@ def test_an_absent_collector_costs_what_the_queue_cannot_hold_and_the_newest_sta
     )
 
 
-def test_more_than_can_be_sent_is_told_apart_from_a_collector_that_is_away(monkeypatch):
+def test_overflow_differs_from_an_absent_collector(monkeypatch):
     """Never started: nothing is taken out of the queue."""
     monkeypatch.setattr(span_queue, "QUEUE_LIMIT", 3)
     spans = SpanQueue(NEVER, "9", 0, Collector())
@@ -439,7 +441,8 @@ def test_more_than_can_be_sent_is_told_apart_from_a_collector_that_is_away(monke
     assert (2, 3) == (spans.dropped["queue_full"], spans.waiting)
 
 
-def test_what_the_collector_refuses_is_lost_and_counted_and_the_next_is_tried(started, eventually, caplog):
+def test_refused_batch_is_counted_and_next_is_sent(started, eventually, caplog):
+    """What the collector refuses is lost and counted and the next is tried."""
     collector = Collector()
     collector.attempt = Attempt("refused", "HTTP status 401 to /v1/traces")
     spans = started(collector)
@@ -478,7 +481,8 @@ def test_the_last_spans_are_sent_when_the_sidecar_stops(monkeypatch):
     assert ["0", "1", "2"] == collector.ids
 
 
-def test_stopping_does_not_wait_for_a_collector_that_does_not_answer(hasty, monkeypatch, caplog, eventually):
+def test_stopping_does_not_wait_for_a_silent_collector(hasty, monkeypatch, caplog, eventually):
+    """Stopping does not wait for a collector that does not answer."""
     monkeypatch.setattr(span_queue, "SHUTDOWN_FLUSH_S", 0.1)
     never = threading.Event()
     collector = Collector()
@@ -514,7 +518,8 @@ def export(endpoint: str, *records: RequestRecord, **settings: object) -> Attemp
     ("suffix", "path"),
     [("", "/v1/traces"), ("/", "/v1/traces"), ("/v1/traces", "/v1/traces"), ("/otlp", "/otlp/v1/traces")],
 )
-def test_a_request_goes_to_the_path_of_the_protocol_with_the_headers_of_the_file(suffix, path, tmp_path):
+def test_request_has_protocol_path_and_file_headers(suffix, path, tmp_path):
+    """A request goes to the path of the protocol with the headers of the file."""
     (tmp_path / "headers").write_text("# of the vendor\nX-Key: s3cret value\n\nContent-Type: text/plain\n")
     with http_server(lambda _: (200, PROTOBUF, b"")) as (address, got):
         assert Attempt() == export(address + suffix, headers_file=str(tmp_path / "headers"))
@@ -562,7 +567,8 @@ def test_the_sdk_retries_a_collector_that_is_full_for_a_moment():
     assert 2 == len(got)
 
 
-def test_what_a_collector_refuses_of_a_request_that_it_accepts_is_counted():
+def test_partially_refused_spans_are_counted():
+    """What a collector refuses of a request that it accepts is counted."""
     answer = ExportTraceServiceResponse(
         partial_success={"rejected_spans": 1, "error_message": "too old"}
     ).SerializeToString()
@@ -576,7 +582,8 @@ def test_a_200_that_is_no_protobuf_is_a_200(headers):
         assert Attempt() == export(address)
 
 
-def test_a_collector_that_does_not_answer_is_waited_for_no_longer_than_asked(monkeypatch):
+def test_silent_collector_is_waited_for_as_asked(monkeypatch):
+    """A collector that does not answer is waited for no longer than asked."""
     monkeypatch.setattr(collector_module, "EXPORT_TIMEOUT_S", 0.05)
     release = threading.Event()
     with http_server(lambda _: (release.wait(10), (200, {}, b""))[1]) as (address, _):
@@ -585,17 +592,19 @@ def test_a_collector_that_does_not_answer_is_waited_for_no_longer_than_asked(mon
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_port_where_nobody_listens_and_a_name_that_is_none_mean_later(protocol, free_port, monkeypatch):
+def test_closed_port_and_unknown_name_are_retryable(protocol, free_port, monkeypatch):
+    """A port where nobody listens and a name that is none mean later."""
     monkeypatch.setattr(collector_module, "EXPORT_TIMEOUT_S", 0.5)
     for host in ("127.0.0.1", "nowhere..invalid"):
         assert "unavailable" == export(f"http://{host}:{free_port()}", protocol=protocol).reason
 
 
-def test_a_port_that_usually_speaks_grpc_is_named_when_http_fails_on_it():
+def test_http_error_on_a_grpc_port_names_it():
+    """A port that usually speaks gRPC is named when HTTP fails on it."""
     assert "4317 is usually the port for gRPC" in export("http://nowhere..invalid:4317").detail
 
 
-def test_a_certificate_that_nobody_vouches_for_means_later_and_nothing_is_sent(monkeypatch):
+def test_untrusted_certificate_sends_nothing(monkeypatch):
     """A plain server behind https: the handshake fails before any span leaves."""
     monkeypatch.setattr(collector_module, "EXPORT_TIMEOUT_S", 0.5)
     with http_server(lambda _: (200, {}, b"")) as (address, got):
@@ -618,7 +627,8 @@ def test_a_connection_is_kept_for_the_next_export():
     assert (1, 3) == (len(clients), len(got))
 
 
-def test_no_proxy_of_the_environment_is_between_us_and_the_collector(monkeypatch):
+def test_environment_proxy_is_not_used(monkeypatch):
+    """No proxy of the environment is between us and the collector."""
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     with http_server(lambda _: (200, PROTOBUF, b"")) as (address, _):
@@ -636,7 +646,7 @@ def silent_server() -> Iterator[str]:
 @pytest.mark.parametrize(
     ("trouble", "reason"), [("silent", "timeout"), ("tls", "unavailable"), ("absent", "unavailable")]
 )
-def test_a_collector_in_trouble_costs_a_counter_and_one_line_of_log(
+def test_collector_in_trouble_logs_one_line(
     protocol, trouble, reason, free_port, hasty, monkeypatch, caplog, eventually
 ):
     """Nothing waits: 500 records are taken in at once while it is so, and the end is soon."""
@@ -731,7 +741,8 @@ def test_a_mistake_is_one_sentence_that_names_its_place(text, sentence):
         (b"key: a\x00b", "line 1: this is no header"),
     ],
 )
-def test_a_headers_file_that_cannot_be_used_is_told_before_anything_starts_and_not_quoted(content, sentence, tmp_path):
+def test_bad_headers_file_is_reported_and_not_quoted(content, sentence, tmp_path):
+    """A headers file that cannot be used is told before anything starts and not quoted."""
     path = tmp_path / "headers"
     if content is not None:
         path.write_bytes(content)
@@ -741,7 +752,8 @@ def test_a_headers_file_that_cannot_be_used_is_told_before_anything_starts_and_n
     assert "secret" not in str(told.value)
 
 
-def test_the_lab_and_the_compose_file_send_to_the_collector_that_is_there(tmp_path):
+def test_lab_and_compose_send_to_their_collector(tmp_path):
+    """The lab and the compose file send to the collector that is there."""
     programs = {name: tmp_path / name for name in ("engine", "model", "prometheus", "alertmanager", "otelcol")}
     texts = dict(plan.files(plan.LabConfig(tmp_path, programs, port_offset=70)))
     lab, receiver = (
@@ -782,7 +794,8 @@ def series(sidecar: Sidecar) -> dict[str, float]:
     }
 
 
-def test_without_a_collector_in_its_configuration_a_sidecar_makes_no_spans_and_loads_nothing_for_it():
+def test_sidecar_without_otlp_loads_nothing_for_it():
+    """Without a collector in its configuration a sidecar makes no spans and loads nothing for it."""
     assert {} == series(Sidecar(SidecarConfig()))
     assert set() == loaded("")
 
@@ -795,7 +808,8 @@ def test_without_a_collector_in_its_configuration_a_sidecar_makes_no_spans_and_l
         ("endpoint='http://c:4317', protocol='grpc'", {"opentelemetry", "grpc"}),
     ],
 )
-def test_a_sidecar_loads_the_protocol_and_the_signals_that_are_configured(otlp, parts):
+def test_sidecar_loads_the_configured_protocol_only(otlp, parts):
+    """A sidecar loads the protocol and the signals that are configured."""
     assert parts == loaded(f"otlp=OtlpConfig({otlp})")
 
 
@@ -836,7 +850,7 @@ def now_line(number: int) -> bytes:
     return to_line(numbered(number, ts=timestamp(time.time() + 1), tried=None, est_prompt_tokens=None))
 
 
-async def test_a_line_that_is_counted_once_makes_one_span_and_what_was_there_before_makes_none(tmp_path, hasty):
+async def test_counted_line_makes_one_span(tmp_path, hasty):
     """Over a rotation, with a line that arrives in two halves, and a log from before the start."""
     log = tmp_path / "requests.jsonl"
     log.write_bytes(
@@ -865,7 +879,7 @@ async def test_a_line_that_is_counted_once_makes_one_span_and_what_was_there_bef
     )
 
 
-async def test_a_collector_that_hangs_delays_neither_the_log_nor_the_page(tmp_path, hasty, monkeypatch):
+async def test_hanging_collector_delays_neither_log_nor_page(tmp_path, hasty, monkeypatch):
     """It takes connections and never answers, while many times what the queue holds comes in."""
     monkeypatch.setattr(span_queue, "QUEUE_LIMIT", 600)
     monkeypatch.setattr(span_queue, "SHUTDOWN_FLUSH_S", 0.1)
@@ -931,9 +945,8 @@ def post_json(address: str, content: dict) -> int:
 
 @pytest.mark.collector
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_span_of_a_record_and_that_of_the_engine_become_one_trace_at_a_real_collector(
-    protocol, collector, hasty, eventually
-):
+def test_gateway_and_engine_spans_form_one_trace(protocol, collector, hasty, eventually):
+    """A span of a record and that of the engine become one trace at a real collector."""
     spans = SpanQueue(OtlpConfig(endpoint=f"http://{getattr(collector, protocol)}", protocol=protocol), "9", 0)
     spans.start()
     try:

@@ -169,7 +169,8 @@ def test_without_detail_there_are_figures_and_no_requests():
     assert any("--save-detailed" in caveat for caveat in run.caveats)
 
 
-def test_appended_results_and_several_files_are_runs_of_one_bench(tmp_path):
+def test_appended_results_are_runs_of_one_bench(tmp_path):
+    """Appended results and several files are runs of one bench."""
     (tmp_path / "a.json").write_text(vllm() + "\n" + vllm(date="20261122-040000"))
     (tmp_path / "b.json").write_text(
         vllm(date="20261122-050000", errors=["", "", "", "Traceback ...\nTimeoutError", "", ""])

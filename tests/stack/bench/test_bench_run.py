@@ -111,7 +111,9 @@ def prepared(
 
 
 @given(lengths=st.lists(st.integers(1, 300), min_size=1, max_size=5))
-def test_a_completion_has_exactly_its_tokens_and_shared_keys_are_the_same_tokens(lengths):
+def test_completion_has_its_tokens_and_shared_keys(lengths):
+    """A completion has exactly its tokens and shared keys are the same tokens."""
+
     async def ids(_: str) -> list[int]:
         return [*range(10, 60)]
 
@@ -175,7 +177,7 @@ def test_a_chat_is_mended_until_the_engine_counts_what_was_asked(instruction):
     assert messages[-1]["content"].startswith(instruction)
 
 
-def test_a_text_that_never_has_so_many_tokens_gets_other_last_words():
+def test_unreachable_token_count_gets_other_last_words():
     """Measured with the lab's tokenizer: 7 of 3,000 prompts had another length, and none since."""
 
     class Stubborn:
@@ -275,7 +277,8 @@ def test_the_first_token_is_the_first_with_content(tmp_path):
     assert 50 <= found.runs[0].figures["ttft_ms.p50"] < 100
 
 
-def test_an_open_loop_sends_when_it_is_due_however_many_are_under_way(tmp_path):
+def test_open_loop_sends_when_due(tmp_path):
+    """An open loop sends when it is due however many are under way."""
     engine = FakeEngine()
     engine.first_s = 0.5
     text = (
@@ -386,7 +389,8 @@ def test_ctrl_c_keeps_what_there_is(tmp_path):
     assert msgspec.json.encode(found) == msgspec.json.encode(result.read(tmp_path))
 
 
-def test_a_warm_up_that_nobody_answers_is_told_with_the_engines_words(tmp_path):
+def test_unanswered_warm_up_quotes_the_engine(tmp_path):
+    """A warm up that nobody answers is told with the engine's words."""
     engine = FakeEngine()
     engine.behave = lambda _: "http_400"
     found = measured(engine, tmp_path, made())
@@ -510,7 +514,8 @@ def test_the_start_up_log_tells_what_the_cache_does_not_hold(log, used):
     assert used == (pytest.approx(found / measurements.GIB) if (found := measurements.startup(log).used) else None)
 
 
-def test_the_peak_of_memory_is_weights_and_profiled_peak_and_blocks_in_use():
+def test_memory_peak_is_weights_peak_and_blocks():
+    """The peak of memory is weights and profiled peak and blocks in use."""
     found = measurements.startup(NOW)
     assert (100 * measurements.GIB, 819200) == (found.kv, found.kv_tokens)
     empty = page_of(prompt_tokens_total=0)
@@ -544,14 +549,16 @@ def test_arms_take_turns_and_each_has_every_load_as_often(runs, arms, together):
 
 
 @given(runs=st.integers(1, 40), arms=st.integers(1, 4), seed=st.integers())
-def test_each_round_has_every_arm_once_in_an_order_that_the_seed_repeats(runs, arms, seed):
+def test_rounds_have_every_variant_in_seeded_order(runs, arms, seed):
+    """Each round has every variant once in an order that the seed repeats."""
     names = [f"arm{at}" for at in range(arms)]
     drawn = turns.draw(runs, names, random.Random(seed))
     assert [sorted(names)] * runs == [sorted(round_) for round_ in drawn]
     assert drawn == turns.draw(runs, names, random.Random(seed))
 
 
-def test_thirty_orders_of_six_pairs_are_drawn_about_as_often_as_each_other():
+def test_orders_of_six_pairs_are_drawn_evenly():
+    """Thirty orders of six pairs are drawn about as often as each other."""
     rng = random.Random(1)
     counts = Counter("".join(arm for round_ in turns.draw(6, "AB", rng) for arm in round_) for _ in range(3000))
     assert 30 == len(counts)

@@ -104,7 +104,8 @@ def test_what_is_shipped():
 
 
 @pytest.mark.parametrize("name", workload_file.shipped())
-def test_what_is_shipped_fits_a_context_of_32k_and_names_its_source(name):
+def test_default_workloads_fit_32k_and_name_sources(name):
+    """What is the default fits a context of 32k and names its source."""
     suite, text = workload_file.load(name), workload_file.shipped()[name].read_text()
     assert name == suite.workloads[0].name or name == "json-output"
     assert text.startswith("# ")
@@ -122,7 +123,8 @@ def test_what_is_shipped_fits_a_context_of_32k_and_names_its_source(name):
 
 @pytest.mark.parametrize("name", workload_file.shipped())
 @pytest.mark.parametrize("context", [512, 2048, 8192])
-def test_what_is_shipped_fits_a_small_context_at_the_scale_that_is_named(name, context):
+def test_default_workloads_fit_small_contexts_scaled(name, context):
+    """What is the default fits a small context at the scale that is named."""
     for workload in workload_file.load(name).workloads:
         try:
             workload_fit.fitting(workload, context)
@@ -141,7 +143,7 @@ def test_what_is_shipped_fits_a_small_context_at_the_scale_that_is_named(name, c
 @pytest.mark.parametrize(
     "name", [name for name in workload_file.shipped() if workload_file.load(name).workloads[0].expected_hit]
 )
-def test_what_is_shipped_can_reach_the_hit_ratio_that_is_expected(name):
+def test_default_workloads_can_reach_their_hit_ratio(name):
     """A cache that holds everything finds as much as the scenario promises: the numbers of the file and the band belong
     together."""
     workload = workload_file.load(name).workloads[0]
@@ -381,7 +383,8 @@ def test_whatever_a_file_says_it_is_planned_or_refused(said):
 # ---- the context
 
 
-def test_what_the_context_cannot_hold_is_refused_with_the_scale_that_fits():
+def test_too_large_workload_names_the_scale():
+    """What the context cannot hold is refused with the scale that fits."""
     with pytest.raises(BadConfig) as error:
         workload_fit.fitting(workload_file.load("head-of-line").workloads[0], 8192)
     assert (
@@ -415,7 +418,8 @@ def test_a_scale_that_is_too_large_is_refused_with_one_that_fits():
         workload_fit.fitting(one(), 150, 2.0)
 
 
-def test_a_scale_multiplies_every_length_and_leaves_at_least_one_token():
+def test_scale_multiplies_lengths_to_at_least_one():
+    """A scale multiplies every length and leaves at least one token."""
     before = one(
         input_tokens=workload_lengths.Length(min=100, max=300),
         output_tokens=workload_lengths.Length(p50=40, p95=80),
@@ -473,7 +477,8 @@ def shape(asks):
 
 @settings(max_examples=60, deadline=None)
 @given(plain, some.integers(0, 2**63), some.integers(1, 10**6))
-def test_a_plan_follows_from_its_seed_and_its_lengths_stay_within(workload, seed, run):
+def test_plan_follows_from_its_seed(workload, seed, run):
+    """A plan follows from its seed and its lengths stay within."""
     point = w.points(workload)[0]
     asks = workload_plan.plan(workload, point, seed, run)
     assert asks == workload_plan.plan(workload, point, seed, run)
@@ -537,7 +542,8 @@ def test_caps_cut_what_is_longer():
 
 @settings(max_examples=40, deadline=None)
 @given(some.integers(1, 5), some.integers(1, 40), some.integers(0, 99), some.sampled_from(["cold", "warm", "as_is"]))
-def test_a_shared_prefix_is_one_key_for_each_group_and_the_rest_is_nobody_elses(groups, requests, seed, cache):
+def test_shared_prefix_is_one_key_per_group(groups, requests, seed, cache):
+    """A shared prefix is one key for each group and the rest is nobody else's."""
     workload = one(shared_prefix_tokens=60, prefix_groups=groups, requests=requests, cache=cache)
     asks, other = workload_plan.plan(workload, C4, seed, 1), workload_plan.plan(workload, C4, seed, 2)
     counted = collections.Counter(ask.segments[0] for ask in asks)
@@ -579,7 +585,8 @@ def test_a_warm_up_has_keys_of_its_own():
         assert not warm_up & run
 
 
-def test_classes_come_in_their_shares_and_share_only_what_they_do_not_give_themselves():
+def test_classes_have_shares_and_own_settings():
+    """Classes come in their shares and share only what they do not give themselves."""
     workload = one(
         shared_prefix_tokens=20,
         requests=40,
@@ -601,7 +608,8 @@ def test_classes_come_in_their_shares_and_share_only_what_they_do_not_give_thems
 
 @settings(max_examples=40, deadline=None)
 @given(some.integers(2, 5), some.integers(1, 8), some.integers(1, 10), some.integers(0, 99), some.booleans())
-def test_each_turn_is_the_whole_history_and_waits_for_the_one_before(turns, talks, at_once, seed, open_loop):
+def test_turn_holds_the_history_and_waits(turns, talks, at_once, seed, open_loop):
+    """Each turn is the whole history and waits for the one before."""
     point = w.LoadLevel("r2", rate_per_s=2.0) if open_loop else w.LoadLevel("c", concurrency=at_once)
     workload = one(
         turns=turns,
@@ -637,7 +645,8 @@ def test_each_turn_is_the_whole_history_and_waits_for_the_one_before(turns, talk
 
 @settings(max_examples=60, deadline=None)
 @given(some.integers(1, 200), some.floats(0.05, 500), some.floats(0.05, 20), some.integers(0, 2**32))
-def test_arrivals_are_sorted_and_have_the_rate_that_was_asked_for(requests, rate, burstiness, seed):
+def test_arrivals_are_sorted_at_the_given_rate(requests, rate, burstiness, seed):
+    """Arrivals are sorted and have the rate that was asked for."""
     workload = one(requests=requests, rate=rate, burstiness=burstiness)
     due = [ask.due_s for ask in workload_plan.plan(workload, w.LoadLevel("r", rate_per_s=rate), seed, 1)]
     assert due == sorted(due)
@@ -676,7 +685,8 @@ def test_loads_of_several_kinds_stand_beside_each_other():
     assert [20, 32, 20, 40, 48] == [w.requests_of(workload, point) for point in w.points(workload)]
 
 
-def test_a_json_workload_holds_the_engine_to_its_schema_or_only_asks():
+def test_json_workload_enforces_or_asks_for_a_schema():
+    """A JSON workload holds the engine to its schema or only asks."""
     off, on = workload_file.load("json-output").workloads
     assert {None} == {ask.json_schema and 1 for ask in workload_plan.plan(off, w.points(off)[0], 1, 1)}
     assert all(
@@ -734,7 +744,8 @@ def test_a_replayed_log_fits_or_is_scaled(tmp_path):
     assert (1000, 24) == (ask.prompt_tokens, ask.output_tokens)
 
 
-def test_a_replay_can_share_a_prefix_among_those_that_have_room_for_it():
+def test_replay_shares_a_prefix_where_it_fits():
+    """A replay can share a prefix among those that have room for it."""
     log = (w.Logged(0.0, 100, 5), w.Logged(1.0, 20, 5))
     workload = w.Workload(name="again", shared_prefix_tokens=50, replay=w.Replay(requests=log))
     assert [[50, 50], [20]] == [

@@ -97,14 +97,15 @@ def test_a_range_runs_forward_and_not_for_ever():
         view.span("now-91d", "now", NOW)
 
 
-def test_both_ends_lie_on_steps_so_that_a_refresh_does_not_shake_the_lines():
+def test_ends_lie_on_steps():
     """The same minute, asked for seven seconds later, gives the same steps."""
     first, second = (view.PanelView(at - 3600, at, {}).over(15) for at in (NOW + 1, NOW + 8))
     assert (first.start_s, first.end_s, first.step_s) == (second.start_s, second.end_s, second.step_s)
     assert 0 == first.start_s % first.step_s
 
 
-def test_choices_come_from_the_address_and_only_those_that_the_board_has():
+def test_choices_come_from_the_address_if_they_exist():
+    """Choices come from the address and only those that the board has."""
     board = Dashboard(
         "b",
         "B",
@@ -144,13 +145,14 @@ PRICED = Dashboard(
 @pytest.mark.parametrize(
     "price", ["up", "1h", "a.b", "1x", "\u0663", "2,5", "-1", "1e3", ".5", "2.", "1" * 10, "1.2.3", "inf", "2.5\n"]
 )
-def test_a_price_is_a_decimal_number_because_a_word_would_be_a_metric(price):
+def test_price_is_a_decimal_number(price):
+    """A price is a decimal number because a word would be a metric."""
     with pytest.raises(view.BadView, match=r"var-price: .* is no number; write one such as 2\.50"):
         view.parse(MultiDict({"var-price": price}), PRICED, NOW)
     assert "3.125" == view.parse(MultiDict({"var-price": "3.125"}), PRICED, NOW).choices["price"]
 
 
-def test_where_a_choice_is_wrong_the_default_stands_with_a_sentence():
+def test_wrong_choice_falls_back_with_a_sentence():
     """So that the page can show its pickers, where the mistake is fixed."""
     looked = view.lenient(MultiDict({"var-price": "up", "var-window": "2h"}), PRICED, NOW)
     assert {"price": "2.50", "window": "5m"} == {name: looked.choices[name] for name in ("price", "window")}
@@ -204,20 +206,23 @@ def test_a_quantile_and_its_bounds_are_one_line():
     assert [("m", 0.3, ["<"])] == [(one["name"], one["value"], one["marks"]) for one in number["series"]]
 
 
-def test_nothing_is_said_in_the_panels_own_words_and_an_error_in_those_of_prometheus():
+def test_empty_panel_and_error_texts():
+    """Nothing is said in the panel's own words and an error in those of Prometheus."""
     assert LINES.when_empty == charts.draw(LINES, [QueryResult()], OVER)["empty"]
     assert LINES.when_empty == charts.draw(LINES, [QueryResult([series([(1000, "NaN")])])], OVER)["empty"]
     failed = charts.draw(LINES, [QueryResult(error="too many samples")], OVER)
     assert ("", ["too many samples"]) == (failed["empty"], failed["errors"])
 
 
-def test_of_very_many_series_the_highest_are_shown_and_that_is_said():
+def test_highest_of_many_series_are_shown():
+    """Of very many series the highest are shown and that is said."""
     drawn = charts.draw(LINES, [QueryResult([series([(1000, n)], model_name=f"m{n}") for n in range(100)])], OVER)
     assert ["m60", "m61"] == [one["name"] for one in drawn["series"]][:2]
     assert "the highest 40 of 100 series" in drawn["note"]
 
 
-def test_a_table_joins_its_queries_by_labels_and_puts_the_worst_on_top():
+def test_table_joins_by_labels_and_sorts_worst_first():
+    """A table joins its queries by labels and puts the worst on top."""
     board = panel("t", Query("a", "waiting", "short"), Query("b", "p95 {{x}}", "s"), shape=Shape.TABLE)
     answers = [
         QueryResult([now(1, team="a"), now(5, team="b"), now("NaN", team="d")]),
@@ -245,7 +250,7 @@ def test_a_heatmap_shows_what_lies_between_two_bounds():
     assert [None] * 3 == drawn["cells"][1][2:]
 
 
-def test_a_bucket_that_is_missing_for_a_while_counts_nobody_twice():
+def test_bucket_missing_for_a_while_counts_once():
     """Engines of two releases have different bounds; where one is absent, the next shows what lies above the last that
     is there."""
     buckets = (("0.1", 10, "NaN"), ("0.25", "NaN", 4), ("0.5", 20, 6), ("+Inf", 20, "NaN"))
@@ -266,20 +271,23 @@ def test_samples_one_step_apart_are_one_region():
 
 
 @pytest.mark.parametrize(("step_s", "days"), [(60, 1 / 24), (60, 7), (707, 90)])
-def test_annotations_are_asked_by_the_minute_so_that_a_short_alert_is_there_in_a_long_range(step_s, days):
+def test_annotations_use_one_minute_steps(step_s, days):
+    """Annotations are asked by the minute so that a short alert is there in a long range."""
     over = view.PanelView(NOW - days * 86400, NOW, {}, points=300).over_marks()
     assert step_s == over.step_s
     assert over.seconds / over.step_s <= 11_000
 
 
-def test_a_region_of_a_long_range_is_not_torn_by_rounded_milliseconds():
+def test_long_region_survives_rounded_milliseconds():
+    """A region of a long range is not torn by rounded milliseconds."""
     over = Range(0, 40_000, points=100, scrape_s=706.9096)
     times = [round(k * 706.910, 3) for k in range(5)]
     (region,) = marks.marks(mark(), QueryResult([series([(at, 1) for at in times], kind="k")]), over)["marks"]
     assert (0, 2_827_640) == (region["from"], region["to"])
 
 
-def test_a_value_that_is_a_time_is_one_line_however_often_it_was_scraped():
+def test_time_value_is_one_line():
+    """A value that is a time is one line however often it was scraped."""
     answer = QueryResult([series([(1000, 1_030_000), (1015, 1_030_000), (1030, 900_000)], kind="flip")])
     assert [{"from": 1_030_000, "to": 1_030_000, "title": "flip"}] == marks.marks(mark(at_value=True), answer, OVER)[
         "marks"
@@ -305,7 +313,8 @@ def test_what_is_chosen_stays_on_offer():
     assert (["b", "gone"], ["gone"]) == (offered["options"], offered["chosen"])
 
 
-def test_of_very_many_values_those_that_are_chosen_stay_and_the_cut_is_told():
+def test_chosen_values_survive_the_cut():
+    """Of very many values those that are chosen stay and the cut is told."""
     values = [f"v{n:04}" for n in range(1500)]
     offered = options.offered(Variable("instance", "Engine"), values, {"instance": ["v1400", "zz"]})
     assert (["v1400", "zz", "v0000"], 1000) == (offered["options"][:3], len(offered["options"]))
@@ -361,7 +370,7 @@ def test_credentials_never_leave_the_address():
 @pytest.mark.parametrize(
     "url", [f"{url}secret@prom" for url in ("http://me:", "http://me:12/3", "http://me:a?", "http://me:#", "me:")]
 )
-def test_a_login_in_the_address_is_refused_wherever_it_seems_to_stand(url):
+def test_login_in_the_address_is_refused(url):
     """Command lines are read by everyone on a machine; with a slash in the password its second half is a path, and `me`
     a host."""
     with pytest.raises(ValueError, match="put user:password into a file for --user-file") as told:
@@ -394,7 +403,8 @@ def test_a_login_is_one_line_of_a_file(tmp_path):
         prometheus_client.address_from("http://prom", file, file)
 
 
-def test_the_page_knows_no_query_and_foreign_text_cannot_end_its_data():
+def test_page_has_no_query_and_escapes_foreign_text():
+    """The page knows no query and foreign text cannot end its data."""
     hostile = Dashboard(
         "b",
         "</script><script>x",
@@ -658,7 +668,8 @@ class TestOnPrometheus:
         }
         assert (["llama"], ["demo"]) == (narrowed["model_name"], narrowed["team"])
 
-    def test_annotations_are_the_restart_and_the_time_the_alert_fired(self, board):
+    def test_annotations_are_restart_and_alert_time(self, board):
+        """Annotations are the restart and the time the alert fired."""
         found = {
             one["name"]: one["marks"]
             for one in json.loads(get(f"{board.url}/api/annotations/{board_uid('shapes')}")[1])
@@ -691,7 +702,8 @@ class TestOnPrometheus:
         assert words in text
         assert "<script>" not in text
 
-    def test_every_answer_carries_a_strict_policy_and_only_get_is_served(self, board):
+    def test_strict_policy_and_get_only(self, board):
+        """Every answer carries a strict policy and only get is served."""
         for path in ("/", "/d/vllm-watch-overview", "/runbooks/", "/static/board.js", "/nowhere"):
             _, headers = asked("GET", board.url, path)
             assert "default-src 'none'; script-src 'self';" in headers["Content-Security-Policy"]
@@ -715,7 +727,8 @@ class TestOnPrometheus:
             "a link to a board may stand anywhere"
         )
 
-    def test_a_wrong_choice_is_told_beside_its_picker_and_asks_no_query(self, prometheus):
+    def test_wrong_choice_is_reported_without_a_query(self, prometheus):
+        """A wrong choice is told beside its picker and asks no query."""
         served = Served(prometheus, (PRICED,))
         try:
             status, text = get(f"{served.url}/api/variables/{board_uid('priced')}?var-price=up")
@@ -771,7 +784,8 @@ async def answering(fake: FakePrometheus):
         await runner.cleanup()
 
 
-async def test_at_most_four_questions_at_once_and_the_scrape_interval_is_asked_for_once():
+async def test_at_most_four_queries_at_once():
+    """At most four questions at once and the scrape interval is asked for once."""
     fake = FakePrometheus()
     async with answering(fake) as url, Prometheus(address(f"{url}/prefix", login="me:pass")) as client:
         assert [30] * 6 == await asyncio.gather(*(client.scrape_s() for _ in range(6)))
@@ -789,7 +803,8 @@ async def test_at_most_four_questions_at_once_and_the_scrape_interval_is_asked_f
         (200, "not like a Prometheus"),
     ],
 )
-async def test_a_prometheus_that_is_starting_is_asked_again_for_its_scrape_interval(status, words):
+async def test_starting_prometheus_is_asked_again(status, words):
+    """A Prometheus that is starting is asked again for its scrape interval."""
     now_s = [0.0]
     fake = FakePrometheus(web.Response(status=status, text="Service Unavailable"))
     async with answering(fake) as url, Prometheus(address(url), clock=lambda: now_s[0]) as client:
@@ -804,7 +819,7 @@ async def test_a_prometheus_that_is_starting_is_asked_again_for_its_scrape_inter
 @pytest.mark.parametrize(
     ("status", "later"), [(404, 15), (403, 15), (401, 15), (405, 15), (501, 15), (429, 30), (400, 30)]
 )
-async def test_where_the_configuration_is_not_shown_fifteen_seconds_are_taken(status, later):
+async def test_hidden_configuration_means_fifteen_seconds(status, later):
     """For good where the answer will not change, else for now."""
     fake = FakePrometheus(web.Response(status=status, text="no"))
     async with answering(fake) as url, Prometheus(address(url)) as client:
@@ -825,7 +840,7 @@ async def test_an_answer_that_is_too_large_is_told_and_not_decoded(monkeypatch):
         )
 
 
-async def test_what_takes_long_is_decoded_and_drawn_beside_the_loop_which_goes_on_serving(monkeypatch):
+async def test_slow_decoding_leaves_the_loop_free(monkeypatch):
     """Otherwise one large panel makes every other page wait, and the health check fail."""
     seen: list[int] = []
 
@@ -845,7 +860,7 @@ async def test_what_takes_long_is_decoded_and_drawn_beside_the_loop_which_goes_o
     assert threading.get_ident() not in seen
 
 
-async def test_a_connection_that_never_comes_is_told_as_that_and_waited_for_once(monkeypatch):
+async def test_refused_connection_is_reported_once(monkeypatch):
     """A listener whose queue is full answers nothing at all, as a firewall does."""
     monkeypatch.setattr(prometheus_client, "CONNECT_S", 0.2)
     with contextlib.ExitStack() as stack:
@@ -890,7 +905,7 @@ def runbook_link(name: str, **labels: str) -> str:
 
 @pytest.mark.prometheus
 class TestRunbookLinks:
-    def test_the_page_of_an_alert_shows_its_value_and_the_rows_that_hold(self, board):
+    def test_page_shows_the_value_and_the_rows_that_hold(self, board):
         link = runbook_link("VLLMKVCacheNearlyFull", model_name=HOSTILE, instance="10.0.0.2:8000", job="vllm")
         status, text = get(f"{board.url}{link}")
         assert 200 == status
@@ -932,7 +947,8 @@ def test_a_runbook_page_comes_without_prometheus_too():
         served.stop()
 
 
-def test_without_prometheus_every_panel_says_so_and_runbooks_are_there():
+def test_runbooks_work_without_prometheus():
+    """Without Prometheus every panel says so and runbooks are there."""
     served = Served("http://127.0.0.1:9")
     try:
         (told,) = served.panel("running")["errors"]
@@ -986,7 +1002,7 @@ def test_a_taken_port_is_told_with_the_way_out():
     assert "choose another with --listen" in done.output
 
 
-def test_the_command_serves_also_before_prometheus_is_there_and_ends_on_a_signal(free_port, eventually, tmp_path):
+def test_command_starts_before_prometheus_and_ends(free_port, eventually, tmp_path):
     """Runbooks are wanted most when everything else is down."""
     url = f"127.0.0.1:{free_port()}"
     (tmp_path / "login").write_text("me:secret\n")
@@ -1072,7 +1088,7 @@ FIGURES = [
 ]  # fmt: skip
 
 
-def test_the_page_knows_every_unit_that_a_board_may_show_and_no_other():
+def test_page_knows_exactly_the_used_units():
     """What it does not know would be shown without its unit."""
     named = set(
         re.findall(
@@ -1127,7 +1143,7 @@ class TestInChromium:
         expect(page.locator(".tip")).to_contain_text(HOSTILE)
         assert 0 == page.locator('img[src="x"]').count()
 
-    def test_a_quantile_beyond_its_buckets_is_its_bound_in_legend_and_tooltip(self, board, tab):
+    def test_out_of_range_quantile_shows_its_bound(self, board, tab):
         """A fifth of the requests took at most 0.1 s, the first bound; a quarter more than 2.5 s, the last finite
         one."""
         page = tab.page
@@ -1191,7 +1207,8 @@ class TestInChromium:
         tab.page.get_by_text("all panels of this board").click()
         expect(tab.page.locator("section.panel").nth(3)).to_be_attached()
 
-    def test_a_snapshot_opens_from_the_disk_without_a_network_and_draws(self, board, tab, prometheus, tmp_path):
+    def test_snapshot_opens_offline_and_draws(self, board, tab, prometheus, tmp_path):
+        """A snapshot opens from the disk without a network and draws."""
         where = address(prometheus, login="me:secret")
         with concurrent.futures.ThreadPoolExecutor(1) as elsewhere:  # Playwright's loop runs in this thread
             taking = snapshot.take(where, (SHAPES, BOARDS[0]), None, str((NOW - 3600) * 1000), str(NOW * 1000), NOW)
@@ -1245,7 +1262,8 @@ class TestInChromium:
         expect(page.locator(".status")).to_contain_text("updated 01:00")
         assert 2 <= board.asked.count(f"/api/panel/{board_uid('shapes')}/{number('running')}"), "and it goes on"
 
-    def test_a_tab_that_was_hidden_for_longer_than_the_refresh_is_due_at_once(self, board, tab):
+    def test_hidden_tab_refreshes_when_shown(self, board, tab):
+        """A tab that was hidden for longer than the refresh is due at once."""
         page = tab.page
         page.clock.install(time=NOW)
         page.goto(f"{board.url}/d/{board_uid('shapes')}?refresh=30s&viewPanel={number('running')}")
@@ -1321,7 +1339,8 @@ class TestInChromium:
         page.keyboard.press("Escape")
         expect(page.locator('details[data-name="model_name"] summary')).to_be_focused()
 
-    def test_a_wrong_choice_in_the_address_is_told_and_can_be_corrected(self, board, tab):
+    def test_wrong_choice_can_be_corrected(self, board, tab):
+        """A wrong choice in the address is told and can be corrected."""
         page = tab.page
         page.goto(f"{board.url}/d/{board_uid('teams')}?refresh=off&{urlencode({'var-gpu_hour_price': '5 + 3'})}")
         expect(page.locator(".status")).to_contain_text("is no number; write one such as 2.5")

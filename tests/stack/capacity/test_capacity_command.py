@@ -136,7 +136,7 @@ def test_falcon_40b_is_planned_although_its_file_names_no_length(folder, flag, l
     assert 60 * 8 * 2 * 64 * 2 == plan["kv_cache"]["bytes_per_token"]
 
 
-def test_states_alone_take_one_block_a_request_unless_prefix_caching_is_switched_on(folder):
+def test_states_take_one_block_without_prefix_caching(folder):
     """vLLM leaves it off for Falcon-Mamba; with it a request holds two blocks, and half as many fit."""
     shutil.copy(CONFIGS / "falcon-mamba-7b.json", "falcon-mamba-7b.json")
     (folder / "on.yaml").write_text("tuning: {enable_prefix_caching: true}\n")
@@ -173,7 +173,8 @@ def test_memory_adds_up_to_the_card(folder):
     assert pytest.approx(plan["serving"]["gpu_memory_utilization"] * plan["gpu"]["usable_bytes"]) == whole
 
 
-def test_a_log_says_lengths_times_and_rate_and_options_go_before_it(folder):
+def test_options_override_the_log(folder):
+    """A log says lengths times and rate and options go before it."""
     words = ("--model", "config.json", "--gpu", "H200", "--max-model-len", "8K")
     (plan,) = told(*words, "--log", "requests.jsonl")["plans"]
     assert (1149, 1284, 200, 1.0, 0.4, 0.02) == (
@@ -210,7 +211,8 @@ def test_lines_that_are_no_records_are_told(folder):
     assert "1 lines of requests.jsonl are no request records" in plan["notes"]
 
 
-def test_a_log_needs_no_lengths_in_the_worksheet_and_lends_its_targets(folder):
+def test_log_fills_lengths_and_uses_worksheet_targets(folder):
+    """A log needs no lengths in the worksheet and lends its targets."""
     (folder / "lab.jsonl").write_text('{"request_id": "a", "prompt_tokens": 1842, "completion_tokens": 419}\n')
     (folder / "half.yaml").write_text(
         "traffic: {p50_prompt_tokens: 5}\ntargets: {ttft_p95: 400ms, itl_p95: 25ms}\nmodel: {max_model_len: 8192}\n"
@@ -267,7 +269,8 @@ def test_without_a_rate_it_is_said_what_is_missing(folder):
     assert "cannot be told" in output
 
 
-def test_without_targets_nothing_binds_and_what_is_missing_stands_beside(folder):
+def test_without_targets_nothing_binds(folder):
+    """Without targets nothing binds and what is missing stands beside."""
     (folder / "aimless.yaml").write_text(re.sub("targets:.*\n", "", SHAPE))
     _, output = run("--model", "config.json", "--gpu", "H200", "--traffic", "aimless.yaml", "--rate", 8)
     assert "(binds)" not in output
@@ -344,7 +347,8 @@ def test_cards_and_slices_are_compared_by_cost(folder):
     assert "H200/1g.35gb, its smallest slice that does" in output
 
 
-def test_a_card_that_is_too_slow_has_its_row_and_the_others_theirs(folder):
+def test_gpu_that_is_too_slow_has_its_row(folder):
+    """A GPU that is too slow has its row and the others theirs."""
     status, output = run("--model", "config.json", "--gpu", "L4", "--gpu", "H200", "--traffic", "shape.yaml", "--json")
     assert 0 == status
     found = json.loads(output)
@@ -360,7 +364,8 @@ def test_a_card_that_is_too_slow_has_its_row_and_the_others_theirs(folder):
         ("Qwen3-30B-A3B", "H100/3g.40gb", 32768, "56.87 GiB", "weights in fp8"),
     ],
 )
-def test_a_model_that_is_too_big_for_its_slice_is_refused_with_what_fits(model, gpu, length, weights, way):
+def test_model_too_big_for_its_slice_is_refused(model, gpu, length, weights, way):
+    """A model that is too big for its slice is refused with what fits."""
     status, output = run("--model", CONFIGS / f"{model}.json", "--gpu", gpu, "--max-model-len", length)
     assert 1 == status
     assert f"weights {weights}" in output
@@ -399,7 +404,7 @@ ONE_BY_ONE = {
 
 
 @pytest.mark.parametrize("key", re.findall(r"^  (\w+):", worksheet.FORM, re.MULTILINE))
-def test_a_form_without_indentation_and_with_one_value_gives_a_plan_or_one_sentence(folder, key):
+def test_flat_form_gives_a_plan_or_one_sentence(folder, key):
     """Half of the lengths is a mistake; whatever else stands alone is enough for a plan without traffic."""
     flat = "\n".join(line.strip() for line in worksheet.FORM.splitlines()).replace(
         f"{key}:", f"{key}: {ONE_BY_ONE[key]}"
@@ -458,7 +463,8 @@ def test_the_worksheet_comes_back_filled_in_and_is_one_again(folder):
     assert 0 == run("--model", "config.json", "--gpu", "H200", "--traffic", _written(folder, output))[0]
 
 
-def test_what_is_filled_in_has_its_true_reason_and_remarks_stay_in_their_column(folder):
+def test_filled_values_have_reasons(folder):
+    """What is filled in has its true reason and remarks stay in their column."""
     (folder / "columns.yaml").write_text(
         SHAPE + "tuning:\n  max_num_seqs:\n  kv_cache_dtype:              # of the cache\n"
     )

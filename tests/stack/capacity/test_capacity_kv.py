@@ -99,7 +99,7 @@ def test_a_window_grows_until_it_is_full():
     assert 0 == token_bytes(found, Serving(32_768))
 
 
-def test_a_window_that_does_not_fill_costs_as_much_as_a_full_layer():
+def test_partly_filled_window_costs_as_full():
     """Gemma 2: 21 of 42 layers see 4,096 tokens; with 2 x 2,048 in flight such a layer holds 8,191, so at 8,000 every
     layer still grows."""
     found, each = model("gemma-2-9b"), 8 * 512 * 2
@@ -240,7 +240,8 @@ def test_more_gpus_never_take_more_of_each(name, serving, split, tokens):
 
 
 @given(st.sampled_from(MODELS), servings, st.floats(0, 200 * GIB))
-def test_blocks_fit_and_a_request_of_full_length_is_what_concurrency_counts(name, serving, kv_bytes):
+def test_concurrency_counts_full_length_requests(name, serving, kv_bytes):
+    """Blocks fit and a request of full length is what concurrency counts."""
     found = cache(SHAPES[name], serving, kv_bytes)
     whole = request_bytes(SHAPES[name], serving, serving.max_model_len)
     assert found.concurrency * whole <= kv_bytes * (1 + 1e-9)

@@ -67,7 +67,8 @@ PUBLISHED = {  # parameters in billions, as the model GPUs, papers or counted ch
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_counted_parameters_are_within_a_hundredth_of_the_published_ones(name):
+def test_parameters_are_within_one_percent(name):
+    """Counted parameters are within a hundredth of the published ones."""
     counted = model(name).parameters
     assert counted is not None
     assert PUBLISHED[name] == pytest.approx(counted / 1e9, rel=0.01)
@@ -178,7 +179,8 @@ def test_weights_follow_the_quantization_and_embeddings_do_not(quantization, gib
         ("gpt-oss-120b", None, 65.2),
     ],
 )
-def test_quantized_checkpoints_are_as_large_as_their_published_files(name, quantization, published_gb):
+def test_quantized_checkpoints_have_published_sizes(name, quantization, published_gb):
+    """Quantized checkpoints are as large as their published files."""
     found = shape(config(name) | ({"quantization_config": quantization} if quantization else {}))
     assert published_gb == pytest.approx(found.weight_bytes / 1e9, rel=0.01)
 
@@ -201,7 +203,7 @@ EXPERTS_ALONE = {
         ([5, None], False),
     ],
 )
-def test_attention_that_a_checkpoint_leaves_as_it_was_counts_whole(left, spared):
+def test_unquantized_attention_counts_whole(left, spared):
     """Qwen3-30B-A3B: 48 layers of 18.9 million parameters in attention, at two bytes instead of 4.5 bits."""
     small, mixed = (
         shape(config("Qwen3-30B-A3B") | {"quantization_config": EXPERTS_ALONE | {"ignore": names}}).weight_bytes
@@ -239,7 +241,8 @@ def test_an_unknown_quantization_gives_no_weight_figure():
     assert any("'novel'" in note for note in found.notes)
 
 
-def test_float32_is_served_in_two_bytes_and_a_missing_type_is_said():
+def test_float32_is_served_in_two_bytes():
+    """Float32 is served in two bytes and a missing type is said."""
     llama = config("Llama-3.1-8B-Instruct")
     wide = shape(llama | {"torch_dtype": "float32"})
     assert "bfloat16" == wide.dtype
@@ -476,7 +479,8 @@ def test_a_sparse_index_is_refused_by_name():
         st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.text())),
     )
 )
-def test_nonsense_in_any_field_gives_a_shape_that_could_be_or_one_sentence(changes):
+def test_nonsense_gives_a_shape_or_one_sentence(changes):
+    """Nonsense in any field gives a shape that could be or one sentence."""
     found = attempt(LLAMA | changes)
     if isinstance(found, str):
         assert "\n" not in found

@@ -101,7 +101,8 @@ def test_what_is_not_given_is_named_and_no_figure_is_made_up():
 
 
 @given(st.floats(1e-4, 1e4), st.floats(1e-6, 10.0), st.floats(0.01, 100.0))
-def test_at_the_steady_rate_the_95th_percentile_is_what_was_asked(mean, square, most):
+def test_steady_rate_has_the_requested_p95(mean, square, most):
+    """At the steady rate the 95th percentile is what was asked."""
     rate = steady_rate(mean, square, most)
     assert pytest.approx(most, rel=1e-6) == rate * mean + 1.6448536 * math.sqrt(rate * square)
 
@@ -211,7 +212,7 @@ def record(ended_s: float = 0.0, **more: object) -> RequestRecord:
     return RequestRecord(request_id="r", ts=timestamp(T0 + ended_s), **said)  # type: ignore[arg-type]
 
 
-def test_a_log_tells_lengths_times_and_the_rate_of_its_busiest_minute():
+def test_log_gives_lengths_times_and_busiest_minute():
     """Two minutes of one a second, then one of three."""
     found = of_log([record(second) for second in (*range(120), *(120 + third / 3 for third in range(181)))], "log")
     assert (pytest.approx(3.0, rel=0.02), 0.5, pytest.approx(0.02)) == (found.rate_per_s, found.ttft_s, found.tpot_s)
@@ -250,7 +251,8 @@ def test_a_record_of_several_texts_is_several_requests():
     assert {(1000, 100): 3, (50, 10): 2} == {size: found.sizes.count(size) for size in set(found.sizes)}
 
 
-def test_the_short_form_of_lab_logs_has_lengths_and_times_but_no_rate():
+def test_short_lab_logs_have_no_rate():
+    """The short form of lab logs has lengths and times but no rate."""
     found = of_log(
         [
             RequestRecord(
@@ -422,7 +424,8 @@ def test_a_mistake_in_the_worksheet_is_told_with_its_line(text, words):
     assert words in str(refused.value)
 
 
-def test_half_of_the_lengths_is_not_enough_and_one_percentile_stands_for_the_other():
+def test_half_of_the_lengths_is_not_enough():
+    """Half of the lengths is not enough and one percentile stands for the other."""
     with pytest.raises(BadTraffic, match="p50_output_tokens and p95_output_tokens are empty"):
         worksheet.Worksheet(p50_prompt_tokens=100.0).traffic()
     traffic = worksheet.Worksheet(p50_prompt_tokens=100.0, p95_output_tokens=50.0).traffic()
@@ -461,7 +464,8 @@ def test_only_what_is_empty_is_filled_in(text, filled):
     st.sets(st.sampled_from(["parameters", "p50_prompt_tokens", "tensor_parallel_size", "max_model_len"])),
     st.integers(10_000, 2**20),
 )
-def test_a_filled_worksheet_is_a_worksheet_that_says_what_was_filled_in(names, value):
+def test_filled_worksheet_says_what_was_filled_in(names, value):
+    """A filled worksheet is a worksheet that says what was filled in."""
     form = worksheet.parse(worksheet.fill(worksheet.FORM, {name: worksheet.Entry(str(value), "so") for name in names}))
     assert dict.fromkeys(names, value) == {
         name: getattr(form, name) for name in names if getattr(form, name) is not None
@@ -481,7 +485,8 @@ def refusal(shape: model.ModelShape, card: str, **serving: object) -> DoesNotFit
     return refused.value
 
 
-def test_thirty_one_gigabytes_of_weights_do_not_go_into_a_slice_of_ten():
+def test_31_gigabytes_do_not_fit_a_slice_of_10():
+    """Thirty one gigabytes of weights do not go into a slice of ten."""
     refused = refusal(CODER, "H100/1g.10gb")
     assert "DeepSeek-V2-Lite does not fit H100-80GB/1g.10gb: weights 29.26 GiB" in refused.what
     assert refused.ways[0].startswith("H100-80GB/3g.40gb, its smallest slice that does")
@@ -494,7 +499,8 @@ def test_thirty_one_gigabytes_of_weights_do_not_go_into_a_slice_of_ten():
     assert plan(CODER, Serving(16384), gpu_models.card("H100/3g.40gb")).guaranteed >= 1
 
 
-def test_sixty_one_gigabytes_do_not_go_into_a_slice_of_forty_unless_in_eight_bits():
+def test_61_gigabytes_fit_a_slice_of_40_in_8_bits_only():
+    """Sixty one gigabytes do not go into a slice of forty unless in eight bits."""
     refused = refusal(QWEN, "H100/3g.40gb", max_model_len=32768)
     assert "weights 56.87 GiB" in refused.what
     (eight,) = [way for way in refused.ways if way.startswith("weights in fp8")]
@@ -502,7 +508,7 @@ def test_sixty_one_gigabytes_do_not_go_into_a_slice_of_forty_unless_in_eight_bit
     assert plan(fit.quantized(QWEN, "fp8"), Serving(32768), gpu_models.card("H100/3g.40gb")).guaranteed >= 1
 
 
-def test_a_context_that_is_too_long_is_refused_with_the_longest_that_starts():
+def test_too_long_context_names_the_longest():
     """The longest is the longest: one token more and vLLM does not start."""
     refused = refusal(LLAMA, "L4", max_model_len=131_072)
     assert "with max_model_len 131,072: one such request takes 16.00 GiB" in refused.what
@@ -629,7 +635,8 @@ def test_replicas_are_enough_and_grow_with_the_traffic(name, rate, factor, promp
     assert it.replicas <= (planned(rate, factor).replicas or 0)
 
 
-def test_the_cache_binds_where_requests_are_long_and_the_speed_where_they_are_many():
+def test_cache_binds_long_and_speed_binds_many_requests():
+    """The cache binds where requests are long and the speed where they are many."""
     long = replace(of_shape(30_000, 30_000, 300, 300), rate_per_s=1.0, ttft_s=5.0, tpot_s=0.05)
     assert "KV cache" == _binds(
         plan(LLAMA, Serving(32_768), gpu_models.card("L40S"), long, PlanTargets(itl_p95_s=0.05))
@@ -644,7 +651,8 @@ def _binds(it: Plan) -> str | None:
     return it.binds.name if it.binds else None
 
 
-def test_without_a_measurement_the_replicas_are_the_fewest_and_with_one_they_are_known():
+def test_replicas_are_a_minimum_without_measurement():
+    """Without a measurement the replicas are the fewest and with one they are known."""
     guess, known = (
         plan(LLAMA, Serving(8192), H200, replace(EIGHT, rate_per_s=80.0), measured_per_s=rate) for rate in (None, 10.0)
     )
@@ -665,7 +673,7 @@ def test_without_a_rate_or_times_nothing_is_said_of_replicas():
     )
 
 
-def test_nothing_is_said_to_bind_where_the_cache_may_be_used_up_first():
+def test_nothing_binds_where_the_cache_may_fill_first():
     """Compute alone is a limit without times, and the cache is not reckoned."""
     it = plan(LLAMA, Serving(8192), H200, replace(EIGHT, tpot_s=None))
     assert (["compute"], None) == ([limit.name for limit in it.limits], it.binds)
@@ -692,7 +700,7 @@ def test_users_that_one_replica_takes():
     )
 
 
-def test_operations_leave_out_the_table_and_give_the_head_to_the_reply():
+def test_embeddings_leave_out_the_table():
     """Llama 3.1 8B: 8.03e9 parameters, of which 128,256 x 4,096 are the table and as many the head."""
     table = 128_256 * 4096
     assert 2 * (8_029_995_008 - 2 * table) == throughput.operations(LLAMA, 1, 0)
@@ -717,7 +725,8 @@ def test_a_token_cannot_come_faster_than_its_weights_are_read():
     assert any("unless speculative decoding" in note for note in speculative.notes)
 
 
-def test_a_prompt_cannot_be_read_faster_than_it_is_computed_unless_it_is_cached():
+def test_prompt_reading_is_bound_by_compute():
+    """A prompt cannot be read faster than it is computed unless it is cached."""
     long = of_shape(100_000, 100_000, 10, 10)
     with pytest.raises(
         TooSlow,
@@ -777,7 +786,8 @@ def test_cost_of_this_traffic_beside_the_api():
     assert told(it)["cost"]["target_kept"] is True
 
 
-def test_a_cost_that_is_a_bound_can_miss_a_target_but_not_keep_it():
+def test_bound_on_cost_can_miss_but_not_meet_a_target():
+    """A cost that is a bound can miss a target but not keep it."""
     missed, open_ = (
         plan(LLAMA, Serving(8192), H200, EIGHT, PlanTargets(cost_per_1k_tokens=target), prices=PRICES)
         for target in (1e-9, 1.0)
@@ -818,7 +828,8 @@ def test_a_folder_is_served_by_its_path_under_its_name():
     assert '"Llama-3.1-8B-Instruct":' in it.gateway.yaml
 
 
-def test_no_more_requests_at_once_than_the_cache_holds_nor_than_speed_allows():
+def test_concurrency_is_bound_by_cache_and_speed():
+    """No more requests at once than the cache holds nor than speed allows."""
     by_cache = plan(LLAMA, Serving(8192), gpu_models.card("L40S"), replace(EIGHT, rate_per_s=1.0, tpot_s=0.1))
     assert by_cache.expected is not None
     assert ("--max-num-seqs", str(int(by_cache.expected))) in [(flag.option, flag.value) for flag in by_cache.flags]

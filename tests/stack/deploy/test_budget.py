@@ -49,14 +49,16 @@ def series_of(traffic: RequestCounters) -> int:
 
 
 @pytest.mark.parametrize("release", budget.ENGINE)
-def test_an_engines_page_is_the_fullest_that_was_captured_of_its_release(release):
+def test_engine_page_is_the_fullest_captured(release):
+    """An engine's page is the fullest that was captured of its release."""
     of_release = [samples(text) for name, text in PAGES.items() if name.startswith(f"{release}.")]
     fullest = max(of_release, key=len)
     assert budget.EnginePage(len(fullest), sum('engine="' in line for line in fullest)) == budget.ENGINE[release]
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_every_captured_page_is_within_every_limit_of_the_fleets_configuration(name):
+def test_captured_pages_are_within_fleet_limits(name):
+    """Every captured page is within every limit of the fleets configuration."""
     job = next(
         job
         for job in yaml.safe_load((ROOT / files.FOLDER / "prometheus.yml").read_text())["scrape_configs"]
@@ -113,7 +115,7 @@ def worst(team: str, model: str) -> list[RequestRecord]:
     ]
 
 
-def test_a_team_and_model_cost_what_the_catalogue_says_and_no_log_makes_them_cost_more():
+def test_team_and_model_cost_as_the_catalogue_says():
     """What GPUs are shared by is not in the log: those families are the difference."""
     traffic = RequestCounters(BoundedNames(), BoundedNames())
     for record in worst("a", "m"):
@@ -131,7 +133,8 @@ def test_native_histograms_alone_save_the_ladders():
     assert ladders == budget.SIDECAR_TEAM_AND_MODEL - budget.SIDECAR_TEAM_AND_MODEL_NATIVE
 
 
-def test_the_gateway_costs_no_more_for_a_team_than_the_budget_says():
+def test_gateway_team_costs_within_the_budget():
+    """The gateway costs no more for a team than the budget says."""
     shown = GatewayMetrics()
     reasons = [name for name, one in REASONS.items() if one.outcome == "rejected"]
     assert len(reasons) <= budget.series(gateway.REJECTED)
@@ -219,7 +222,8 @@ _WORD = st.text(min_size=1, max_size=60)
 
 
 @given(st.lists(st.tuples(_WORD, _WORD, st.sampled_from((*get_args(Outcome), None))), max_size=120))
-def test_whatever_names_a_log_holds_no_more_than_the_limits_get_series(named):
+def test_any_log_stays_within_the_series_limits(named):
+    """Whatever names a log holds no more than the limits get series."""
     traffic = RequestCounters(BoundedNames(("known",), 5), BoundedNames((), 4))
     for n, (team, model, outcome) in enumerate(named):
         traffic.add(RequestRecord(request_id=f"r{n}", team=team, model=model, outcome=outcome, reason=f"{team}{n}"))

@@ -62,7 +62,8 @@ def jobs(config: Path) -> dict[str, dict]:
 
 @pytest.mark.prometheus
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_promtool_takes_every_configuration_with_the_rules_and_the_job_by_dns(part, config, tmp_path):
+def test_promtool_takes_configurations_with_rules(part, config, tmp_path):
+    """Promtool takes every configuration with the rules and the job by dns."""
     shutil.copytree(FOLDER, tmp_path, dirs_exist_ok=True)
     shutil.copytree(ROOT / "alerts/prometheus", tmp_path / "rules")
     shutil.copytree(tmp_path / "more", tmp_path / "jobs")
@@ -94,7 +95,7 @@ def test_nothing_that_the_catalogue_holds_is_dropped_from_a_page(config):
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_a_label_of_a_target_cannot_take_the_place_of_one_that_a_page_has(config):
+def test_target_label_does_not_replace_a_page_label(config):
     """Prometheus would call the page's own exported_team, and honor_labels would let a page say which target it is."""
     for name in ("vllm", "gateway", "sidecar"):
         job = jobs(config)[name]
@@ -119,7 +120,8 @@ def test_a_store_is_sent_what_is_recorded_and_no_raw_series():
         assert set() == {name for name in raw if re.fullmatch(kept, name)}
 
 
-def test_a_pair_is_told_apart_as_each_store_wants_it_and_never_in_its_alerts():
+def test_pair_is_distinct_in_each_store_not_in_alerts():
+    """A pair is told apart as each store wants it and never in its alerts."""
     for store in files.STORES:
         config = text(FOLDER / f"prometheus-{store.name}.yml")
         assert store.replica in config["global"]["external_labels"]
@@ -128,7 +130,7 @@ def test_a_pair_is_told_apart_as_each_store_wants_it_and_never_in_its_alerts():
         assert not re.fullmatch(rule["regex"], "cluster")
 
 
-def test_a_program_that_starts_without_its_release_is_told_from_one_that_does_not_start(tmp_path):
+def test_missing_release_differs_from_failed_start(tmp_path):
     """Debian's VictoriaMetrics says nothing to -version; only then does the package's release count."""
     for name, body in (("silent", "exit 0"), ("broken", "exit 1"), ("told", "echo 1.145.0")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
@@ -407,7 +409,8 @@ def test_engines_are_found_by_the_names_that_a_name_server_knows(found_by_name):
 
 
 @live
-def test_a_page_keeps_its_own_team_whatever_its_target_is_labelled(world):
+def test_page_keeps_its_team_label(world):
+    """A page keeps its own team whatever its target is labelled."""
     assert {} == world.ask(world.prometheus, '{exported_team!=""} or {exported_type!=""}')
     assert {} == world.ask(world.prometheus, 'up{team!="", job!~"vllm-(near|over)"}')
     teams = world.ask(world.prometheus, "count by (team) (vllm_watch_gateway_requests_total)")
@@ -415,14 +418,15 @@ def test_a_page_keeps_its_own_team_whatever_its_target_is_labelled(world):
 
 
 @live
-def test_prometheus_makes_as_many_series_of_a_target_as_the_budget_says(world):
+def test_prometheus_makes_the_budgeted_series(world):
     """Started with its feature extra-scrape-metrics, as everywhere here."""
     made = world.ask(world.prometheus, 'count({__name__=~"up|scrape_.+", instance="vllm-0:8000"})')
     assert {frozenset(): budget.MADE_BY_SCRAPE} == made
 
 
 @live
-def test_a_page_near_its_limit_fires_and_one_above_it_is_thrown_away_whole(world):
+def test_page_near_its_limit_fires_and_above_is_dropped(world):
+    """A page near its limit fires and one above it is thrown away whole."""
     firing = world.ask(world.prometheus, NEAR_LIMIT)
     assert {"vllm-near", "vllm-over", "prometheus"} == {dict(labels)["job"] for labels in firing}
     assert [0.0] == list(world.ask(world.prometheus, 'up{job="vllm-over"}').values())

@@ -200,14 +200,15 @@ def test_the_operators_schemas_are_fetched_at_exact_versions():
 
 
 @each_variant
-def test_every_object_fits_into_the_cluster_and_all_but_one_into_a_client_side_apply(wanted):
+def test_objects_fit_into_the_cluster(wanted):
     """docs/guides/kubernetes.md applies server-side; the Latency dashboard is the one object that needs it."""
     sizes = {each["metadata"]["name"]: len(json.dumps(each).encode()) for each in objects(wanted)}
     assert {} == {name: size for name, size in sizes.items() if size > LIMIT_BYTES}
     assert {"vllm-watch-board-latency"} >= {name for name, size in sizes.items() if size > CLIENT_SIDE_BYTES}
 
 
-def test_rules_too_large_for_one_object_become_several_with_every_group_whole(monkeypatch):
+def test_large_rules_split_into_whole_groups(monkeypatch):
+    """Rules too large for one object become several with every group whole."""
     monkeypatch.setattr(monitoring, "LARGEST_BYTES", 10_000)
     parts = dict(monitoring.rules(USUAL))
     tickets = [
@@ -254,7 +255,8 @@ def filed(folder: Path, texts: dict[str, str]) -> Path:
     return folder
 
 
-def test_the_base_is_every_object_in_its_namespace_and_nothing_else_changed(part, tmp_path):
+def test_base_is_every_object_in_its_namespace(part, tmp_path):
+    """The base is every object in its namespace and nothing else changed."""
     found = kustomized(part("kubectl").path, filed(tmp_path, printed(USUAL)) / "base")
     assert {"vllm"} == {each["metadata"].pop("namespace") for each in found}
 
@@ -346,7 +348,8 @@ def test_a_selector_that_meets_nothing_is_found():
 
 
 @pytest.mark.parametrize("wanted", [USUAL, MUCH], ids=["usual", "much"])
-def test_ports_are_the_same_in_configurations_containers_services_and_policies(wanted):
+def test_ports_agree_everywhere(wanted):
+    """Ports are the same in configurations containers services and policies."""
     found = objects(wanted)
     data = of_kind(found, "ConfigMap")["vllm-watch-config"]["data"]
     gateway, sidecar = yaml.safe_load(data["gateway.yaml"]), yaml.safe_load(data["sidecar.yaml"])
@@ -370,7 +373,8 @@ def test_ports_are_the_same_in_configurations_containers_services_and_policies(w
 
 
 @each_variant
-def test_probes_ask_ports_of_their_own_container_by_the_scheme_that_it_speaks(wanted):
+def test_probes_ask_own_ports_by_their_scheme(wanted):
+    """Probes ask ports of their own container by the scheme that it speaks."""
     for pod in pods(objects(wanted)).values():
         for one in pod["spec"]["containers"]:
             asked = [one[probe]["httpGet"] for probe in ("livenessProbe", "readinessProbe") if probe in one]
@@ -380,7 +384,8 @@ def test_probes_ask_ports_of_their_own_container_by_the_scheme_that_it_speaks(wa
             assert {"HTTPS" if secured else "HTTP"} == {get.get("scheme", "HTTP") for get in asked} or not asked
 
 
-def test_policies_close_everything_of_ours_and_open_only_what_is_needed():
+def test_policies_close_all_and_open_the_needed():
+    """Policies close everything of ours and open only what is needed."""
     found = objects(MUCH)
     policies = of_kind(found, "NetworkPolicy")
     closed = policies["vllm-watch-closed"]["spec"]
@@ -444,7 +449,7 @@ def test_no_service_puts_a_variable_of_vllm_into_the_engines(wanted):
 
 
 @each_variant
-def test_names_labels_and_ports_are_as_long_as_kubernetes_lets_them_be(wanted):
+def test_names_labels_and_ports_are_short_enough(wanted):
     """Schemas do not say it: names are DNS labels, values of labels 63 characters, names of ports 15."""
     for each in objects(wanted):
         assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", each["metadata"]["name"])
@@ -453,7 +458,7 @@ def test_names_labels_and_ports_are_as_long_as_kubernetes_lets_them_be(wanted):
 
 
 @each_variant
-def test_pods_meet_the_restricted_pod_security_standard_and_get_no_token(wanted):
+def test_pods_are_restricted_and_get_no_token(wanted):
     """The rules of Kubernetes' profile `restricted`, and a root that cannot be written."""
     for pod in pods(objects(wanted)).values():
         spec = pod["spec"]
@@ -477,7 +482,8 @@ def test_the_user_of_the_pods_is_that_of_the_image():
     assert f"USER {running.USER}:" in (ROOT / "Dockerfile").read_text()
 
 
-def test_a_gateway_has_one_pod_and_more_time_to_end_than_its_requests():
+def test_gateway_has_one_pod_and_time_to_end():
+    """A gateway has one pod and more time to end than its requests."""
     spec = of_kind(objects(USUAL), "Deployment")[GATEWAY]["spec"]
     assert (1, {"type": "Recreate"}) == (spec["replicas"], spec["strategy"])
     assert spec["template"]["spec"]["terminationGracePeriodSeconds"] > Timeouts().drain_s
@@ -554,7 +560,8 @@ def beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return filed(folder, {"watched/kustomization.yaml": shown})
 
 
-def test_somebodys_gateway_gets_our_sidecar_after_its_own_container_and_keeps_what_it_has(part, beside):
+def test_foreign_gateway_gets_our_sidecar_last(part, beside):
+    """Somebody's gateway gets our sidecar after its own container and keeps what it has."""
     found = kustomized(part("kubectl").path, beside / "watched")
     assert [] == core_mistakes(found, CORE[-1])
     assert [] == mismatches(found)
@@ -566,7 +573,8 @@ def test_somebodys_gateway_gets_our_sidecar_after_its_own_container_and_keeps_wh
     assert ["vllm-watch-sidecar"] == list(of_kind(found, "ServiceMonitor"))
 
 
-def test_the_sidecar_in_somebodys_pod_meets_the_restricted_standard_and_keeps_its_state_with_the_log(part, beside):
+def test_sidecar_in_a_foreign_pod_is_restricted(part, beside):
+    """The sidecar in somebody's pod meets the restricted standard and keeps its state with the log."""
     found = kustomized(part("kubectl").path, beside / "watched")
     pod = pods(found)["my-gateway"]["spec"]
     ours = pod["containers"][1]
@@ -605,7 +613,7 @@ def test_somebodys_gateway_never_has_two_sidecars_at_once(part, beside):
     )
 
 
-def test_the_rolling_update_that_the_api_server_filled_in_is_taken_out_of_a_running_deployment_first():
+def test_filled_in_rolling_update_is_removed_first():
     """A server-side apply leaves it there, and Recreate is refused beside it."""
     (line,) = (step for step in files.next_steps(Path("m"), BESIDE) if " patch deployment " in step)
     assert line.startswith("kubectl -n vllm patch deployment my-gateway --type merge --patch '")
@@ -621,7 +629,8 @@ def with_component(kubectl: Path, beside: Path, name: str) -> list[dict[str, Any
     )
 
 
-def test_no_policy_shuts_out_clients_of_somebodys_gateway_unless_asked_for(part, beside):
+def test_no_policy_shuts_out_foreign_clients(part, beside):
+    """No policy shuts out clients of somebody's gateway unless asked for."""
     found = kustomized(part("kubectl").path, beside / "watched")
     policies, labels = of_kind(found, "NetworkPolicy"), pods(found)["my-gateway"]["metadata"]["labels"]
     assert [] == [
@@ -636,7 +645,7 @@ def test_no_policy_shuts_out_clients_of_somebodys_gateway_unless_asked_for(part,
     assert [] == core_mistakes([added], CORE[-1])
 
 
-def test_somebodys_gateway_keeps_the_engines_until_its_new_pods_can_be_told(part, beside):
+def test_foreign_gateway_keeps_engines_until_told(part, beside):
     """The label that lets it in comes with those pods; a policy in the same apply would shut out the ones that run."""
     kubectl = part("kubectl").path
     assert "vllm-watch-engines" not in of_kind(kustomized(kubectl, beside / "watched"), "NetworkPolicy")
@@ -657,7 +666,7 @@ def test_somebodys_gateway_keeps_the_engines_until_its_new_pods_can_be_told(part
     assert "components/closed-engines" not in "\n".join(files.next_steps(Path("m"), opened))
 
 
-def test_a_deployment_of_another_name_or_without_volumes_is_refused_by_kustomize(part, beside):
+def test_kustomize_refuses_another_deployment(part, beside):
     """Patches by a target pass over what is not there, silently."""
     for number, (old, new, said) in enumerate((
         ("{name: my-gateway, namespace", "{name: other, namespace", "nothing selected by Deployment"),
@@ -707,7 +716,8 @@ def test_what_policies_or_certificates_would_stop_is_told():
 # ---- what is in them
 
 
-def test_rules_in_the_objects_are_the_shipped_ones_and_promtool_takes_them(part, tmp_path):
+def test_rules_in_objects_are_the_default_ones(part, tmp_path):
+    """Rules in the objects are the default ones and promtool takes them."""
     found = of_kind(objects(USUAL), "PrometheusRule")
     for name, each in found.items():
         (tmp_path / f"{name.removeprefix('vllm-watch-')}.yaml").write_text(yaml.safe_dump(each["spec"]))
@@ -722,7 +732,8 @@ def test_rules_in_the_objects_are_the_shipped_ones_and_promtool_takes_them(part,
     assert 0 == done.returncode, done.stdout + done.stderr
 
 
-def test_boards_in_the_objects_are_the_shipped_ones_for_grafanas_sidecar():
+def test_dashboards_in_objects_are_the_default_ones():
+    """Boards in the objects are the default ones for Grafana's sidecar."""
     maps = [
         each
         for each in of_kind(objects(USUAL), "ConfigMap").values()
@@ -740,7 +751,8 @@ def test_boards_in_the_objects_are_the_shipped_ones_for_grafanas_sidecar():
     assert {"vLLM"} == {each["metadata"]["annotations"]["grafana_folder"] for each in maps}
 
 
-def test_own_numbers_and_links_are_in_rules_boards_and_the_boards_command(tmp_path):
+def test_own_thresholds_and_links_reach_rules_and_board(tmp_path):
+    """Own numbers and links are in rules boards and the board's command."""
     (tmp_path / "thresholds.yaml").write_text("thresholds: {queue_length: 77}\n")
     links = export.links("https://pages.example/runbooks", "https://grafana.example")
     wanted = replace(USUAL, rules=export.AlertOptions(tmp_path / "thresholds.yaml", links=links))
@@ -769,7 +781,7 @@ def test_own_job_names_are_those_of_the_monitors(tmp_path):
         replace(USUAL, rules=export.AlertOptions(written(tmp_path / "other.yaml", "engine_job: 'llm-.*'\n")))
 
 
-def test_a_job_may_have_the_value_of_a_label_in_it_where_the_rules_then_take_it(tmp_path):
+def test_job_may_contain_a_label_value(tmp_path):
     """Alerts on a job of which no engine answers would else say nothing of one model out of several in a namespace."""
     ours = list(monitoring.monitors(replace(USUAL, job_label="llm.example.org/model-name")))
     engines, gateway = (endpoints_of(of_kind(ours, kind)[name])[0] for kind, name in (
@@ -791,7 +803,9 @@ def test_a_job_may_have_the_value_of_a_label_in_it_where_the_rules_then_take_it(
         replace(USUAL, rules=numbers, job_label="model")
 
 
-def test_rules_and_boards_are_left_out_where_another_namespace_of_one_prometheus_has_brought_them():
+def test_rules_and_boards_can_be_left_out():
+    """Rules and boards are left out where another namespace of one Prometheus has brought them."""
+
     def kinds(wanted):
         return {kind: len(of_kind(objects(wanted), kind)) for kind in ("PrometheusRule", "ConfigMap", "PodMonitor")}
 
@@ -803,7 +817,7 @@ def test_rules_and_boards_are_left_out_where_another_namespace_of_one_prometheus
 
 
 @pytest.mark.parametrize("wanted", [USUAL, BESIDE], ids=["ours", "theirs"])
-def test_labels_that_the_operator_takes_from_pods_cannot_be_called_as_those_of_a_page(wanted):
+def test_operator_labels_do_not_clash_with_page_labels(wanted):
     """podTargetLabels of the Prometheus object come first; what the monitor says of itself must stay."""
     for monitor in monitoring.monitors(wanted):
         for endpoint in endpoints_of(monitor):
@@ -846,7 +860,8 @@ def test_configurations_are_what_gateway_and_sidecar_read():
     )
 
 
-def test_the_board_answers_under_the_names_of_its_service_and_to_its_probes():
+def test_board_answers_its_service_names_and_probes():
+    """The board answers under the names of its service and to its probes."""
     container = pods(objects(USUAL))[BOARD]["spec"]["containers"][0]
     given = [word.replace("$(NAMESPACE)", "vllm") for word in container["args"]]
     listen = given[given.index("--listen") + 1].partition(":")[0]
@@ -1183,9 +1198,8 @@ def test_the_variables_of_a_board_offer_what_was_scraped(watched):
 
 
 @pytest.mark.prometheus
-def test_an_alert_of_the_exported_rules_sees_the_model_that_is_down_beside_one_that_is_not_and_the_watchdog_fires(
-    watched, eventually
-):
+def test_exported_rules_see_a_model_down_and_the_watchdog(watched, eventually):
+    """An alert of the exported rules sees the model that is down beside one that is not and the watchdog fires."""
     url, _ = watched
 
     def states():
@@ -1205,7 +1219,8 @@ def test_an_alert_of_the_exported_rules_sees_the_model_that_is_down_beside_one_t
 
 
 @pytest.mark.prometheus
-def test_a_page_keeps_its_own_labels_beside_those_of_pods_and_nothing_that_is_never_read(watched):
+def test_page_keeps_its_labels_beside_pod_labels(watched):
+    """A page keeps its own labels beside those of pods and nothing that is never read."""
     url, _ = watched
     assert ["tiny"] == [labels["model_name"] for labels in query(url, "vllm:num_requests_running")]
     assert [] == query(url, '{exported_model_name!=""} or {exported_team!=""}')
@@ -1220,7 +1235,8 @@ def test_the_limit_of_samples_is_that_of_each_job(watched):
 
 
 @pytest.mark.prometheus
-def test_figures_of_gateway_and_sidecar_are_refused_without_the_token_and_probes_are_not(watched):
+def test_metrics_need_the_token_and_probes_do_not(watched):
+    """Values of gateway and sidecar are refused without the token and probes are not."""
     _, port = watched
     unchecked = ssl._create_unverified_context()  # noqa: S323  Prometheus checks it; here the login is asked about
     for name in ("gateway-metrics", "sidecar"):
@@ -1230,7 +1246,9 @@ def test_figures_of_gateway_and_sidecar_are_refused_without_the_token_and_probes
             urllib.request.urlopen(f"{at}/metrics", timeout=5, context=unchecked)
 
 
-def test_pages_are_limited_as_the_budget_says_unless_a_number_or_none_was_asked_for():
+def test_pages_are_limited_as_budgeted():
+    """Pages are limited as the budget says unless a number or none was asked for."""
+
     def limits(wanted):
         return {each["metadata"]["name"]: each["spec"].get("sampleLimit") for each in monitoring.monitors(wanted)}
 
@@ -1243,7 +1261,7 @@ def test_pages_are_limited_as_the_budget_says_unless_a_number_or_none_was_asked_
 # ---- the log in the pod
 
 
-def test_the_log_is_renamed_when_it_is_large_and_the_end_is_prompt(tmp_path, eventually):
+def test_large_log_is_renamed_and_the_end_is_prompt(tmp_path, eventually):
     """The script as the container runs it, under a real shell."""
     log = tmp_path / "requests.jsonl"
     log.write_text("x" * 90 + "\n")
@@ -1313,7 +1331,8 @@ def test_the_same_export_again_changes_nothing(tmp_path, few):
     assert set(files.files(USUAL)) == {str(Path(row["path"]).relative_to(tmp_path / "m")) for row in again["files"]}
 
 
-def test_a_file_that_is_not_ours_is_refused_before_anything_is_written(tmp_path, few):
+def test_foreign_file_is_refused_before_writing(tmp_path, few):
+    """A file that is not ours is refused before anything is written."""
     theirs = written_in(tmp_path / "m/base/20-gateway.yaml", "kind: Deployment\n")
     refused = run("--out", tmp_path / "m")
     assert 2 == refused.exit_code
@@ -1406,7 +1425,9 @@ def test_a_wrong_option_gets_one_sentence_and_nothing_is_written(options, senten
     assert not (tmp_path / "m").exists()
 
 
-def test_an_engine_is_called_by_the_first_word_of_its_host_where_that_tells_them_apart():
+def test_engine_is_called_by_the_first_word_of_its_host():
+    """An engine is called by the first word of its host where that tells them apart."""
+
     def named(*urls):
         return list(replace(USUAL, engines=urls).engine_names)
 

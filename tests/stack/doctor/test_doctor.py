@@ -98,7 +98,8 @@ IDLE = EngineSnapshot(
 )
 
 
-def test_an_engine_whose_page_shows_nothing_is_idle_and_who_waits_before_it_is_open_unless_somebody_tells():
+def test_empty_engine_page_is_idle_or_open():
+    """An engine whose page shows nothing is idle and who waits before it is open unless somebody tells."""
     diagnosis = of(IDLE)
     assert ("idle", (), ["API", "quality"]) == (
         diagnosis.state,
@@ -127,7 +128,8 @@ def slow(requests: int, **changes: Any) -> EngineSnapshot:
     )
 
 
-def test_a_handful_of_requests_is_abstained_from_and_what_is_missing_is_said():
+def test_handful_of_requests_is_abstained_from():
+    """A handful of requests is abstained from and what is missing is said."""
     few, enough = of(slow(LEAST_REQUESTS - 1)), of(slow(LEAST_REQUESTS))
     assert ("thin", ()) == (few.state, few.findings)
     assert {"queue", "prefill", "decode"} <= {one.area for one in few.unsure}
@@ -141,7 +143,8 @@ def test_a_moment_is_no_time_to_judge_by():
     assert names(slow(50, seconds=5, waiting=Gauge(1, 2, 3)))
 
 
-def test_figures_that_an_engine_does_not_show_leave_their_area_open():
+def test_missing_values_leave_their_area_open():
+    """Values that an engine does not show leave their area open."""
     diagnosis = of(well(queue=None, kv=None))
     assert "no request_queue_time_seconds and no kv_cache_usage_perc" in next(
         one.why for one in diagnosis.unsure if one.area == "queue"
@@ -173,7 +176,8 @@ def test_figures_that_an_engine_does_not_show_leave_their_area_open():
         },
     )
 )
-def test_whatever_the_figures_quality_is_never_found_and_confidence_is_a_share(figures):
+def test_confidence_is_a_share_for_any_values(figures):
+    """Whatever the values quality is never found and confidence is a share."""
     diagnosis = of(figures)
     assert "quality" not in {finding.row.area for finding in diagnosis.findings}
     assert "quality" in {one.area for one in diagnosis.unsure}
@@ -237,7 +241,8 @@ def test_the_first_finding_is_the_cause(changes, row):
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
-def test_a_deployments_own_number_is_what_a_figure_is_held_against(threshold, changes):
+def test_own_threshold_is_used(threshold, changes):
+    """A deployment's own number is what a value is held against."""
     assert names(well(**changes))
     own = Settings(Overrides(thresholds={threshold.name: threshold.value * 1.5}))
     assert [] == names(well(**changes), settings=own)
@@ -245,7 +250,8 @@ def test_a_deployments_own_number_is_what_a_figure_is_held_against(threshold, ch
     assert threshold.name in {fact.limit.name for fact in finding.facts if fact.limit}
 
 
-def test_prompts_of_which_nothing_is_reused_are_told_and_not_serious_while_nobody_waits():
+def test_unused_prefixes_are_a_remark_without_queue():
+    """Prompts of which nothing is reused are told and not serious while nobody waits."""
     diagnosis = of(well(hits=100, prefill=spread(*[1.0] * 100)))
     assert [("unique-prompts", False)] == [(finding.name, finding.serious) for finding in diagnosis.findings]
     assert [] == names(well(hits=100, prefill=spread(*[0.01] * 100))), "a hundredth of the time is not worth a change"
@@ -260,7 +266,7 @@ def test_a_long_prompts_own_late_first_token_is_no_head_of_line():
     assert "head-of-line-first" in names(others)
 
 
-def test_late_first_tokens_behind_a_long_prompt_ask_for_another_lever_than_pauses():
+def test_late_first_token_asks_for_another_option():
     """Whoever runs is served first: smaller steps leave a prompt that waits just as far behind, a cap on the long one
     does not."""
     long = {"prompt_length": spread(*[200.0] * 95, *[20_000.0] * 5), "prefill": spread(*[0.1] * 95, *[3.0] * 5)}
@@ -273,7 +279,8 @@ def test_late_first_tokens_behind_a_long_prompt_ask_for_another_lever_than_pause
     assert "--max-num-batched-tokens" in paused.row.lever
 
 
-def test_a_short_pause_in_a_hundred_is_told_and_nobody_is_called_for_it():
+def test_short_pause_is_reported_without_urgency():
+    """A short pause in a hundred is told and nobody is called for it."""
     long = spread(*[200.0] * 95, *[20_000.0] * 5)
 
     def found(pause_s: float) -> list[tuple[str, bool]]:
@@ -284,7 +291,7 @@ def test_a_short_pause_in_a_hundred_is_told_and_nobody_is_called_for_it():
     assert [("head-of-line", True)] == found(0.8)
 
 
-def test_a_gap_is_a_step_of_several_tokens_where_tokens_are_drafted():
+def test_gap_is_a_step_of_several_drafted_tokens():
     """Four tokens each 0.2 s are twenty a second, twice as fast as people read."""
     assert [] == names(
         well(
@@ -321,7 +328,7 @@ LONG_PROMPTS = {
 }  # fmt: skip
 
 
-def test_small_steps_come_before_prompts_of_which_nothing_is_reused():
+def test_small_steps_come_before_unused_prefixes():
     """Prompts of 20,000 tokens that take 3.8 s in steps of 45 ms: some 240 tokens a step."""
     small, larger = spread(*[0.045] * 1400), spread(*[0.045] * 1200, *[0.6] * 200)
     assert ["small-steps", "unique-prompts"] == names(well(**LONG_PROMPTS, between_tokens=small))
@@ -341,7 +348,8 @@ def test_the_size_of_a_step_is_asked_for_where_it_cannot_be_told():
     assert "max_num_batched_tokens below 2048, raise that first" in report.as_text([of(alone)], "test")
 
 
-def test_a_late_first_token_is_not_the_api_servers_while_a_step_explains_it_or_the_ends_are_of_other_requests():
+def test_late_first_token_explained_by_a_step():
+    """A late first token is not the api servers while a step explains it or the ends are of other requests."""
     late = {"ttft": spread(*[4.0] * 100)}
     assert "api-server-bound" in names(well(**late))
     for other in (
@@ -365,7 +373,8 @@ def test_two_late_requests_are_no_pattern_however_few_there_are():
     assert ["prefill-bound"] == slow(3)
 
 
-def test_a_full_cache_is_serious_only_where_somebody_waits_for_it():
+def test_full_cache_is_serious_only_with_a_queue():
+    """A full cache is serious only where somebody waits for it."""
     full = {"kv": Gauge(0.9, 0.92, 0.94), "waiting": Gauge(1, 2, 3)}
 
     def found(**changes: Any) -> list[tuple[str, bool]]:
@@ -375,14 +384,16 @@ def test_a_full_cache_is_serious_only_where_somebody_waits_for_it():
     assert [("kv-full", True)] == found(queue=spread(*[6.0] * 100))
 
 
-def test_embeddings_are_not_told_to_switch_on_a_cache_that_their_model_may_not_have():
+def test_embeddings_get_no_cache_advice():
+    """Embeddings are not told to switch on a cache that their model may not have."""
     pooling = {"generation_tokens": 0, "between_tokens": None, "per_token": None, "decode": spread(*[0.0] * 100)}
     assert [] == names(well(**pooling, caching=False, hits=None, lookups=None))
     assert [] == names(well(**pooling, hits=0))
     assert "no answer has a second token" == next(one.why for one in of(well(**pooling)).unsure if one.area == "decode")
 
 
-def test_pauses_of_those_who_are_answered_are_head_of_line_only_where_a_few_prompts_explain_them():
+def test_head_of_line_needs_a_few_long_prompts():
+    """Pauses of those who are answered are head of line only where a few prompts explain them."""
     paused = {"between_tokens": spread(*[0.02] * 950, *[2.0] * 50)}
     long = {"prompt_length": spread(*[200.0] * 95, *[20_000.0] * 5), "prefill": spread(*[0.1] * 95, *[3.0] * 5)}
     assert "head-of-line" in names(well(**long, **paused))
@@ -425,7 +436,8 @@ CROWD = {**QUEUED, "waiting": Gauge(0, 12, 28), "kv": Gauge(0.0, 0.001, 0.002)}
         ),
     ],
 )
-def test_places_are_told_by_what_runs_while_others_wait_and_two_looks_may_not_tell(changes, row):
+def test_limit_is_seen_by_running_while_others_wait(changes, row):
+    """Places are told by what runs while others wait and two looks may not tell."""
     assert [row] == names(well(**{**CROWD, **changes}))
 
 
@@ -439,7 +451,7 @@ COMPUTED_ANEW = {
 }
 
 
-def test_a_cache_that_is_off_comes_before_the_queue_that_it_makes():
+def test_disabled_cache_comes_before_its_queue():
     """vLLM counts the wait for a place in a step as queue time, so prompts that are computed anew look like a want of
     engines."""
     queue = {"running": Gauge(4, 10, 16), "crowded": Gauge(4, 10, 16, looks=20)}
@@ -461,7 +473,7 @@ def test_a_cache_that_is_off_is_not_why_answers_wait_for_places():
     assert ["queue-bound"] == names(well(**{**COMPUTED_ANEW, "prompt_length": spread(*[100.0] * 100)}, **places))
 
 
-def test_a_queue_within_every_limit_is_serious_only_where_its_alert_would_fire():
+def test_queue_is_serious_where_its_alert_fires():
     """VLLMQueueGrowing: over ten for ten minutes, and ten more than at the beginning."""
     kept = {
         "waiting": Gauge(12, 14, 24),
@@ -490,7 +502,7 @@ def test_a_queue_that_nobody_sees_is_no_finding_but_a_question():
     assert "nobody waits at any look" in next(one.why for one in diagnosis.unsure if one.area == "queue")
 
 
-def test_a_queue_that_stands_is_told_before_ten_requests_have_ended():
+def test_standing_queue_is_reported_early():
     """Long answers: half a minute after the crowd came nobody has ended."""
     standing = {
         "seconds": 15.7,
@@ -514,7 +526,8 @@ def test_a_queue_that_stands_is_told_before_ten_requests_have_ended():
     )
 
 
-def test_what_the_gateway_refuses_while_an_engine_queues_is_what_it_is_there_for():
+def test_gateway_rejections_with_engine_queue_are_fine():
+    """What the gateway refuses while an engine queues is what it is there for."""
     refused = Clients(
         source="log", outcomes={"ok": 50, "rejected": 50}, reasons={"queue_ttl": 49.6}, refused={"batch": 49.6}
     )
@@ -539,7 +552,8 @@ def test_what_the_gateway_refuses_while_an_engine_queues_is_what_it_is_there_for
 # ---- what is not latency
 
 
-def test_an_engine_that_stood_still_before_its_page_showed_a_request_is_told_by_the_gateway():
+def test_early_stall_is_reported_by_the_gateway():
+    """An engine that stood still before its page showed a request is told by the gateway."""
     holds = GatewayEvidence(running=Gauge(6, 8, 9), waiting=Gauge(2, 3, 4))
     diagnosis = of(IDLE, gateway=holds)
     assert ["frozen-engine"] == [finding.name for finding in diagnosis.findings]
@@ -550,7 +564,9 @@ def test_an_engine_that_stood_still_before_its_page_showed_a_request_is_told_by_
     assert "frozen-engine" not in names(well(), gateway=holds)
 
 
-def test_a_frozen_engine_is_found_without_a_single_request_and_the_surer_the_more_stand_still():
+def test_frozen_engine_is_found_without_requests():
+    """A frozen engine is found without a single request and the surer the more stand still."""
+
     def frozen(running: float, seconds: float) -> EngineSnapshot:
         return EngineSnapshot(
             seconds=seconds,
@@ -595,7 +611,8 @@ def test_an_engine_that_stops_answering_is_frozen():
     assert undecided([of(well(silent_s=12.0))])
 
 
-def test_an_engine_that_refuses_is_found_by_its_counter_whatever_its_answers_look_like():
+def test_rejecting_engine_is_found_by_its_counter():
+    """An engine that refuses is found by its counter whatever its answers look like."""
     assert ["rejections"] == names(well(rejections={"max_num_queued_reqs": 10.0}))
     assert [] == names(well(rejections={"max_num_queued_reqs": 9.0}))
     assert [] == names(well(rejections={"max_num_queued_reqs": 25.0}, seconds=900)), (
@@ -612,7 +629,8 @@ def clients(**outcomes: float) -> Clients:
     return Clients(source="the request log", outcomes=outcomes)
 
 
-def test_errors_hangups_and_refusals_are_told_by_the_log_where_there_is_one():
+def test_log_tells_errors_disconnects_and_rejections():
+    """Errors disconnects and refusals are told by the log where there is one."""
     assert ["errors"] == names(well(), clients=clients(ok=95, upstream_error=5))
     assert ["hang-ups"] == names(well(), clients=clients(ok=80, client_abort=20))
     assert [] == names(well(), clients=clients(ok=95, client_abort=5))
@@ -624,7 +642,7 @@ def test_errors_hangups_and_refusals_are_told_by_the_log_where_there_is_one():
     assert ["wrong-requests"] == names(well(), clients=replace(refused, reasons={"unknown_key": 50}))
 
 
-def test_hangups_are_told_from_the_engines_two_histograms_where_nobody_else_tells():
+def test_disconnects_from_two_engine_histograms():
     """vLLM's abort counter stays at 0; what began, neither ended nor runs is gone."""
     assert ["hang-ups"] == names(well(begun=100, ended=75))
     assert [] == names(well(begun=100, ended=92)), "eight may still run"
@@ -642,7 +660,8 @@ def test_preemptions_are_told_before_ten_requests_have_ended():
     assert ("thin", ["kv-bound"]) == (diagnosis.state, [finding.row.name for finding in diagnosis.findings])
 
 
-def test_what_is_told_at_the_end_of_a_request_is_not_said_to_be_missing_while_none_ended():
+def test_end_of_request_values_may_be_missing():
+    """What is told at the end of a request is not said to be missing while none ended."""
     diagnosis = of(well(begun=20, ended=0, running=Gauge(0, 10, 20), queue=None, prefill=None, decode=None, e2e=None))
     assert "no request ended" in next(one.why for one in diagnosis.unsure if one.area == "queue")
 
@@ -657,7 +676,8 @@ def test_drafts_that_are_thrown_away_are_told():
     assert [] == names(well(drafts=1000, drafted=3000, accepted=1300))
 
 
-def test_a_queue_in_the_gateway_is_its_own_only_while_the_engine_has_room():
+def test_gateway_queue_counts_while_engine_has_room():
+    """A queue in the gateway is its own only while the engine has room."""
     waits = {
         "clients": Clients(source="log", outcomes={"ok": 100.0}, queue=spread(*[9.0] * 100)),
         "gateway": GatewayEvidence(waiting=Gauge(12, 15, 20), running=Gauge(4, 4, 4), slots=Gauge(4, 4, 4)),
@@ -667,7 +687,8 @@ def test_a_queue_in_the_gateway_is_its_own_only_while_the_engine_has_room():
     assert "gateway-queue" not in names(well(kv=Gauge(0.8, 0.85, 0.9)), **waits)
 
 
-def test_the_team_that_has_most_is_named_where_something_waits_and_only_there():
+def test_largest_team_is_named_only_with_a_queue():
+    """The team that has most is named where something waits and only there."""
     crowd = {"clients": Clients(source="log", outcomes={"ok": 100.0}, teams={"batch": 80, "chat": 20})}
     assert [] == names(well(), **crowd)
     assert ["one-team", "queue-bound"] == names(well(**QUEUED, running=Gauge(8, 8, 8)), **crowd)
@@ -675,7 +696,8 @@ def test_the_team_that_has_most_is_named_where_something_waits_and_only_there():
     assert ["gateway-queue", "one-team"] == names(well(), **waits), "the engine has room: nobody need have less"
 
 
-def test_a_stream_that_is_slow_on_its_way_is_told_from_a_slow_engine():
+def test_slow_stream_differs_from_slow_engine():
+    """A stream that is slow on its way is told from a slow engine."""
     late = {"clients": Clients(source="log", outcomes={"ok": 100.0}, tpot=spread(*[0.2] * 100))}
     assert ["slow-streaming"] == names(well(), **late)
     assert ["slow-gateway"] == names(well(), **late, gateway=GatewayEvidence(lag=spread(*[0.05] * 100)))
@@ -693,7 +715,8 @@ def test_the_engine_that_stands_out_is_named():
     assert ["", "a", "a"] == [diagnosis.findings[0].engine for diagnosis in (both, one, hidden)]
 
 
-def test_a_queue_at_one_engine_is_the_balancers_while_another_has_room():
+def test_one_sided_queue_is_the_balancers():
+    """A queue at one engine is the balancers while another has room."""
     full, room = well(**QUEUED, running=Gauge(8, 8, 8)), well(begun=12, ended=12, running=Gauge(0, 1, 3))
     assert [("queue-uneven", "a")] == [(one.row.name, one.engine) for one in of(full, {"a": full, "b": room}).findings]
     busy = replace(room, running=Gauge(4, 6, 8))
@@ -701,7 +724,8 @@ def test_a_queue_at_one_engine_is_the_balancers_while_another_has_room():
     assert ["queue-bound"] == names(full, engines={"a": full, "b": full})
 
 
-def test_what_somebody_must_act_on_comes_first_and_causes_before_what_they_cause():
+def test_findings_sort_by_action_then_cause():
+    """What somebody must act on comes first and causes before what they cause."""
     figures = well(
         **QUEUED,
         running=Gauge(8, 8, 8),
@@ -749,7 +773,9 @@ def test_every_row_is_reached_by_some_check(row):
 # ---- how it is told
 
 
-def test_numbers_of_a_lever_are_those_of_the_engine_or_placeholders():
+def test_option_values_come_from_the_engine():
+    """Numbers of a option are those of the engine or placeholders."""
+
     def change(figures: EngineSnapshot, **around: Any) -> str:
         return next(line for line in report.as_text([of(figures, **around)], "test").splitlines() if "annotate" in line)
 
@@ -782,7 +808,8 @@ def test_a_percentile_beyond_the_buckets_is_the_bound():
     )
 
 
-def test_one_sentence_is_said_once_and_of_what_is_fine_the_figure():
+def test_finding_has_one_sentence_and_its_value():
+    """One sentence is said once and of what is fine the value."""
     assert "not said of queue, prefill, decode: 3 requests in 60 s are too few" in report.as_text([of(slow(3))], "test")
     assert "fine: queue (queue time p95: 0.01 s), prefill (prefill p95: 0.3 s)" in report.as_text([of(well())], "test")
     assert "queue (queue time p95: under 0.001 s)" in report.as_text([of(well(queue=spread(*[2e-5] * 100)))], "test")
@@ -831,7 +858,8 @@ def test_two_saved_pages_give_findings_and_exit_1(tmp_path):
     assert "not said of quality" in result.output
 
 
-def test_the_json_twin_has_the_same_findings_with_numbers_and_thresholds(tmp_path):
+def test_json_has_the_same_findings(tmp_path):
+    """The JSON twin has the same findings with numbers and thresholds."""
     result = run(*unpacked("queue-bound", tmp_path), "--json")
     told = json.loads(result.output)
     assert (1, True, "queue-bound") == (result.exit_code, told["serious"], told["findings"][0]["finding"])
@@ -881,7 +909,8 @@ def test_a_page_that_is_no_gateways_is_told(tmp_path, engine):
     assert "looking" not in live.output, "it is told before the wait"
 
 
-def test_pages_of_the_gateway_tell_of_an_engine_that_looks_idle_and_is_not(tmp_path):
+def test_gateway_pages_correct_an_idle_engine(tmp_path):
+    """Pages of the gateway tell of an engine that looks idle and is not."""
     engine_pages = unpacked("none-idle", tmp_path)
     assert (0, True) == (
         (alone := run(*engine_pages)).exit_code,
@@ -947,7 +976,8 @@ def test_a_log_of_another_time_is_told(tmp_path):
     assert "is the log of the same time?" in result.output
 
 
-def test_a_page_of_something_else_and_an_engine_that_is_away_are_told(tmp_path):
+def test_foreign_page_and_absent_engine_are_reported(tmp_path):
+    """A page of something else and an engine that is away are told."""
     (page := tmp_path / "page.prom").write_text("up 1\n")
     result = run("--before", page, "--after", page, "--seconds", "30")
     assert (2, True) == (result.exit_code, "no engine in" in result.output)
@@ -1011,7 +1041,8 @@ def test_a_prometheus_is_asked_for_its_window_and_model(past, tmp_path):
     assert (2, True) == (nobody.exit_code, "shows the model nobody" in nobody.output)
 
 
-def test_before_there_is_traffic_both_tables_and_the_goals_answer():
+def test_tables_and_goals_answer_before_traffic():
+    """Before there is traffic both tables and the goals answer."""
     ralph = run("--workload", "ralph")
     assert 0 == ralph.exit_code
     assert "70 to 95 % of the prompt tokens from the prefix cache" in ralph.output

@@ -57,7 +57,8 @@ def changed(given: Exposition, values: Mapping[str, float]) -> Exposition:
 # ---- two pages
 
 
-def test_a_counter_is_what_it_grew_by_and_a_gauge_what_it_was_at_both():
+def test_counters_grow_and_gauges_have_two_values():
+    """A counter is what it grew by and a gauge what it was at both."""
     figures = one(*pair("0.32.0")).whole
     assert (24, 24, 7) == (figures.begun, figures.ended, figures.preemptions)
     assert {"max_num_queued_reqs": 126, "max_num_queued_tokens": 0} == figures.rejections
@@ -66,7 +67,7 @@ def test_a_counter_is_what_it_grew_by_and_a_gauge_what_it_was_at_both():
     assert (Gauge(0, 0, 0), True) == (figures.running, figures.caching)
 
 
-def test_looks_between_the_pages_count_for_gauges_and_what_runs_beside_a_queue_is_known():
+def test_looks_between_pages_count_for_gauges():
     """Whoever runs while nobody waits says nothing of how many may."""
     page_ = golden("0.32.0-preempt-after-load")
 
@@ -100,7 +101,8 @@ def test_progress_at_the_looks_tells_when_an_engine_stopped(tokens, still_s):
     assert still_s == evidence(between([pages], 40, ""))[0].whole.still_s
 
 
-def test_an_engine_that_prefills_or_has_no_work_does_not_stand_still():
+def test_prefilling_or_idle_engine_is_not_stalled():
+    """An engine that prefills or has no work does not stand still."""
     page_ = golden("0.32.0-preempt-after-load")
     chunks = [changed(page_, {**WORKS, vllm.KV_CACHE_USAGE.name: used}) for used in (0.1, 0.2, 0.3)]
     idle = [changed(page_, {vllm.NUM_REQUESTS_RUNNING.name: 0.0})] * 3
@@ -109,7 +111,8 @@ def test_an_engine_that_prefills_or_has_no_work_does_not_stand_still():
 
 
 @pytest.mark.prometheus
-def test_a_prometheus_tells_that_an_engine_stopped_within_the_window(past, tmp_path):
+def test_prometheus_shows_a_stop_in_the_window(past, tmp_path):
+    """A Prometheus tells that an engine stopped within the window."""
     ends_s, labels = 1_750_000_000, 'model_name="m",engine="0",instance="e"'
     lines = [
         f"{name}{{{labels}}} {at if moves and at < 700 else 700 if moves else 4} {ends_s - 900 + at}"
@@ -126,7 +129,9 @@ def test_a_prometheus_tells_that_an_engine_stopped_within_the_window(past, tmp_p
     assert (0, 180) == (asyncio.run(asked(ends_s - 300)), asyncio.run(asked(ends_s)))
 
 
-def test_what_a_gateway_runs_is_at_the_engines_that_were_looked_at_only_where_it_has_no_other():
+def test_gateway_running_count_needs_all_its_engines():
+    """What a gateway runs is at the engines that were looked at only where it has no other."""
+
     def gateway_of(*addresses: str) -> Exposition:
         ups = "".join(f'vllm_watch_gateway_upstream_up{{upstream="{each}",address="{each}"}} 1\n' for each in addresses)
         return exposition_parser.parse(f'vllm_watch_gateway_running_requests{{team="a",band="b"}} 2\n{ups}')
@@ -139,7 +144,8 @@ def test_what_a_gateway_runs_is_at_the_engines_that_were_looked_at_only_where_it
     assert (True, False) == (only("e:1"), only("e:1", "f:1"))
 
 
-def test_a_restart_between_the_pages_is_told_and_its_figures_count_from_there():
+def test_restart_between_pages_is_reported():
+    """A restart between the pages is told and its values count from there."""
     before, after = pair("0.32.0")
     started = {vllm.PROCESS_START_TIME.name: (before.total(vllm.PROCESS_START_TIME.name) or 0) + 1000}
     found = one(before, changed(after, started))
@@ -181,7 +187,8 @@ def test_every_figure_that_a_release_can_tell_is_told(release):
     assert missing <= allowed | ({"per_token"} if release == "0.10.2" else set())
 
 
-def test_cores_of_one_model_are_summed_and_each_is_an_engine_of_its_own():
+def test_cores_of_a_model_are_summed():
+    """Cores of one model are summed and each is an engine of its own."""
     before, after = pair("0.32.0")
 
     def two(given: Exposition) -> Exposition:
@@ -269,7 +276,8 @@ def record(**given: object) -> RequestRecord:
     return RequestRecord(request_id="x", **given)  # type: ignore[arg-type]
 
 
-def test_a_log_says_who_left_who_was_refused_and_how_fast_answers_came():
+def test_log_tells_who_left_and_was_rejected():
+    """A log says who left who was refused and how fast answers came."""
     records = [
         *(record(outcome="ok", team="a", model="tiny", ttft_ms=100.0, tpot_ms=10.0, queue_ms=5.0) for _ in range(3)),
         record(outcome="client_abort", reason="client_hangup", team="b", ttft_ms=9000.0),
@@ -305,7 +313,7 @@ def bucketed(values: list[float]) -> Spread:
 
 
 @given(st.lists(st.floats(0.001, 1.9), min_size=1, max_size=60), st.sampled_from((50, 95, 99)))
-def test_a_percentile_of_buckets_lies_in_the_bucket_that_holds_it(values, percent):
+def test_percentile_lies_in_its_bucket(values, percent):
     """As exact as the buckets are, and never beyond: rank as PromQL counts it."""
     exact = sorted(values)[max(0, -(-percent * len(values) // 100) - 1)]
     upper = next(bound for bound in BOUNDS if exact <= bound)
@@ -315,7 +323,8 @@ def test_a_percentile_of_buckets_lies_in_the_bucket_that_holds_it(values, percen
 
 
 @given(st.lists(st.floats(0.001, 1.9), min_size=1, max_size=60), st.floats(0, 3), st.floats(0, 3))
-def test_the_share_above_a_limit_falls_with_the_limit_and_lies_between_0_and_1(values, one_limit, other):
+def test_share_above_a_limit_falls_with_it(values, one_limit, other):
+    """The share above a limit falls with the limit and lies between 0 and 1."""
     spread, low, high = bucketed(values), min(one_limit, other), max(one_limit, other)
     assert 0 <= spread.above(high) <= spread.above(low) + 1e-9 <= 1 + 2e-9
 
@@ -384,7 +393,8 @@ def test_a_prometheus_gives_the_same_figures_as_the_two_pages(release, past, tmp
 
 
 @pytest.mark.prometheus
-def test_a_prometheus_younger_than_the_window_says_how_much_it_recorded(past, tmp_path):
+def test_young_prometheus_reports_its_range(past, tmp_path):
+    """A Prometheus younger than the window says how much it recorded."""
     ends_s = 1_750_000_000
     (file := tmp_path / "page.om").write_text(scraped(*pair("0.32.0"), 120, ends_s))
 
@@ -416,7 +426,8 @@ def test_what_runs_beside_a_queue_is_told_by_a_prometheus_too(past, tmp_path):
 
 
 @pytest.mark.prometheus
-def test_every_query_of_the_matrix_is_understood_and_those_about_a_busy_engine_answer(past, tmp_path):
+def test_matrix_queries_parse_and_busy_ones_answer(past, tmp_path):
+    """Every query of the matrix is understood and those about a busy engine answer."""
     ends_s = 1_750_000_000
     (file := tmp_path / "page.om").write_text(scraped(*pair("0.32.0"), 600, ends_s))
 
@@ -434,7 +445,8 @@ def test_every_query_of_the_matrix_is_understood_and_those_about_a_busy_engine_a
     assert len(of_vllm) > 3 * len(silent)
 
 
-def test_no_query_asks_of_other_models_than_the_one_that_is_meant():
+def test_no_query_asks_of_another_model():
+    """No query asks of other models than the one that is meant."""
     from stack.doctor.series import questions
 
     asked = [question.expr for question in questions(60, 'a"b') if "model_name" in question.expr]

@@ -55,7 +55,8 @@ def test_disaggregated_prefill_is_never_the_first_lever(row):
     assert not DISAGGREGATED.search(row.lever)
 
 
-def test_disaggregated_prefill_is_a_second_lever_where_long_prefills_are_in_the_way():
+def test_disaggregated_prefill_is_a_second_option():
+    """Disaggregated prefill is a second option where long prefills are in the way."""
     assert {"head-of-line", "head-of-line-first", "prefill-bound"} == {
         row.name for row in ROWS if DISAGGREGATED.search(row.second)
     }
@@ -88,7 +89,8 @@ def test_the_rows_that_operators_know_are_here(symptom, names):
 
 
 @each_row
-def test_the_evidence_of_a_row_asks_for_series_that_exist_and_divides_by_nothing_that_may_be_zero(row):
+def test_evidence_uses_existing_series_safely(row):
+    """The evidence of a row asks for series that exist and divides by nothing that may be zero."""
     assert row.asks
     for ask in row.asks:
         assert promql_ast.names(ask)
@@ -108,7 +110,8 @@ def test_a_row_leads_to_pages_that_are_there(row):
 
 
 @each_row
-def test_no_word_that_is_out_of_date_stands_outside_of_what_corrects_it(row):
+def test_outdated_words_stand_in_corrections_only(row):
+    """No word that is out of date stands outside of what corrects it."""
     text = " ".join((row.symptom, row.cause, row.lever, row.second, row.risk))
     assert not re.search(
         r"cache_hit_tokens|swap|--enable-chunked-prefill|gpu_cache_usage|time_per_output_token_seconds", text
@@ -119,7 +122,8 @@ def test_no_word_that_is_out_of_date_stands_outside_of_what_corrects_it(row):
 
 
 @each_lever
-def test_a_lever_has_a_figure_that_must_move_and_one_that_must_not(row):
+def test_options_name_what_must_move_and_what_must_not(row):
+    """A option has a value that must move and one that must not."""
     assert row.proof.figure in FIGURES
     assert row.proof.keeps in METRICS
     assert row.proof.figure != row.proof.keeps
@@ -186,7 +190,8 @@ def test_both_tables_are_whole():
 
 
 @pytest.mark.parametrize("one", [*workload_advice.WORKLOADS, *workload_advice.GOALS], ids=lambda one: one.name)
-def test_advice_is_one_lever_and_never_disaggregated_prefill_first(one):
+def test_advice_is_one_option_at_a_time(one):
+    """Advice is one option and never disaggregated prefill first."""
     assert len(options(one.lever)) <= 1
     assert not DISAGGREGATED.search(one.lever)
     assert set() == options(one.lever + one.second) - OPTIONS
@@ -194,7 +199,8 @@ def test_advice_is_one_lever_and_never_disaggregated_prefill_first(one):
 
 
 @pytest.mark.parametrize("one", workload_advice.WORKLOADS, ids=lambda one: one.name)
-def test_what_is_to_be_measured_is_measured_by_a_shipped_workload(one):
+def test_measurements_use_default_workloads(one):
+    """What is to be measured is measured by a default workload."""
     for bench in one.benches:
         assert workload_file.load(bench)
     assert {measure.split(":")[-1].split(".")[0] for measure in one.measure} <= set(METRICS)
@@ -244,14 +250,15 @@ def test_free_words_find_their_rows(words, workloads, scenarios):
     assert scenarios == [one.title for one in found]
 
 
-def test_words_that_nobody_knows_are_answered_with_the_nearest_names():
+def test_unknown_words_get_the_nearest_names():
+    """Words that nobody knows are answered with the nearest names."""
     with pytest.raises(ValueError, match=r"the nearest names are .*rag"):
         workload_advice.meant("rga")
     with pytest.raises(ValueError, match=r"there are long-context-edits.* rag, codebase"):
         workload_advice.meant("zzzzzz")
 
 
-def test_what_a_runbook_asks_as_well_stands_on_the_page_of_its_row():
+def test_rows_shared_with_runbooks_are_on_their_page():
     """And leads there from a row that exists."""
     asked = [(alert, row) for alert, rows in diagnosis.ROWS.items() for row in rows if row.finding]
     assert asked

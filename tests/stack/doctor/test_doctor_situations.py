@@ -96,7 +96,8 @@ def test_the_doctor_finds_nothing_that_is_not_so(folder):
 
 
 @each_situation
-def test_what_is_found_rests_on_figures_and_on_at_least_one_that_is_out_of_bounds_or_alone_enough(folder):
+def test_findings_rest_on_values_out_of_bounds(folder):
+    """What is found rests on values and on at least one that is out of bounds or alone enough."""
     for finding in found(folder).findings:
         assert finding.facts
         assert 0 < finding.confidence <= 1
@@ -153,7 +154,7 @@ def renamed(given: Exposition, model: str) -> Exposition:
 
 
 @pytest.mark.prometheus
-def test_a_prometheus_leads_to_the_same_first_finding_and_its_evidence_is_there(past, tmp_path):
+def test_prometheus_gives_the_same_first_finding(past, tmp_path):
     """All situations in one Prometheus, each a model of its own: with what engines alone tell, and at the thresholds of
     each."""
     ends_s, seconds, lines, wanted = 1_750_000_000, 30, list[str](), {}

@@ -245,7 +245,8 @@ async def test_a_reply_passes_byte_for_byte_and_leaves_one_record(tmp_path: Path
         assert all(getattr(record, name) is not None for name in measured)
 
 
-async def test_a_stream_passes_without_the_usage_that_the_client_did_not_ask_for(tmp_path: Path):
+async def test_stream_hides_usage_that_was_not_asked_for(tmp_path: Path):
+    """A stream passes without the usage that the client did not ask for."""
     async with gateway(tmp_path, events(ROLE, TOKEN, TOKEN, LAST, USAGE, DONE, pause_s=0.02)) as it:
         async with it.post(STREAM) as answer:
             assert ROLE + TOKEN + TOKEN + LAST + DONE == await answer.read()
@@ -413,7 +414,8 @@ async def test_request_ids_and_traces_are_continued_or_made(tmp_path: Path):
 @pytest.mark.parametrize(
     ("key", "reason"), [("Bearer vw-demo-wrong", "unknown_key"), ("", "no_key"), ("Basic abc", "unknown_key")]
 )
-async def test_a_stranger_is_refused_on_record_and_never_reaches_the_engine(tmp_path: Path, key: str, reason: str):
+async def test_stranger_is_refused_on_record(tmp_path: Path, key: str, reason: str):
+    """A stranger is refused on record and never reaches the engine."""
     async with gateway(tmp_path) as it:
         async with it.post(Authorization=key) as answer:
             error = (await answer.json())["error"]
@@ -432,7 +434,8 @@ async def test_a_stranger_is_refused_on_record_and_never_reaches_the_engine(tmp_
         assert 1.0 == (await it.figures())[REQUESTS.name, "rejected", "4xx", "__unknown__"]
 
 
-async def test_keyless_requests_have_a_team_only_where_that_is_configured(tmp_path: Path):
+async def test_keyless_requests_need_configuration(tmp_path: Path):
+    """Keyless requests have a team only where that is configured."""
     async with gateway(tmp_path, anonymous_team="demo") as it:
         for key, status in (("", 200), ("Bearer wrong", 401)):
             async with it.post(Authorization=key) as answer:
@@ -532,7 +535,7 @@ async def test_a_client_that_leaves_a_stream_stops_the_engine_at_once(tmp_path: 
         await until(lambda: it.engine.hangups == 1, "the engine sees the client disconnect")
 
 
-async def test_a_stream_without_usage_leaves_an_estimate_that_is_marked_as_one(tmp_path: Path):
+async def test_stream_without_usage_is_marked_as_estimate(tmp_path: Path):
     """The client leaves before the usage event: its content events are on record, and no token count that would pass
     for the engine's."""
     async with gateway(tmp_path, events(ROLE, *[TOKEN] * 5, *[b": wait\n\n"] * 1000, pause_s=0.01)) as it:
@@ -547,7 +550,7 @@ async def test_a_stream_without_usage_leaves_an_estimate_that_is_marked_as_one(t
         assert (record.est_prompt_tokens or 0) > 0
 
 
-async def test_tokens_without_usage_are_estimated_by_what_an_event_of_the_team_held_before(tmp_path: Path):
+async def test_missing_usage_is_estimated_from_the_team(tmp_path: Path):
     """With several tokens in an event (speculative decoding, --stream-interval), events alone would charge a part of
     the work."""
     usage = event(model="tiny", choices=[], usage={"prompt_tokens": 9, "completion_tokens": 150, "total_tokens": 159})
@@ -572,9 +575,7 @@ async def test_tokens_without_usage_are_estimated_by_what_an_event_of_the_team_h
     ("last", "outcome"),
     [(LAST + USAGE + DONE, "ok"), (event(error={"message": "queue full", "code": 503}), "rejected")],
 )
-async def test_a_client_that_leaves_after_the_end_of_its_answer_has_not_aborted(
-    tmp_path: Path, last: bytes, outcome: str
-):
+async def test_leaving_after_the_end_is_no_abort(tmp_path: Path, last: bytes, outcome: str):
     """OpenAI's own client hangs up on [DONE] and on an error event, before the connection says that the answer is
     over."""
     async with gateway(tmp_path, events(ROLE + TOKEN + last, pause_s=8.0)) as it:
@@ -588,7 +589,8 @@ async def test_a_client_that_leaves_after_the_end_of_its_answer_has_not_aborted(
         assert record.e2e_ms < 6000  # on record when the client left, not when the engine closed
 
 
-async def test_a_client_that_leaves_before_a_reply_stops_the_engine_too(tmp_path: Path):
+async def test_leaving_before_a_reply_stops_the_engine(tmp_path: Path):
+    """A client that leaves before a reply stops the engine too."""
     async with gateway(tmp_path, never) as it:
         asking = asyncio.ensure_future(it.post(ASK))
         await until(lambda: len(it.engine.asked) == 1, "the engine has the request")
@@ -644,9 +646,7 @@ async def test_an_engine_that_breaks_before_its_answer_is_a_502(tmp_path: Path):
 @pytest.mark.parametrize(
     ("options", "torn"), [({}, b""), ({"stream_options": {"include_usage": True}}, TOKEN[:20] + b"\n\n")]
 )
-async def test_an_engine_that_breaks_in_a_stream_ends_it_with_an_error_event(
-    tmp_path: Path, options: dict[str, Any], torn: bytes
-):
+async def test_broken_stream_ends_with_an_error_event(tmp_path: Path, options: dict[str, Any], torn: bytes):
     """The error is an event of its own, also after half an event that was passed on already."""
     async with gateway(tmp_path, then_breaks(events(ROLE, TOKEN, TOKEN[:20], pause_s=0.02))) as it:
         async with it.post(STREAM | options) as answer:
@@ -708,7 +708,8 @@ async def test_a_stream_may_last_longer_than_any_gap(tmp_path: Path):
         assert "ok" == (await it.record()).outcome
 
 
-async def test_a_stall_between_tokens_ends_the_stream_with_an_error_event(tmp_path: Path):
+async def test_stall_between_tokens_ends_with_an_error_event(tmp_path: Path):
+    """A stall between tokens ends the stream with an error event."""
     async with gateway(
         tmp_path, events(ROLE, TOKEN, b": x\n\n", pause_s=2.0), timeouts=Timeouts(prefill_s=9, decode_s=0.2)
     ) as it:
@@ -722,7 +723,8 @@ async def test_a_stall_between_tokens_ends_the_stream_with_an_error_event(tmp_pa
         )
 
 
-async def test_a_stall_in_the_middle_of_an_event_leaves_our_error_an_event_of_its_own(tmp_path: Path):
+async def test_stall_within_an_event_separates_our_error(tmp_path: Path):
+    """A stall in the middle of an event leaves our error an event of its own."""
     half = b'data: {"id":"1","choi'
     async with gateway(
         tmp_path, events(ROLE + TOKEN + half, DONE, pause_s=3.0), timeouts=Timeouts(prefill_s=9, decode_s=0.2)
@@ -793,7 +795,7 @@ async def test_connections_to_the_engine_are_used_again(tmp_path: Path):
         assert len(it.engine.peers) <= 3
 
 
-async def test_two_teams_at_once_keep_their_own_records_and_the_books_balance(tmp_path: Path):
+async def test_two_teams_keep_their_own_records(tmp_path: Path):
     """Offered = the sum of all outcomes, one record each, and nothing stays in flight."""
     async with gateway(
         tmp_path, events(ROLE, TOKEN, LAST, USAGE, DONE, pause_s=0.005), limits=GatewayLimits(body_bytes=1000)
@@ -851,7 +853,8 @@ async def test_large_replies_pass_and_their_usage_is_found_at_the_end(tmp_path: 
         )
 
 
-async def test_a_slow_reader_holds_the_engine_back_instead_of_filling_memory(tmp_path: Path):
+async def test_slow_reader_holds_the_engine_back(tmp_path: Path):
+    """A slow reader holds the engine back instead of filling memory."""
     written = 0
 
     async def flood(request: web.BaseRequest) -> web.StreamResponse:
@@ -872,7 +875,8 @@ async def test_a_slow_reader_holds_the_engine_back_instead_of_filling_memory(tmp
         answer.close()
 
 
-async def test_draining_ends_running_streams_in_peace_and_refuses_new_ones(tmp_path: Path):
+async def test_draining_ends_streams_and_refuses_new_ones(tmp_path: Path):
+    """Draining ends running streams in peace and refuses new ones."""
     parts = [ROLE, *[TOKEN] * 20, LAST, DONE]
     async with gateway(tmp_path, events(*parts, pause_s=0.03)) as it:
         running = await it.post(STREAM)
@@ -921,7 +925,8 @@ async def test_a_taken_port_is_told_in_one_sentence(tmp_path: Path):
                 pass
 
 
-def test_every_reason_that_a_judgement_names_is_in_the_vocabulary():
+def test_classified_reasons_are_in_the_vocabulary():
+    """Every reason that a judgement names is in the vocabulary."""
     for status in range(200, 600):
         for error in (None, 400, 429, 500, 503):
             for finish in ((), ("abort",), ("error", "stop"), ("stop",)):
@@ -979,7 +984,7 @@ async def test_an_engine_page_with_a_body_on_its_way_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("cut", [10, 200])
-async def test_bytes_behind_an_upgrade_reach_no_engine_and_get_no_answer(tmp_path: Path, cut: int):
+async def test_bytes_behind_an_upgrade_reach_no_engine(tmp_path: Path, cut: int):
     """The client's second request is cut where aiohttp would have gone on to read: its tail alone is a request that
     nobody sent."""
     async with gateway(tmp_path) as it:

@@ -93,7 +93,8 @@ def test_a_higher_band_goes_before_a_lower_one_that_came_earlier():
     assert ["vip"] == it.end("a.0")
 
 
-def test_teams_of_one_band_take_turns_however_many_one_of_them_sends():
+def test_teams_of_one_band_take_turns():
+    """Teams of one band take turns however many one of them sends."""
     it = gate(slots=1)
     it.lets("a.0", "a.1", "a.2", "a.3", "b.0", "b.1")
     assert ["a.0", "b.0", "a.1", "b.1", "a.2", "a.3"] == it.order()
@@ -148,7 +149,8 @@ def test_who_comes_back_after_a_pause_has_saved_nothing_up():
     assert ["b.10", "a.1", "b.11", "a.2", "b.12", "a.3", "b.13", "a.4", "b.14"] == it.order()[11:20]
 
 
-def test_a_band_holds_no_more_than_its_ceiling_even_while_slots_are_free():
+def test_band_stays_below_its_ceiling():
+    """A band holds no more than its ceiling even while slots are free."""
     it = gate(slots=4)
     it.lets("batch.0", "batch.1", "batch.2")
     assert ["batch.0", "batch.1"] == it.gone
@@ -163,7 +165,8 @@ def test_a_band_below_its_floor_goes_before_a_higher_one():
     assert ["vip.2"] == it.end("vip.1")
 
 
-def test_a_team_runs_no_more_than_it_may_and_the_next_one_goes_instead():
+def test_team_limit_lets_the_next_team_go():
+    """A team runs no more than it may and the next one goes instead."""
     it = gate({"a": Team(band="usual", max_running=1), "b": Team(band="usual")}, slots=3)
     it.lets("a.0", "a.1", "b.0")
     assert ["a.0", "b.0"] == it.gone
@@ -179,7 +182,8 @@ def test_nobody_is_overtaken_for_being_large():
     assert ["a.large", "a.small"] == it.end("a.0")
 
 
-def test_who_has_had_less_goes_first_even_while_a_large_one_waits_for_room():
+def test_least_served_goes_first_despite_a_large_one():
+    """Who has had less goes first even while a large one waits for room."""
     it = gate(slots=9, tokens=100)
     it.lets("a.0", prompt=60)
     it.lets("a.large", prompt=70)
@@ -214,7 +218,8 @@ def test_a_team_with_all_it_may_have_in_flight_is_refused():
     assert Refusal("team_limit", 1.0) == it.ask("a.2")
 
 
-def test_a_team_that_is_refused_is_told_when_one_of_its_own_will_have_ended():
+def test_rejected_team_is_told_when_its_own_ends():
+    """A team that is refused is told when one of its own will have ended."""
     it = gate({"a": Team(band="usual", max_in_flight=4)}, slots=4)
     it.lets("a.0", "a.1", "a.2", "a.3")
     it.end("a.0", after=20.0)
@@ -245,7 +250,8 @@ def test_the_queue_is_bounded_in_tokens_as_well():
     it.lets("a.3", prompt=40)
 
 
-def test_who_would_wait_longer_than_its_band_may_is_refused_at_once_and_told_for_how_long():
+def test_too_long_a_wait_is_rejected_with_its_length():
+    """Who would wait longer than its band may is refused at once and told for how long."""
     it = gate(slots=1)
     it.lets("vip.0", "vip.1")
     it.end("vip.0", after=6.0)  # a slot is held for 6 s
@@ -254,7 +260,8 @@ def test_who_would_wait_longer_than_its_band_may_is_refused_at_once_and_told_for
     it.lets("a")  # may wait a minute
 
 
-def test_who_would_wait_exactly_as_long_as_its_band_may_is_let_in():
+def test_wait_of_exactly_the_limit_is_admitted():
+    """Who would wait exactly as long as its band may is admitted."""
     it = gate(slots=1)
     it.lets("vip.0", "vip.1")
     it.end("vip.0", after=5.0)
@@ -312,7 +319,8 @@ def test_leaving_twice_is_leaving_once():
     assert (0, 0, 0, 0) == it.counts()
 
 
-def test_fewer_slots_take_nothing_from_who_has_one_and_more_slots_are_given_out_at_once():
+def test_fewer_slots_take_none_and_more_are_given_out():
+    """Fewer slots take nothing from who has one and more slots are given out at once."""
     it = gate(slots=3)
     it.lets("a.0", "a.1", "a.2", "a.3")
     it.admission.resize(1, it.now)
@@ -357,7 +365,8 @@ POLICIES = (
 
 @given(OPERATIONS)
 @settings(max_examples=300, deadline=None)
-def test_whatever_happens_counts_are_right_and_no_slot_stays_free(operations: list[tuple[str, int, int]]):
+def test_any_sequence_keeps_counts_and_uses_slots(operations: list[tuple[str, int, int]]):
+    """Whatever happens counts are right and no slot stays free."""
     it, tickets, now, current = Admission(POLICIES[0]), [], 0.0, POLICIES[0]
     for what, first, second in operations:
         now += second / 10
@@ -402,7 +411,7 @@ def _is_right(it: Admission, tickets: list[Ticket]) -> None:
 
 @pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0, 3.0)])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_gap_in_service_between_two_teams_that_always_ask_is_bounded(weights: tuple[float, float], seed: int):
+def test_service_gap_of_two_busy_teams_is_bounded(weights: tuple[float, float], seed: int):
     """By the largest request: the one with less goes next, so it is never more than one request behind. Theorem 4.4 of
     the paper."""
     rng = random.Random(seed)
@@ -428,7 +437,8 @@ def test_the_gap_in_service_between_two_teams_that_always_ask_is_bounded(weights
     assert max(served.values()) > 20 * largest, "too short to tell"
 
 
-def test_the_lowest_band_is_served_however_much_the_others_ask_for():
+def test_lowest_band_is_always_served():
+    """The lowest band is served however much the others ask for."""
     it = gate(slots=4, queue=10**6)
     it.lets(
         *(f"vip.{at}" for at in range(400)), *(f"a.{at}" for at in range(400)), *(f"batch.{at}" for at in range(50))
@@ -455,7 +465,7 @@ def test_a_team_that_dumps_300_requests_hurts_itself(floods):
     assert percentile(waits(ours, "flood"), 0.50) > 60
 
 
-def test_every_request_of_many_has_exactly_one_end_and_leaves_nothing_behind():
+def test_every_request_ends_once():
     """A million of them: `make bench-admission`."""
     requests = 20_000
     simulation = Simulation(BUSY, lambda admission, now: _bounded(admission))
@@ -526,7 +536,8 @@ def test_half_of_five_slots_are_two():
     assert ["batch.0", "batch.1"] == it.gone
 
 
-def test_where_nobody_may_wait_whoever_finds_its_band_full_is_refused():
+def test_full_band_without_queue_rejects():
+    """Where nobody may wait whoever finds its band full is refused."""
     it = gate(slots=4, queue=0)
     it.lets("batch.0", "batch.1")
     assert Refusal("queue_full", 1.0) == it.ask("batch.2")
@@ -545,7 +556,8 @@ def test_who_got_nothing_is_charged_nothing_and_teaches_nothing():
     assert 10.0 == it.admission.wait_s("a")
 
 
-def test_a_new_policy_of_the_same_capacity_leaves_lowered_slots_lowered():
+def test_new_policy_of_same_capacity_keeps_lowered_slots():
+    """A new policy of the same capacity leaves lowered slots lowered."""
     it = gate(slots=4)
     it.admission.resize(1, it.now)
     it.admission.adopt(policy({"a": Team(band="high")}, slots=4), it.now)

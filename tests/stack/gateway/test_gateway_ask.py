@@ -85,9 +85,10 @@ def user(content: Any) -> dict[str, Any]:
         ("/v1/models", {"max_tokens": 5}, None, 1),
     ],
 )
-def test_the_limit_of_output_is_that_of_the_field_that_the_route_obeys(
+def test_output_limit_is_of_the_field_the_route_obeys(
     route: str, fields: dict[str, Any], max_tokens: int | None, outputs: int
 ):
+    """The limit of output is that of the field that the route obeys."""
     found = asked(route, **fields)
     assert (max_tokens, outputs) == (found.max_tokens, found.outputs)
 
@@ -273,7 +274,7 @@ def test_prompts_are_measured_where_they_lie(
 
 
 @given(st.text(st.sampled_from('abc xyz.,:{}[]"\n\té日😀'), min_size=1), st.booleans())
-def test_the_size_of_a_text_hardly_depends_on_how_the_client_escapes_it(text: str, ascii_only: bool):
+def test_text_size_hardly_depends_on_escapes(text: str, ascii_only: bool):
     """Exact for plain JSON; where a client escapes all but ASCII, the worst case is a little of it in much ASCII."""
     text = text * 5
     found = read(CHAT, json.dumps({"messages": [user(text)]}, ensure_ascii=ascii_only).encode())
@@ -281,7 +282,8 @@ def test_the_size_of_a_text_hardly_depends_on_how_the_client_escapes_it(text: st
     assert exact <= found.prompt_bytes <= (2.5 * exact if ascii_only else exact)
 
 
-def test_escaped_text_of_another_script_is_no_longer_than_the_plain_one():
+def test_escaped_script_is_no_longer_than_plain():
+    """Escaped text of another script is no longer than the plain one."""
     text = "日本語の文章を処理する。" * 100
     plain, escaped = (
         read(CHAT, json.dumps({"messages": [user(text)]}, ensure_ascii=only).encode()) for only in (False, True)
@@ -486,7 +488,7 @@ def test_what_is_no_json_object_passes_untouched(route: str, body: bytes):
         b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}",
     ],
 )
-def test_what_only_pythons_parser_takes_is_known_by_having_no_stream(body: bytes):
+def test_only_pythons_parser_takes_it_without_stream(body: bytes):
     """Admission must refuse it: the engine would take it, and nothing here knows what it asks for."""
     assert TokenRequest(body=body) == read(CHAT, body)
 
@@ -572,7 +574,7 @@ def test_fifty_answers_teach_a_tokenizer(bytes_per_token: float):
     assert BYTES_PER_TOKEN == estimator.bytes_per_token("other")
 
 
-def test_the_prompts_of_one_team_do_not_move_the_estimate_of_another():
+def test_prompts_of_one_team_move_no_other_estimate():
     """22 answers of a team with a token for each byte: a team with answers of its own keeps its estimate, and a new one
     moves by one vote."""
     estimator = Estimator()
@@ -620,7 +622,8 @@ def test_no_answer_moves_the_estimate_out_of_its_bounds(answers: list[tuple[int,
     assert LEAST_BYTES - 1e-9 <= estimator.bytes_per_token("m") <= MOST_BYTES + 1e-9
 
 
-def test_the_longest_prompt_is_never_thought_longer_than_it_can_be():
+def test_longest_prompt_is_not_overestimated():
+    """The longest prompt is never thought longer than it can be."""
     estimator = Estimator()
     cases = [
         (of(12_000), 1000),

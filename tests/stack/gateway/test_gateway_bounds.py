@@ -44,7 +44,8 @@ from stack.gateway.routes import passed, plain
         "/v1/%2fmodels",
     ],
 )
-async def test_a_path_that_a_proxy_could_read_in_another_way_is_not_served(tmp_path: Path, path: str):
+async def test_ambiguous_path_is_not_served(tmp_path: Path, path: str):
+    """A path that a proxy could read in another way is not served."""
     async with gateway(tmp_path) as it:
         # no client tidies the path up
         reader, writer = await asyncio.open_connection("127.0.0.1", int(it.started.url.rpartition(":")[2]))
@@ -211,7 +212,8 @@ def test_a_large_batch_has_as_many_prompts_as_it_has_items(route: str, field: st
     [("embeddings", b"input", items) for items in (b'""', b'"" ', b'"\\\\"', b"[1]", b"[] ")]
     + [("rerank", b"documents", items) for items in (b"null", b'{"":""}')],
 )
-def test_more_texts_than_a_record_can_count_are_found_however_they_are_written(route: str, field: bytes, items: bytes):
+def test_too_many_texts_are_found_in_any_spelling(route: str, field: bytes, items: bytes):
+    """More texts than a record can count are found however they are written."""
     body = b'{"%b":[%b]}' % (field, b",".join([items] * 400_000))
     assert len(body) > request_fields.LARGE_BYTES
     assert token_requests.read(f"/v1/{route}", body).uncountable
@@ -247,7 +249,8 @@ def test_whatever_is_asked_for_its_record_can_be_read(route: str, n: Any, best_o
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 60)), max_size=60))
-def test_no_team_holds_more_than_its_part_and_all_no_more_than_the_whole(steps: list[tuple[str, int]]):
+def test_team_and_total_stay_within_the_budget(steps: list[tuple[str, int]]):
+    """No team holds more than its part and all no more than the whole."""
     bodies, held = BodyBudget(100), []
     for team, size in steps:
         if bodies.take(team, size):
@@ -316,9 +319,7 @@ async def test_one_team_cannot_fill_the_memory_with_bodies(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("teams", "room"), [(("demo", "batch"), 10), (("demo",), 20)])
-async def test_what_waits_for_a_slot_is_counted_also_when_it_came_at_once(
-    tmp_path: Path, teams: tuple[str, ...], room: int
-):
+async def test_waiting_requests_are_counted_at_once(tmp_path: Path, teams: tuple[str, ...], room: int):
     """And a team that has no other beside it may have all of it."""
     body = json.dumps(ASK | {"user": "x" * 99_000}).encode()
     policy = {
@@ -485,9 +486,8 @@ SECRET = "s3cret"
         ),
     ],
 )
-async def test_a_bad_body_is_named_with_its_place_and_without_its_content(
-    tmp_path: Path, sentence: str, body: bytes, kind: str | None
-):
+async def test_bad_body_is_named_without_its_content(tmp_path: Path, sentence: str, body: bytes, kind: str | None):
+    """A bad body is named with its place and without its content."""
     async with gateway(tmp_path) as it:
         async with it.post(body, **{"Content-Type": kind or "application/json"}) as answer:
             error = (await answer.json())["error"]

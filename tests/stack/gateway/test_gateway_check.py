@@ -134,7 +134,8 @@ in order
     )
 
 
-def test_a_configuration_of_the_gateway_leads_to_its_teams_and_fills_what_they_leave_open(tmp_path: Path):
+def test_gateway_configuration_leads_to_its_teams(tmp_path: Path):
+    """A configuration of the gateway leads to its teams and fills what they leave open."""
     path = written(
         tmp_path,
         gateway="upstream: http://h:1\nteams: who.yaml\ntimeouts: {prefill_s: 9}",
@@ -283,7 +284,8 @@ def test_what_is_odd_is_a_warning_and_still_in_order(tmp_path: Path, odd: str):
     )
 
 
-def test_a_team_without_keys_is_not_odd_where_it_is_the_anonymous_one(tmp_path: Path):
+def test_anonymous_team_needs_no_keys(tmp_path: Path):
+    """A team without keys is not odd where it is the anonymous one."""
     path = written(tmp_path, gateway="{upstream: 'http://h:1', anonymous_team: a}", teams="teams: {a: {}, b: {}}")
     assert [
         (
@@ -335,7 +337,8 @@ def test_slots_are_those_that_admission_gives():
     assert 204 == found["experimental"]
 
 
-def test_shares_add_up_to_one_for_every_model_and_size_of_a_prompt(tmp_path: Path):
+def test_shares_add_up_to_one(tmp_path: Path):
+    """Shares add up to one for every model and size of a prompt."""
     sums: dict[tuple[str, int], float] = {}
     for row in told(written(tmp_path, teams=TEAMS))["shares"]:
         where = row["model"], row["min_prompt_tokens"]
@@ -377,9 +380,8 @@ def test_a_terminal_gets_tables_with_the_same_cells(tmp_path: Path):
         assert cell in text
 
 
-def test_the_example_is_in_order_and_the_help_ends_with_a_command_that_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_example_is_ok_and_help_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The example is in order and the help ends with a command that runs."""
     assert 0 == run(EXAMPLE).exit_code
     assert run("--help").stdout.split("Options:")[0].rstrip().endswith("Example:  vllm-watch gateway check teams.yaml")
     written(tmp_path, teams=TEAMS)

@@ -226,7 +226,9 @@ def test_a_url_says_where_to_go(url: str, want: Origin):
     assert want == origin_of(url)
 
 
-async def test_of_an_answer_without_an_end_no_more_is_read_than_was_asked_for():
+async def test_endless_answer_is_read_to_the_bound():
+    """Of an answer without an end no more is read than was asked for."""
+
     async def endless(_: bytes, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 500 Oh\r\nTransfer-Encoding: chunked\r\n\r\n")
         with contextlib.suppress(ConnectionError):
@@ -732,7 +734,8 @@ async def test_a_connection_is_kept_for_one_origin_and_base():
 
 
 @on_each_loop
-async def test_a_connection_that_was_idle_for_too_long_is_closed_and_not_used():
+async def test_connection_idle_too_long_is_closed():
+    """A connection that was idle for too long is closed and not used."""
     async with engine(says(OK), keep_s=0.05) as (it, client):
         await asked(it, client)
         time.sleep(0.06)  # noqa: ASYNC251  # the loop has no chance to close it
@@ -745,7 +748,7 @@ async def test_a_connection_that_was_idle_for_too_long_is_closed_and_not_used():
 
 @pytest.mark.parametrize("what", ["closes", "resets", "speaks"])
 @on_each_loop
-async def test_a_connection_on_which_something_happened_meanwhile_is_not_used(what: str):
+async def test_connection_with_activity_is_not_reused(what: str):
     """Closed or reset by the engine, or with bytes that nobody asked for: they would be taken for the next answer."""
     writers: list[asyncio.StreamWriter] = []
 
@@ -768,9 +771,8 @@ async def test_a_connection_on_which_something_happened_meanwhile_is_not_used(wh
 
 @pytest.mark.parametrize("way", WAYS)
 @on_each_loop
-async def test_a_second_answer_that_comes_before_the_first_is_closed_goes_nowhere(
-    way: Callable[[UpstreamResponse], Awaitable[bytes]],
-):
+async def test_early_second_answer_goes_nowhere(way: Callable[[UpstreamResponse], Awaitable[bytes]]):
+    """A second answer that comes before the first is closed goes nowhere."""
     async with engine(says(OK, b"HTTP/1.1 500 Evil\r\nContent-Length: 4\r\n\r\nEVIL")) as (it, client):
         answer = await client.send(it.url, "POST", "/v1/x", [], b"{}")
         await until(lambda: it.open == 0, "the connection is cut")
@@ -783,7 +785,7 @@ async def test_a_second_answer_that_comes_before_the_first_is_closed_goes_nowher
 # Fails without a look at what is still to be sent: the next request would come after megabytes that an engine has no
 # use for.
 @on_each_loop
-async def test_a_connection_with_half_a_request_in_it_is_not_used_again():
+async def test_connection_with_half_a_request_is_not_reused():
     """An engine may answer before it has read everything, and then read no more."""
     got: list[bytes] = []
 
@@ -811,7 +813,7 @@ async def test_a_connection_with_half_a_request_in_it_is_not_used_again():
 
 @pytest.mark.parametrize("left", ["head", "body", "paused", "unread", "read in half"])
 @on_each_loop
-async def test_who_leaves_an_answer_in_the_middle_takes_its_connection_along(left: str):
+async def test_leaving_an_answer_closes_its_connection(left: str):
     """Which makes the engine stop; the next request has a connection of its own."""
     begun = {"head": b"HTTP/1.1 200 O", "paused": CHUNKED + b"40000\r\n" + b"x" * (128 << 10)}
     async with engine(first(says(begun.get(left, CHUNKED + b"2\r\nok\r\n")), says(OK))) as (it, client):
@@ -859,7 +861,7 @@ async def test_who_leaves_at_any_moment_leaves_nothing_behind():
 
 
 @on_each_loop
-async def test_an_answer_that_outlives_the_client_leaves_no_connection_for_ever():
+async def test_answer_outliving_its_client_is_closed():
     """Fails while `close` leaves its timer behind: what is given back later is then never closed."""
     async with engine(says(OK), keep_s=0.05) as (it, client):
         await asked(it, client)  # there is a timer now
@@ -1070,7 +1072,7 @@ async def test_an_engine_that_is_not_there_is_told_with_the_reason(free_port: Ca
 
 
 # Fails without `str(error)`: the error of several addresses has no strerror, and was called "no address".
-async def test_an_engine_of_two_addresses_that_is_at_neither_is_told_so(
+async def test_engine_absent_at_both_addresses_is_reported(
     free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ):
     """On asyncio's own loop; uvloop asks the system for addresses in a way of its own, and has one error for all of
@@ -1369,7 +1371,7 @@ async def test_nothing_follows_the_head_that_a_client_asked_for(tmp_path: Path, 
 
 # Fails while a stream that was complete for its reader ends cleanly: the client waits for the rest of the length it was
 # promised.
-async def test_a_promised_length_that_never_came_ends_with_the_connection(tmp_path: Path):
+async def test_unmet_length_ends_with_the_connection(tmp_path: Path):
     """Though its last event was seen, and it is on record as what it was: answered."""
     async with in_front_of(says(EVENTS + b"Content-Length: 5000\r\n\r\n" + SAID, then="closes"), tmp_path) as (_, it):
         got, closed = await said(it, request_of(body=ASKED))
@@ -1436,9 +1438,7 @@ LEFT: dict[str, tuple[bytes, Any, int | None]] = {
 
 
 @pytest.mark.parametrize("politely", [True, False])
-async def test_a_client_that_leaves_at_any_stage_leaves_one_record_and_no_engine_at_work(
-    tmp_path: Path, politely: bool
-):
+async def test_disconnect_at_any_stage_leaves_one_record(tmp_path: Path, politely: bool):
     """All at once, each on its own connection, with a reset or a goodbye."""
 
     async def speak(request: bytes, writer: asyncio.StreamWriter) -> None:
@@ -1466,9 +1466,7 @@ async def test_a_client_that_leaves_at_any_stage_leaves_one_record_and_no_engine
         await until(lambda: engine_.open <= open_before - len(LEFT), "the engine sees all of them hang up")
 
 
-async def test_content_may_stay_away_for_as_long_as_it_says_and_little_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_content_may_pause_as_long_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Streams whose last content comes at different moments of the deadline that is not moved for every event; then
     nothing but comments."""
     decode_s, last_at, deadlines = 0.6, dict[str, float](), dict[str, float]()

@@ -44,7 +44,8 @@ ASKED = {
         (403, {"Access-Control-Request-Headers": "authorization\r\nX: y"}),
     ],
 )
-def test_a_preflight_is_allowed_by_exact_origin_method_and_headers(status: int, changed: dict[str, str]):
+def test_preflight_needs_exact_origin_method_headers(status: int, changed: dict[str, str]):
+    """A preflight is allowed by exact origin method and headers."""
     got, headers, text = Cors(allowed_origins=(PAGE,)).preflight(ASKED | changed)
     assert status == got
     allowed = {name: value for name, value in headers.items() if name.startswith("Access-Control-Allow")}
@@ -100,7 +101,8 @@ async def test_without_cors_no_page_of_another_origin_is_let_in(tmp_path: Path):
         assert not {name for *_, headers, _ in it.engine.asked for name in headers if name == "origin"}
 
 
-async def test_a_preflight_needs_no_key_reaches_no_engine_and_leaves_no_record(tmp_path: Path):
+async def test_preflight_needs_no_key_and_leaves_no_record(tmp_path: Path):
+    """A preflight needs no key reaches no engine and leaves no record."""
     async with gateway(tmp_path, cors=Cors(allowed_origins=(PAGE,))) as it:
         async with it.session.options(it.started.url + CHAT, headers=ASKED) as answer:
             assert (204, PAGE, b"") == (
@@ -119,9 +121,9 @@ async def test_a_preflight_needs_no_key_reaches_no_engine_and_leaves_no_record(t
 
 
 @pytest.mark.parametrize(("origin", "readable"), [(PAGE, True), ("https://other.example.com", False), (None, False)])
-async def test_every_kind_of_answer_is_readable_by_an_allowed_origin_only(
-    tmp_path: Path, origin: str | None, readable: bool
-):
+async def test_answers_are_readable_by_allowed_origin_only(tmp_path: Path, origin: str | None, readable: bool):
+    """Every kind of answer is readable by an allowed origin only."""
+
     async def either(request: web.BaseRequest) -> web.StreamResponse:
         body = await request.read()
         answer = (

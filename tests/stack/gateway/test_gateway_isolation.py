@@ -213,7 +213,7 @@ async def test_a_rendered_response_is_no_stored_one(tmp_path: Path):
         b"--form",
     ],
 )
-async def test_a_body_that_nobody_can_read_does_not_pass_a_list_of_models(tmp_path: Path, body: bytes):
+async def test_unreadable_body_passes_no_model_list(tmp_path: Path, body: bytes):
     """Python's parser, which is the engine's, reads more than JSON: the model in it would be asked for unchecked."""
     limited = {
         "teams": {"demo": {"keys": [KEYS["demo"][1]], "models": ["tiny"]}, "batch": {"keys": [KEYS["batch"][1]]}}

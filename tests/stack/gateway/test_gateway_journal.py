@@ -46,7 +46,8 @@ def found(log: Path, now_s: float = NOW_S) -> Lost:
     return lost
 
 
-def test_what_was_accepted_and_not_written_is_told_apart_by_where_it_was(tmp_path: Path):
+def test_unwritten_records_are_reported_by_place(tmp_path: Path):
+    """What was accepted and not written is told apart by where it was."""
     log = stored(tmp_path, accepted=100, made=90, dropped=5, written=60)
     assert Lost(25, 10, NOW_S) == found(log)
     assert Lost(25, 10, NOW_S) == found(log, NOW_S + 60), "a run that does nothing hands on what it found"
@@ -71,9 +72,8 @@ def test_lines_that_were_written_after_the_last_copy_are_no_loss(tmp_path: Path)
 
 
 @given(*[st.integers(0, 1000)] * 5)
-def test_no_count_is_negative_and_together_they_are_what_was_accepted(
-    accepted: int, made: int, dropped: int, written: int, beyond: int
-):
+def test_counts_are_never_negative_and_add_up(accepted: int, made: int, dropped: int, written: int, beyond: int):
+    """No count is negative and together they are what was accepted."""
     waiting, in_flight = missing(Counts(accepted=accepted, made=made, dropped=dropped, written=written), beyond)
     assert min(waiting, in_flight) >= 0
     if written + beyond + dropped <= made <= accepted:
@@ -93,9 +93,10 @@ def test_no_count_is_negative_and_together_they_are_what_was_accepted(
         (json.dumps({"version": 2, "more": "x" * 4000}).encode(), "is damaged"),
     ],
 )
-def test_a_journal_that_cannot_be_used_is_one_sentence_and_a_new_one_begins(
+def test_unusable_journal_is_one_sentence(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, data: bytes, sentence: str | None
 ):
+    """A journal that cannot be used is one sentence and a new one begins."""
     log = tmp_path / "requests.jsonl"
     path = tmp_path / ".requests-jsonl.journal"
     path.write_bytes(data)
@@ -107,9 +108,8 @@ def test_a_journal_that_cannot_be_used_is_one_sentence_and_a_new_one_begins(
     assert 0 == msgspec.json.decode(path.read_bytes(), type=Counts).accepted
 
 
-def test_a_second_gateway_on_one_log_says_so_and_leaves_the_first_ones_counts_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_second_gateway_on_one_log_leaves_counts_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """A second gateway on one log says so and leaves the first ones counts alone."""
     log = tmp_path / "requests.jsonl"
     first, second = Journal(log), Journal(log)
     first.open()
@@ -196,9 +196,7 @@ async def lost(port: int) -> dict[str, float]:
     return {state: shown.total(LOG_LOST_BEFORE.name, state=state) or 0.0 for state in ("waiting", "in_flight")}
 
 
-async def test_after_a_kill_on_a_full_disk_the_next_start_reports_exactly_what_was_lost(
-    tmp_path: Path, free_port: Callable[[], int]
-):
+async def test_kill_on_a_full_disk_reports_exact_losses(tmp_path: Path, free_port: Callable[[], int]):
     """The limit on the size of a file stands for the full disk: the log cannot grow, and what is there can be written
     in place."""
     engine, ports = FakeEngine(), (free_port(), free_port())
@@ -251,9 +249,7 @@ async def test_after_a_kill_on_a_full_disk_the_next_start_reports_exactly_what_w
 
 
 @pytest.mark.parametrize("number", range(3))
-async def test_a_kill_under_load_on_a_healthy_disk_reports_no_record_that_is_in_the_log(
-    tmp_path: Path, free_port: Callable[[], int], number: int
-):
+async def test_kill_under_load_reports_no_logged_record(tmp_path: Path, free_port: Callable[[], int], number: int):
     """Whenever it happens. What was accepted in the last 10 ms may be missing from the report; what is in the log never
     is in it."""
     engine, ports = FakeEngine(), (free_port(), free_port())

@@ -62,9 +62,8 @@ async def test_a_bad_huge_body_is_described_by_the_process(bodies: LargeBodies):
     assert bodies._process is not None
 
 
-async def test_a_process_that_ended_is_started_anew_and_one_that_cannot_start_is_done_without(
-    bodies: LargeBodies, monkeypatch, caplog
-):
+async def test_ended_process_is_restarted_or_done_without(bodies: LargeBodies, monkeypatch, caplog):
+    """A process that ended is started anew and one that cannot start is done without."""
     route, content = CASES["text"]
     body = json.dumps(content).encode()
     want = told(token_requests.read(route, body))

@@ -86,7 +86,8 @@ async def test_a_line_is_in_the_file_within_50_ms(tmp_path: Path):
         assert min(waits) < 0.05
 
 
-async def test_lines_keep_their_order_and_the_last_ones_are_written_at_stop(tmp_path: Path):
+async def test_lines_keep_order_and_flush_at_stop(tmp_path: Path):
+    """Lines keep their order and the last ones are written at stop."""
     path = tmp_path / "requests.jsonl"
     path.write_bytes(b"old\n")
     async with opened(path, 10_000) as (log, counted):

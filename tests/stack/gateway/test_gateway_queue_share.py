@@ -79,7 +79,8 @@ def test_shares_go_by_weight_after_one_place_for_each():
     assert {"a": 3, "heavy": 7} == waiting(it)
 
 
-def test_a_better_band_is_admitted_and_leaves_each_other_team_one_place():
+def test_better_band_leaves_each_team_one_place():
+    """A better band is admitted and leaves each other team one place."""
     it = flooded("a", 4)
     it.lets("b.0")
     assert 2 == ask_until_refused(it, "vip")
@@ -107,7 +108,8 @@ def test_the_worst_band_gives_way_first():
     assert {"low": 1, "a": 1, "vip": 4} == waiting(it)
 
 
-def test_a_queue_with_fewer_places_than_teams_serves_the_better_bands():
+def test_short_queue_serves_the_better_bands():
+    """A queue with fewer places than teams serves the better bands."""
     it = flooded("low", 1)
     it.lets("a.0")
     it.lets("vip.0")
@@ -215,7 +217,8 @@ def test_the_shares_of_a_bound_add_up_to_it():
 # ---- the expected wait, by the holding times of each team
 
 
-def test_short_requests_of_one_team_do_not_lower_the_expected_wait_of_another():
+def test_short_requests_do_not_lower_others_expected_wait():
+    """Short requests of one team do not lower the expected wait of another."""
     it = gate(TEAMS, BANDS, slots=2, queue=500)
     it.lets("b.0", *(f"a.{at}" for at in range(101)))
     for at in range(100):
@@ -239,7 +242,8 @@ def test_short_requests_of_a_team_do_not_hide_its_own_long_ones():
     assert before < 1.0 < 5.0 < it.admission.wait_s("a")
 
 
-def test_whoever_waits_in_a_better_band_is_not_waited_for_longer_than_it_waits():
+def test_better_band_waiter_is_not_waited_for_longer():
+    """Whoever waits in a better band is not waited for longer than it waits."""
     bands = {name: Band(rank=band.rank, max_wait_s=100.0 if name == "low" else 30.0) for name, band in BANDS.items()}
     it = gate(TEAMS, bands, slots=1, queue=500)
     it.lets(*(f"a.{at}" for at in range(5)))
@@ -274,7 +278,7 @@ class SlowEngine:
 
 
 @pytest.mark.parametrize("hold_s", [0.05, 0.3, 1.0])
-async def test_forty_connections_of_one_team_keep_no_request_of_two_others_out(tmp_path: Path, hold_s: float):
+async def test_forty_connections_do_not_block_two_teams(tmp_path: Path, hold_s: float):
     """Four slots, a queue of 16, and a flood that never waits: a gateway in a process of its own serves each of 20
     requests of two other teams."""
     keys = {team: make_key(team) for team in ("flood", "one", "two")}

@@ -59,7 +59,7 @@ def test_a_team_whose_band_changes_its_rank_takes_turns_there():
     assert turns(it, "a.running", 6) in ("ababab", "bababa")
 
 
-def test_what_was_charged_in_another_band_is_not_given_back_in_this_one():
+def test_charge_in_another_band_is_not_returned_here():
     """A request expected to be long runs while its team moves, and ends early: the team gets no credit for it where it
     is now."""
     it = gate({"a": Team(band="high"), "b": Team(band="low")}, BANDS, slots=2)
@@ -84,7 +84,8 @@ def test_a_limit_that_goes_leaves_nothing_to_catch_up():
     assert {"a", "b"} == set(turns(it, "b.490", 3))
 
 
-def test_a_team_held_back_by_its_own_limit_does_not_catch_up_when_slots_become_few():
+def test_limited_team_does_not_catch_up_on_few_slots():
+    """A team held back by its own limit does not catch up when slots become few."""
     teams = {"a": Team(band="high", max_running=2), "b": Team(band="high")}
     it = gate(teams, {"high": Band(rank=0)}, slots=9, queue=10**5)
     it.lets(*(f"a.{at}" for at in range(60)), *(f"b.{at}" for at in range(990)), prompt=100)
@@ -100,7 +101,7 @@ def test_a_team_held_back_by_its_own_limit_does_not_catch_up_when_slots_become_f
     assert 2 <= order.count("b") <= 6, order
 
 
-def test_a_pause_does_not_put_a_team_before_those_that_a_floor_served():
+def test_pause_puts_no_team_before_floor_served_ones():
     """Of two bands of one rank, one is far ahead by its floor: a team that comes back to it takes turns with the team
     that was there."""
     teams = {"f": Team(band="floor"), "g": Team(band="floor"), "b": Team(band="usual")}

@@ -62,7 +62,8 @@ def test_without_models_every_name_passes_as_it_is():
     assert RequestedModel("anything") == Names({}).of("anything")
 
 
-def test_a_models_own_name_goes_before_another_ones_alias_or_adapter():
+def test_own_model_name_goes_before_alias_or_adapter():
+    """A model's own name goes before another one's alias or adapter."""
     names = Names({"a": ServedModel(aliases=["b"], adapters=["c"]), "b": ServedModel(), "c": ServedModel()})
     assert [RequestedModel("b", "b"), RequestedModel("c", "c")] == [names.of("b"), names.of("c")]
 
@@ -184,7 +185,8 @@ def test_the_order_in_the_file_does_not_matter(weights: dict[str, float], sticky
 @pytest.mark.parametrize(
     ("est", "names"), [(0, "ac"), (999, "ac"), (1000, "abc"), (1001, "bc"), (None, "abc"), (10**6, "bc")]
 )
-def test_an_upstream_gets_the_prompts_of_its_range_both_ends_included(est: int | None, names: str):
+def test_upstream_gets_its_range_both_ends_included(est: int | None, names: str):
+    """An upstream gets the prompts of its range both ends included."""
     upstreams = {
         "a": Upstream(url="http://a", max_prompt_tokens=1000),
         "b": Upstream(url="http://b", min_prompt_tokens=1000),
@@ -201,7 +203,7 @@ def test_ranges_that_leave_nothing_are_ignored():
     assert {"a", "b"} == {chosen(upstreams, it, est=15) for it in STICKY[:100]}
 
 
-def test_ranges_hold_when_those_that_fit_are_sick_or_tried_already():
+def test_ranges_hold_when_upstreams_are_sick():
     """An engine refuses what is too long for it, and the client would hear that its request was wrong."""
     upstreams = {
         "a": Upstream(url="http://a", max_prompt_tokens=10),
@@ -229,7 +231,8 @@ def test_with_all_excluded_there_is_no_choice():
 @pytest.mark.parametrize(
     ("model", "names"), [("any", "abc"), ("one", "b"), ("two", "ac"), ("unknown", "abc"), (None, "abc"), ("none", "")]
 )
-def test_a_model_goes_to_its_own_upstreams_and_never_first_to_an_api(model: str | None, names: str):
+def test_model_goes_to_its_upstreams_before_an_api(model: str | None, names: str):
+    """A model goes to its own upstreams and never first to an api."""
     upstreams = {**fleet(a=1, b=1, c=1), "api": Upstream(url="https://api", kind="api", weight=1000)}
     models = {
         "any": ServedModel(),
@@ -252,7 +255,8 @@ def test_without_upstreams_the_one_of_the_gateway_answers():
     assert None is Router(Policy()).choose("m", 10, b"", set())
 
 
-def test_upstreams_of_the_policy_stand_in_place_of_the_one_of_the_gateway():
+def test_policy_upstreams_replace_the_gateways():
+    """Upstreams of the policy stand in place of the one of the gateway."""
     choice = Router(Policy(upstreams=fleet(a=1)), Upstream(url="http://single")).choose(None, 10, b"", {"single"})
     assert choice is not None
     assert ("a", True) == (choice.name, choice.last_resort)

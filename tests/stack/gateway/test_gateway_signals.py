@@ -149,7 +149,8 @@ _FRAGMENTS = [
 
 
 @given(st.lists(st.sampled_from(_FRAGMENTS), max_size=40).map(b"".join) | st.binary())
-def test_whatever_a_page_holds_its_figures_are_numbers_or_there_are_none(text: bytes):
+def test_page_values_are_numbers_or_absent(text: bytes):
+    """Whatever a page holds its values are numbers or there are none."""
     found = read(text, 0.0)
     assert found is None or all(
         math.isfinite(value) for value in (found.waiting, found.kv_usage, found.preempted or 0.0)
@@ -341,7 +342,7 @@ def test_more_trouble_never_gives_more_slots(capacity: Capacity, steps: Any, few
 
 
 @pytest.mark.parametrize(("holds", "held_s"), [(20, 5.0), (60, 20.0), (90, 10.0)])
-def test_with_more_to_do_than_an_engine_holds_the_slots_settle_near_what_it_holds(holds: int, held_s: float):
+def test_overload_settles_near_engine_capacity(holds: int, held_s: float):
     """A made-up engine: one second in held_s each request ends, more wait than ever go, and what it cannot hold queues
     inside."""
     slots, there, seen = Slots.full(HUNDRED), 0.0, []
@@ -384,7 +385,8 @@ def test_who_is_worth_asking(begin: Health, said: str, want: bool):
     assert want is health.open(9.9)
 
 
-def test_a_pause_ends_by_itself_and_one_more_failure_begins_another():
+def test_pause_ends_and_another_failure_begins_one():
+    """A pause ends by itself and one more failure begins another."""
     health = API.failed(0.0).failed(0.0).failed(1.0)
     assert (False, True) == (health.open(10.9), health.open(11.0))
     assert (False, True) == (health.failed(12.0).open(21.9), health.worked().failed(12.0).open(12.0))
@@ -539,7 +541,8 @@ async def test_an_engine_is_read_and_found_well():
         )
 
 
-async def test_figures_come_every_second_while_there_are_requests_and_every_five_otherwise():
+async def test_scrape_every_second_busy_and_every_five_idle():
+    """Values come every second while there are requests and every five otherwise."""
     async with watching() as it:
         assert {"/health": 1, "/metrics": 1} == it.asked()
         await it.time.go(10)
@@ -569,7 +572,8 @@ async def test_a_sample_bears_the_time_of_its_answer():
 @pytest.mark.parametrize(
     "bad", [http(status="503 Service Unavailable"), http(b"", "302 Found", "Location: /metrics")], ids=["503", "302"]
 )
-async def test_an_engine_goes_down_with_two_bad_answers_in_a_row_and_up_with_one_good(bad: bytes):
+async def test_two_bad_answers_down_and_one_good_up(bad: bytes):
+    """An engine goes down with two bad answers in a row and up with one good."""
     engine = FakeEngine(health=bad)
     async with watching(engine) as it:
         assert (True, []) == (it.watch.healthy("a"), it.told)
@@ -583,7 +587,8 @@ async def test_an_engine_goes_down_with_two_bad_answers_in_a_row_and_up_with_one
         assert (True, [("a", False), ("a", True)]) == (it.watch.healthy("a"), it.told)
 
 
-async def test_an_engine_that_refuses_is_down_at_once_and_back_within_a_second(caplog: pytest.LogCaptureFixture):
+async def test_rejecting_engine_is_back_within_a_second(caplog: pytest.LogCaptureFixture):
+    """An engine that refuses is down at once and back within a second."""
     async with watching() as it:
         it.engine.stop()
         await it.time.go(5)
@@ -594,7 +599,8 @@ async def test_an_engine_that_refuses_is_down_at_once_and_back_within_a_second(c
         assert (True, ("a", True)) == (it.watch.healthy("a"), it.told[-1])
 
 
-async def test_an_engine_that_hangs_goes_down_and_its_page_alone_does_not_take_it_down():
+async def test_hanging_engine_goes_down_but_not_by_its_page():
+    """An engine that hangs goes down and its page alone does not take it down."""
     async with watching() as it:
         first, it.watch._timeout_s, it.busy = it.watch.latest("a"), 0.2, False
         it.engine.metrics = hangs
@@ -608,7 +614,8 @@ async def test_an_engine_that_hangs_goes_down_and_its_page_alone_does_not_take_i
         assert not it.watch.healthy("a")
 
 
-async def test_a_gateway_that_wakes_up_late_does_not_take_its_engine_down():
+async def test_late_gateway_does_not_take_its_engine_down():
+    """A gateway that wakes up late does not take its engine down."""
     engine = FakeEngine()
 
     async def while_the_gateway_sleeps(writer: asyncio.StreamWriter) -> None:
@@ -664,7 +671,8 @@ async def test_a_page_that_is_broken_is_no_sample_and_is_told_once(how: str, cap
         assert it.watch.healthy("a")
 
 
-async def test_what_goes_wrong_inside_the_gateway_does_not_end_the_watching(caplog: pytest.LogCaptureFixture):
+async def test_internal_errors_do_not_end_the_watching(caplog: pytest.LogCaptureFixture):
+    """What goes wrong inside the gateway does not end the watching."""
     async with watching() as it:
         it.watch._tell = lambda name, up: {}[name]  # type: ignore[assignment]
         it.engine.health = http(status="500 Oops")
@@ -684,7 +692,8 @@ async def test_the_data_path_says_at_once_that_an_engine_is_gone():
         assert (True, ("a", True)) == (it.watch.healthy("a"), it.told[-1]), "the next good probe brings it back"
 
 
-async def test_a_service_of_others_is_never_asked_and_is_left_alone_for_a_while():
+async def test_foreign_service_is_never_probed():
+    """A service of others is never asked and is left alone for a while."""
     async with watching() as it:
         it.watch.follow({"bought": Upstream(url=it.engine.upstream.url, kind="api")})
         it.asked()

@@ -310,7 +310,7 @@ def test_status_and_reason_pass_as_they_are(shared: Shared, status: str):
         assert status == f"{through.status} {through.reason}"
 
 
-def test_an_engine_that_tells_usage_on_every_chunk_unasked_tells_the_client_too(shared: Shared):
+def test_unasked_engine_usage_reaches_the_client(shared: Shared):
     """--enable-force-include-usage: without the gateway the client would have it as well."""
     parts = [ROLE, COUNTED, COUNTED, LAST, USAGE, DONE]
     for body in (
@@ -323,7 +323,7 @@ def test_an_engine_that_tells_usage_on_every_chunk_unasked_tells_the_client_too(
 
 
 @pytest.mark.parametrize("torn", [b"", b"data: ", TOKEN[:-1], TOKEN[:20], b": ping", MEBIBYTE[:-2]])
-def test_a_stream_without_its_end_is_followed_by_an_error_event_of_its_own(shared: Shared, torn: bytes):
+def test_stream_without_end_gets_an_error_event(shared: Shared, torn: bytes):
     """Also when the engine stopped in the middle of an event, and also where the end of the connection is the end of
     the stream."""
     for framing in ("chunked", "close"):
@@ -341,9 +341,7 @@ def test_a_stream_without_its_end_is_followed_by_an_error_event_of_its_own(share
 @pytest.mark.parametrize("framing", FRAMINGS)
 @pytest.mark.parametrize("body", [STREAM, WITH_USAGE], ids=["usage stripped", "usage asked for"])
 @pytest.mark.parametrize("ends", [b"\n", b"\r\n", b"\r"], ids=["LF", "CRLF", "CR"])
-def test_an_event_reaches_the_client_before_the_engine_sends_the_next(
-    shared: Shared, framing: str, body: dict[str, Any], ends: bytes
-):
+def test_event_reaches_the_client_before_the_next(shared: Shared, framing: str, body: dict[str, Any], ends: bytes):
     """The engine waits for the client to have the head, and then each event, before it goes on."""
     events = [
         part.replace(b"\n", ends)
@@ -437,7 +435,7 @@ FLOODS = {  # what the engine says again and again, whether the client asked for
 
 
 @pytest.mark.parametrize(("block", "asked", "cost"), FLOODS.values(), ids=FLOODS)
-async def test_clients_that_do_not_read_stop_their_engines_and_nobody_else(
+async def test_unread_streams_stop_only_their_engines(
     tmp_path: Path, small_sockets: None, block: bytes, asked: bool, cost: int
 ):
     """20 of them, each with an engine that would say 64 MiB. When they leave, nothing of it stays."""
@@ -585,7 +583,7 @@ def records(shared: Shared, since: int = 0) -> list[dict[str, Any]]:
 
 @settings(deadline=None, max_examples=100)
 @given(request=_requests())
-def test_any_request_is_answered_and_leaves_one_record_without_its_words(shared: Shared, request: tuple[bytes, bool]):
+def test_any_request_leaves_one_record_without_its_text(shared: Shared, request: tuple[bytes, bool]):
     """The engine says 200 to everything, so a 500 would be the gateway's own. What HTTP itself forbids is refused
     before it is a request."""
     sent, recorded = request
@@ -695,7 +693,7 @@ _WAYS = ("stream", "stream", "whole", "refused", "error", "breaks", "left", "str
 
 @settings(deadline=None, max_examples=25)
 @given(mix=st.lists(st.tuples(st.sampled_from(["demo", "batch"]), st.sampled_from(_WAYS)), min_size=4, max_size=24))
-def test_nothing_of_one_team_reaches_the_other_the_log_or_the_metrics(shared: Shared, mix: list[tuple[str, str]]):
+def test_teams_see_nothing_of_each_other(shared: Shared, mix: list[tuple[str, str]]):
     """All at once over the same few connections; some clients leave in the middle, some engines break, some keys are
     wrong."""
     other = {"demo": "batch", "batch": "demo"}

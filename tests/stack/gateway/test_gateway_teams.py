@@ -294,7 +294,8 @@ def test_a_mistake_in_a_policy_is_one_sentence_with_its_line(tmp_path: Path, mis
         ("schlüssel", "cannot be read: it is no ASCII text"),
     ],
 )
-def test_a_key_file_that_cannot_be_used_is_told_when_the_file_is_read(tmp_path: Path, content: str | None, why: str):
+def test_unusable_key_file_is_reported_when_read(tmp_path: Path, content: str | None, why: str):
+    """A key file that cannot be used is told when the file is read."""
     if content is not None:
         (tmp_path / "u.key").write_text(content)
     path = written(tmp_path, "upstreams:\n  u:\n    url: http://h:1\n    key_file: u.key\n")
@@ -375,7 +376,8 @@ LIMITS = st.one_of(st.none(), st.integers(0, 30))
     st.dictionaries(st.text("ab", max_size=3), st.tuples(LIMITS, LIMITS), max_size=4),
     st.one_of(st.none(), st.integers(1, 40)),
 )
-def test_every_size_of_a_prompt_falls_into_one_range_with_those_that_take_it(some: dict[str, Any], longest: int | None):
+def test_every_prompt_size_falls_into_one_range(some: dict[str, Any], longest: int | None):
+    """Every size of a prompt falls into one range with those that take it."""
     upstreams = {
         name: Upstream(url="http://h", min_prompt_tokens=low, max_prompt_tokens=high or None)
         for name, (low, high) in some.items()

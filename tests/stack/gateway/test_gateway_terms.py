@@ -261,7 +261,8 @@ async def test_a_higher_band_overtakes_those_who_wait(tmp_path: Path):
         assert ["running", "high", "low-1", "low-2"] == desk.names
 
 
-async def test_two_teams_of_one_band_take_turns_however_many_wait_of_one(tmp_path: Path):
+async def test_teams_of_a_band_take_turns(tmp_path: Path):
+    """Two teams of one band take turns however many wait of one."""
     desk = Desk()
     async with gateway(tmp_path, desk.answer, policy(capacity=ONE_SLOT)) as it:
         clients = [asking(it, "batch-0", team="batch")]
@@ -403,7 +404,7 @@ def counted(tokens: int) -> Any:
     return REPLY | {"usage": {"prompt_tokens": tokens, "completion_tokens": 3, "total_tokens": tokens + 3}}
 
 
-async def test_what_one_team_sends_does_not_refuse_the_prompts_of_another(tmp_path: Path):
+async def test_one_team_cannot_refuse_prompts_of_another(tmp_path: Path):
     """22 prompts of a team that are a token for each byte; another team's prompt of English text, within its limit, is
     served."""
     # 1,560 bytes, 360 tokens
@@ -416,7 +417,7 @@ async def test_what_one_team_sends_does_not_refuse_the_prompts_of_another(tmp_pa
         assert [200, 200, 200] == [one.status for one in got], got[0].body
 
 
-async def test_a_team_that_exceeds_its_prompt_limit_is_held_to_the_estimate(tmp_path: Path):
+async def test_prompt_limit_excess_is_charged_by_estimate(tmp_path: Path):
     """A prompt that may be too long goes to the engine, whose count decides. Once it counted too many, such prompts
     wait; others go on."""
     async with gateway(
@@ -430,7 +431,8 @@ async def test_a_team_that_exceeds_its_prompt_limit_is_held_to_the_estimate(tmp_
         on_record_as_refused((await named(it, 4))["second"], 429, "prompt_over_limit", wait_s)
 
 
-async def test_a_client_that_leaves_before_the_count_does_not_hide_an_overrun(tmp_path: Path):
+async def test_early_disconnect_hides_no_overrun(tmp_path: Path):
+    """A client that leaves before the count does not hide an overrun."""
     async with gateway(tmp_path, scripted(ROLE, TOKEN, EVER), policy({"demo": {"max_prompt_tokens": 60}})) as it:
         async with it.post(LONG | {"stream": True}, Authorization=f"Bearer {ALL['demo'][0]}") as answer:
             await answer.content.readuntil(TOKEN)
@@ -451,7 +453,8 @@ async def test_a_limit_that_the_route_does_not_obey_refuses_nothing(tmp_path: Pa
 
 
 @pytest.mark.parametrize("body", [ASK, STREAM])
-async def test_a_client_that_leaves_while_it_waits_frees_its_place_at_once(tmp_path: Path, body: Any):
+async def test_waiting_client_that_leaves_frees_its_place(tmp_path: Path, body: Any):
+    """A client that leaves while it waits frees its place at once."""
     desk = Desk()
     async with gateway(tmp_path, desk.answer, policy(capacity=ONE_SLOT | {"queue": 1})) as it:
         first = asking(it, "first")
@@ -583,7 +586,7 @@ FAILS: dict[str, tuple[Any, Answer | None, str, int]] = {
 
 
 @pytest.mark.parametrize("how", FAILS)
-async def test_the_second_upstream_answers_for_the_first_and_nobody_notices(tmp_path: Path, how: str, free_port: Any):
+async def test_second_upstream_replaces_the_first(tmp_path: Path, how: str, free_port: Any):
     """One clean answer, one record, and the first upstream is rid of the request."""
     body, answer, reason, hangups = FAILS[how]
     nobody = {"a": {"url": f"http://127.0.0.1:{free_port()}"}} if answer is None else {}
@@ -610,7 +613,8 @@ async def test_the_second_upstream_answers_for_the_first_and_nobody_notices(tmp_
         assert {0.0} == {value for name, value in figures.items() if name[0] in (UPSTREAM_INFLIGHT.name, RUNNING.name)}
 
 
-async def test_fallbacks_are_tried_in_their_order_and_the_last_failure_is_the_clients(tmp_path: Path):
+async def test_fallbacks_go_in_order_and_last_failure_returns(tmp_path: Path):
+    """Fallbacks are tried in their order and the last failure is the clients."""
     async with engines(a=then_breaks(None), b=says(failure(500), 500), c=says(failure(429), 429)) as fleet:
         said = policy(models={"tiny": {"upstreams": ["a"], "fallbacks": ["b", "c"]}}, upstreams=at(fleet))
         async with gateway(tmp_path, policy=said) as it:
@@ -667,7 +671,7 @@ async def test_without_fallbacks_nothing_is_held_back(tmp_path: Path):
         assert TOKEN + LAST + DONE == await answer.read()
 
 
-async def test_with_fallbacks_a_stream_is_passed_on_from_its_first_content_on(tmp_path: Path):
+async def test_stream_with_fallbacks_passes_from_first_content(tmp_path: Path):
     """What was held is not held longer than that: the client has the first token before the engine has sent the
     second."""
     go_on = asyncio.Event()
@@ -678,7 +682,7 @@ async def test_with_fallbacks_a_stream_is_passed_on_from_its_first_content_on(tm
         assert [] == b.asked
 
 
-async def test_a_client_that_leaves_before_its_stream_has_begun_was_given_no_status(tmp_path: Path):
+async def test_disconnect_before_the_stream_has_no_status(tmp_path: Path):
     """The engine has said 200, but that was held back."""
     async with pair(tmp_path, scripted(ROLE, EVER)) as (it, a, b):
         client = asking(it, "one", STREAM)
@@ -743,7 +747,7 @@ async def test_a_team_is_shown_the_models_that_it_may_ask_for(tmp_path: Path):
 # ---- a service that somebody else runs
 
 
-async def test_a_foreign_service_answers_only_teams_that_may_and_sees_no_key_of_theirs(tmp_path: Path):
+async def test_foreign_service_sees_no_key_of_ours(tmp_path: Path):
     """It is asked with its own key, by its own name for the model."""
     (tmp_path / "b.key").write_text("service-secret\n")
     teams, foreign = {"demo": {"fallback_api": True}}, {"kind": "api", "key_file": "b.key", "model": "tiny-large"}
@@ -814,7 +818,8 @@ async def test_a_foreign_service_hears_nothing_of_priorities(tmp_path: Path):
 # ---- a canary
 
 
-async def test_a_canary_gets_its_share_and_a_request_always_the_same_arm(tmp_path: Path):
+async def test_canary_gets_its_share_and_is_sticky(tmp_path: Path):
+    """A canary gets its share and a request always the same variant."""
     async with engines(old=None, new=None) as fleet:
         said = policy(upstreams=at(fleet, old={"weight": 95}, new={"weight": 5, "variant": "canary"}))
         async with gateway(tmp_path, policy=said) as it:
@@ -861,7 +866,8 @@ def reread(tmp_path: Path, it: Running, said: Any) -> None:
     it.started.reload()
 
 
-async def test_new_terms_touch_neither_a_stream_that_runs_nor_those_who_wait(tmp_path: Path):
+async def test_new_policy_leaves_running_and_waiting_alone(tmp_path: Path):
+    """New terms touch neither a stream that runs nor those who wait."""
     desk, go_on = Desk(), asyncio.Event()
     async with gateway(tmp_path, desk.answer, policy(capacity=ONE_SLOT)) as it:
         stream = asking(it, "stream", STREAM)
@@ -932,9 +938,10 @@ async def test_new_terms_hold_for_whoever_comes_next(tmp_path: Path):
         (None, "cannot be read"),
     ],
 )
-async def test_a_file_with_a_mistake_changes_nothing_and_is_told_in_one_sentence(
+async def test_broken_file_changes_nothing(
     tmp_path: Path, broken: str | None, told: str, caplog: pytest.LogCaptureFixture
 ):
+    """A file with a mistake changes nothing and is told in one sentence."""
     async with gateway(tmp_path, policy=policy({"batch": {"models": ["tiny"]}}), anonymous_team="demo") as it:
         if broken is None:
             (tmp_path / "teams.yaml").unlink()
@@ -954,7 +961,8 @@ async def test_a_file_with_a_mistake_changes_nothing_and_is_told_in_one_sentence
         assert 1 == (await it.figures())[RELOADS.name, "failed"]
 
 
-async def test_a_team_that_goes_while_its_request_is_still_being_sent_is_unknown(tmp_path: Path):
+async def test_team_removed_during_its_body_is_unknown(tmp_path: Path):
+    """A team that goes while its request is still being sent is unknown."""
     async with gateway(tmp_path, policy=policy()) as it:
         host, port = it.started.url[7:].split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -1031,9 +1039,7 @@ async def test_slots_follow_the_engines_figures_while_these_are_fresh(tmp_path: 
 # ---- the end
 
 
-async def test_those_who_run_and_those_who_wait_end_in_peace_when_it_stops(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_running_and_waiting_end_in_peace_at_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The door is held open for a moment, so that somebody can still come in."""
     desk, shut = Desk(), asyncio.Event()
     close = Listening.close
@@ -1063,7 +1069,8 @@ async def test_those_who_run_and_those_who_wait_end_in_peace_when_it_stops(
         assert ("ok", "ok") == (records["runs"].outcome, records["waits"].outcome)
 
 
-async def test_who_waits_when_the_time_for_draining_is_over_is_on_record(tmp_path: Path):
+async def test_waiting_at_the_end_of_draining_is_on_record(tmp_path: Path):
+    """Who waits when the time for draining is over is on record."""
     desk = Desk()
     async with gateway(tmp_path, desk.answer, policy(capacity=ONE_SLOT), timeouts=Timeouts(drain_s=0.2)) as it:
         clients = [asking(it, "runs")]
@@ -1083,7 +1090,8 @@ async def test_who_waits_when_the_time_for_draining_is_over_is_on_record(tmp_pat
 # ---- slots are the engine's
 
 
-async def test_a_client_that_does_not_read_holds_no_slot_after_the_engine_has_ended(tmp_path: Path):
+async def test_slow_reader_holds_no_slot_after_the_engine_ended(tmp_path: Path):
+    """A client that does not read holds no slot after the engine has ended."""
     async with gateway(tmp_path, events(ROLE, TOKEN * 5000, LAST, USAGE, DONE), policy(capacity=ONE_SLOT)) as it:
         slow = await it.post(STREAM)  # and of its body not a byte
         it.engine.answer = None
@@ -1091,7 +1099,7 @@ async def test_a_client_that_does_not_read_holds_no_slot_after_the_engine_has_en
         assert (await slow.read()).endswith(LAST + DONE)
 
 
-async def test_a_slot_is_free_with_the_last_event_and_not_with_the_end_of_the_connection(tmp_path: Path):
+async def test_slot_is_free_with_the_last_event(tmp_path: Path):
     """The engine has done its work, whatever the line and the client still have to do."""
     async with gateway(tmp_path, scripted(ROLE, TOKEN, LAST, USAGE, DONE, EVER), policy(capacity=ONE_SLOT)) as it:
         answer = await it.post(STREAM, **{"X-Request-Id": "open"})
@@ -1102,7 +1110,7 @@ async def test_a_slot_is_free_with_the_last_event_and_not_with_the_end_of_the_co
         assert "ok" == (await named(it, 2))["open"].outcome
 
 
-async def test_a_client_that_leaves_with_its_whole_answer_counts_as_answered_everywhere(tmp_path: Path):
+async def test_leaving_with_the_whole_answer_is_answered(tmp_path: Path):
     """Record, requests and attempts agree, though the connection was cut."""
     async with gateway(tmp_path, scripted(ROLE, TOKEN, LAST, USAGE, DONE, EVER)) as it:
         answer = await it.post(STREAM)

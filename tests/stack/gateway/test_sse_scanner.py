@@ -250,7 +250,7 @@ def test_any_bytes_pass_unharmed(chunks: list[bytes]):
     assert b"".join(chunks) == scan(*chunks, strip=False)[0]
 
 
-def test_an_event_beyond_the_bound_passes_unread_in_bounded_memory():
+def test_oversized_event_passes_in_bounded_memory():
     """The events after it are read again, wherever the chunks are cut."""
     big = b"data: " + b"x" * (EVENT_BYTES + 10) + b"\n\n"
     stream = big + chunk(content="a") + USAGE
@@ -369,7 +369,7 @@ def test_events_read_by_their_bytes_say_what_their_json_says(chunks: list[dict[s
 
 @settings(deadline=None, max_examples=150)
 @given(texts=st.lists(st.text('a"\\\n\r\u00e9 ', max_size=4), min_size=2, max_size=8), cut_at=st.integers(0, 300))
-def test_an_event_that_is_like_the_one_before_is_read_as_if_it_were_not(texts: list[str], cut_at: int):
+def test_repeated_event_is_read_the_same(texts: list[str], cut_at: int):
     """Like it around its text, that is; and one of them comes in two pieces."""
     parts = [
         ROLE,

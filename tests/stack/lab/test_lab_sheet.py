@@ -37,7 +37,8 @@ def named(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
-def test_names_that_older_notes_use_are_on_no_captured_page_and_those_in_their_place_are(path):
+def test_old_names_are_on_no_captured_page(path):
+    """Names that older notes use are on no captured page and those in their place are."""
     families = scrape.parse(path.read_text())
     assert not families.of("vllm:cache_hit_tokens_total")
     assert not families.of("vllm:num_preemptions")
@@ -51,7 +52,8 @@ def test_names_that_older_notes_use_are_on_no_captured_page_and_those_in_their_p
         assert families.of(name), name
 
 
-def test_every_name_of_the_sheet_is_in_the_catalogue_or_said_to_be_wrong():
+def test_sheet_names_are_in_the_catalogue_or_marked():
+    """Every name of the sheet is in the catalogue or said to be wrong."""
     samples = {sample for metric in EVERYTHING for sample in (*metric.samples, metric.name)}
     wrong = named(" ".join(row[0] for row in rows("## What older course notes say")))
     assert named(SHEET) - samples - wrong == set()
@@ -110,14 +112,16 @@ def test_every_workload_and_load_of_the_sheet_is_shipped():
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.splitlines()[0])
-def test_every_task_has_something_to_type_and_questions_with_answers(task):
+def test_tasks_have_commands_and_answered_questions(task):
+    """Every task has something to type and questions with answers."""
     assert "```sh" in task
     questions = re.findall(r"^- \*(.+?)\*(.*)", task, re.MULTILINE)
     assert len(questions) >= 2
     assert all(question.endswith("?") and len(answer.split()) > 5 for question, answer in questions)
 
 
-def test_every_task_is_in_the_timetable_in_order_and_an_hour_is_full():
+def test_timetable_has_every_task_in_full_hours():
+    """Every task is in the timetable in order and an hour is full."""
     table = rows("## Before the class")
     assert [re.search(r"\[(.+?)\]", row[1])[1] for row in table] == [task.splitlines()[0] for task in TASKS]
     ends = [tuple(map(int, row[0].split(" to "))) for row in table]

@@ -115,7 +115,8 @@ def test_cache_is_ours_then_xdg_then_home(env: dict[str, str], folder: str) -> N
 # ---- Debian
 
 
-def test_deb822_sources_are_read_and_comments_inside_a_stanza_are_not() -> None:
+def test_deb822_comments_are_skipped() -> None:
+    """Deb822 sources are read and comments inside a stanza are not."""
     first, second = debian.parse_sources(DEB822)
     key = "/usr/share/keyrings/debian-archive-keyring.gpg"
     assert debian.AptSource("http://mirror.example/debian", ("bookworm", "bookworm-updates"), ("main",), key) == first
@@ -161,7 +162,8 @@ def test_disabled_stanza_is_no_source() -> None:
     )
 
 
-def test_key_written_into_the_source_file_leaves_the_usual_keyring() -> None:
+def test_key_in_the_source_file_replaces_the_keyring() -> None:
+    """Key written into the source file leaves the usual keyring."""
     key = "Signed-By:\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n mQ/x\n"
     text = "Types: deb\nURIs: http://mirror.example/debian\nSuites: sid\nComponents: main\n" + key
     assert [""] == [source.signed_by for source in debian.parse_sources(text)]
@@ -205,7 +207,8 @@ def test_debian_version_names_the_upstream_release(version: str, release: str) -
     assert release == debian.upstream(version)
 
 
-def test_collector_takes_go_sources_and_the_compiler_and_nothing_else() -> None:
+def test_collector_takes_go_sources_and_compiler_only() -> None:
+    """Collector takes go sources and the compiler and nothing else."""
     simulated = (
         "Inst golang-1.27-src (1.27.3-1 Debian:unstable [all])\nInst golang-1.27-go (1.27.3-1 Debian:unstable"
         " [amd64])\nInst golang-golang-x-tools (1:0.52.0+ds-3 Debian:unstable [amd64])\nInst libc6-dev (2.43-7"
@@ -233,9 +236,8 @@ def test_requirements_leave_out_torch_its_sisters_and_extras() -> None:
     assert expected == engine.requirements(metadata)
 
 
-def test_without_a_python_the_sentence_names_the_package_and_the_other_way(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_python_names_the_package(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a python the sentence names the package and the other way."""
     monkeypatch.setattr(sys, "executable", str(home / "bin" / "python3.9"))
     program(home, "python3.9", "3.9")
     with pytest.raises(install.PartMissing, match=r"python3\.11 .*python3-venv.*--engine URL"):
@@ -274,9 +276,8 @@ def without_libnuma(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_loads", lambda python, library: library != engine.NUMA and real(python, library))
 
 
-def test_a_system_without_libnuma_gets_debians_in_the_engines_environment_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_libnuma_comes_from_debian(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system without libnuma gets Debian's in the engine's environment alone."""
     python, site_packages = an_environment(tmp_path / "engine")
     without_libnuma(monkeypatch)
     engine.bring_libnuma(runner.InstallTask("engine", REAL_CACHE, print, Event()), python, site_packages)
@@ -288,9 +289,8 @@ def test_a_system_without_libnuma_gets_debians_in_the_engines_environment_alone(
     assert str(site_packages / "libnuma.so.1") == said.strip(), "by its name the one that is loaded already is found"
 
 
-def test_where_it_cannot_be_unpacked_either_one_is_told_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_impossible_unpacking_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it cannot be unpacked either one is told what to install."""
     without_libnuma(monkeypatch)
     monkeypatch.setenv("PATH", str(tmp_path))  # no apt
     with pytest.raises(install.PartMissing, match=r"^vLLM needs libnuma\.so\.1, .*no apt.*`apt-get install libnuma1`"):
@@ -324,7 +324,7 @@ def test_failure_of_an_installer_becomes_a_reason(output: str, says: str) -> Non
     assert says in runner.explain(output)
 
 
-def test_unreachable_index_is_not_taken_for_one_that_lacks_the_cpu_build() -> None:
+def test_unreachable_index_is_not_a_missing_build() -> None:
     """Otherwise a cable pulled out at the wrong moment would send us for the 6 GB build."""
     assert ("torch==2.13.0+cpu", "") == (runner.not_offered(PIP_ABSENT), runner.not_offered(PIP_OFFLINE))
 
@@ -384,7 +384,8 @@ def test_unknown_part_is_named_with_those_there_are() -> None:
         install.install(["promethius"], print)
 
 
-def test_machine_without_apt_is_told_what_to_do_and_each_part_is_named(home: Path) -> None:
+def test_machine_without_apt_is_told_what_to_do(home: Path) -> None:
+    """Machine without apt is told what to do and each part is named."""
     said: list[str] = []
     with pytest.raises(install.PartMissing) as caught:
         install.install(["prometheus", "amtool"], said.append)
@@ -469,20 +470,23 @@ def fake_npm(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-def test_each_release_of_the_schema_gets_a_place_in_which_it_is_the_schema(fake_npm: Path) -> None:
+def test_each_schema_release_has_its_place(fake_npm: Path) -> None:
+    """Each release of the schema gets a place in which it is the schema."""
     found = install.install(["grafana-schema"], print)["grafana-schema"]
     assert all((npm.modules(found.path, version) / "@grafana/schema/package.json").is_file() for version in npm.SCHEMAS)
     assert found == install.find("grafana-schema")
 
 
-def test_npm_runs_no_script_of_a_package_and_asks_for_exact_versions(fake_npm: Path) -> None:
+def test_npm_runs_no_scripts_and_pins_versions(fake_npm: Path) -> None:
+    """Npm runs no script of a package and asks for exact versions."""
     install.install(["grafana-schema"], print)
     assert "--ignore-scripts" in (fake_npm / "asked").read_text()
     wanted = json.loads(npm.manifest())["dependencies"].values()
     assert all(re.fullmatch(r"(npm:@grafana/schema@)?\d+\.\d+\.\d+", version) for version in wanted)
 
 
-def test_schema_that_could_not_be_fetched_leaves_nothing_that_counts(fake_npm: Path) -> None:
+def test_failed_schema_fetch_leaves_nothing(fake_npm: Path) -> None:
+    """Schema that could not be fetched leaves nothing that counts."""
     (fake_npm / "bin" / "npm").write_text(
         "#!/bin/sh\necho 'npm error network getaddrinfo ENOTFOUND mirror.example'; exit 1\n"
     )
@@ -574,7 +578,7 @@ def _gone(pid: int) -> bool:
         return True
 
 
-def test_ctrl_c_during_install_ends_its_children_and_leaves_no_stamp(tmp_path: Path) -> None:
+def test_ctrl_c_during_install_ends_its_children(tmp_path: Path) -> None:
     """The whole command is interrupted as a terminal would: the environment under way is not taken for one."""
     bin_dir = tmp_path / "bin"
     bin_dir.mkdir()
@@ -619,7 +623,7 @@ def test_engine_environment_answers_with_its_release(part: Callable[[str], insta
 
 @pytest.mark.engine
 @pytest.mark.parametrize("missing", [(), ("vllm._C", "vllm._C_AVX2", "vllm._C_AVX512")])
-def test_engines_own_code_is_loaded_as_it_fits_this_processor_or_is_missed(
+def test_engine_code_fits_this_processor(
     part: Callable[[str], install.InstalledPart], missing: tuple[str, ...]
 ) -> None:
     """Without it vLLM answers `--version` all the same. What is compiled for another processor must not be asked for:

@@ -92,7 +92,8 @@ def verdict(told: Result, figure: str = "ttft_ms.p50") -> tuple[str, str, str]:
 # --- two benches
 
 
-def test_two_benches_are_compared_as_sequential_and_called_by_their_folders(tmp_path):
+def test_two_benches_compare_as_sequential(tmp_path):
+    """Two benches are compared as sequential and called by their folders."""
     before, after = saved(tmp_path / "before"), saved(tmp_path / "after", 50.0, seed=100)
     told = call("compare", before, after, "--json")
     assert ("before", "after", "better") == verdict(told)
@@ -104,7 +105,8 @@ def test_two_benches_are_compared_as_sequential_and_called_by_their_folders(tmp_
 
 
 @pytest.mark.parametrize("given", ["", "bench.json"])
-def test_folders_of_one_name_are_told_apart_by_what_is_above_them(tmp_path, given):
+def test_folders_of_one_name_are_distinct(tmp_path, given):
+    """Folders of one name are told apart by what is above them."""
     one, other = saved(tmp_path / "mon" / "base"), saved(tmp_path / "tue" / "base", seed=100)
     assert ("mon/base", "tue/base") == verdict(call("compare", one / given, other / given, "--json"))[:2]
 
@@ -219,7 +221,8 @@ def log_of(path: Path, *variants: str | None) -> Path:
     return path / result.REQUESTS
 
 
-def test_variants_and_events_of_a_log_get_at_most_consistent_with(tmp_path):
+def test_log_variants_and_events_are_consistent_with(tmp_path):
+    """Variants and events of a log get at most consistent with."""
     log = log_of(tmp_path, "stable", "canary")
     told = call("compare", "--log", log, "--variant", "stable", "canary")
     assert 0 == told.exit_code, told.output

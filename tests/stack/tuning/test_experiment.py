@@ -139,7 +139,8 @@ def test_a_mistake_is_told_with_its_line(tmp_path, text, sentence):
     assert "\n" not in str(told.value)
 
 
-def test_a_workload_is_looked_for_beside_the_file_and_nowhere_else(tmp_path, monkeypatch):
+def test_workload_is_looked_up_beside_the_file_only(tmp_path, monkeypatch):
+    """A workload is looked for beside the file and nowhere else."""
     path = written(tmp_path, "arms:\n  a: {url: http://x}\n  b: {url: http://y}\nworkload: smal.yaml\n")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -164,7 +165,8 @@ def test_a_folder_beside_does_not_hide_a_shipped_workload(tmp_path):
 
 
 @given(st.dictionaries(st.sampled_from(["a.b", "c", "x.port", "instance_id"]), st.sampled_from(["1", "2"])))
-def test_a_configuration_does_not_differ_from_itself_nor_by_what_every_start_changes(settings):
+def test_configuration_ignores_what_each_start_changes(settings):
+    """A configuration does not differ from itself nor by what every start changes."""
     assert {} == differences(settings, settings)
     assert {} == differences(
         settings, settings | {"x.port": "9", "instance_id": "9", "cache_config.num_gpu_blocks": "9"}
@@ -195,7 +197,8 @@ def test_a_configuration_does_not_differ_from_itself_nor_by_what_every_start_cha
         ),
     ],
 )
-def test_an_engine_tells_all_in_its_development_mode_and_else_what_its_page_says(settings, told):
+def test_development_mode_tells_more_than_the_page(settings, told):
+    """An engine tells all in its development mode and else what its page says."""
     engine = FakeEngine()
     engine.settings = settings
     cache = {"enable_prefix_caching": "True", "kv_cache_memory_bytes": "8"}
@@ -362,7 +365,8 @@ def test_an_experiment_is_an_event_with_its_verdict(tmp_path):
     assert event.at_s <= bench.runs[0].started_s < bench.runs[-1].ended_s <= (event.end_s or 0)
 
 
-def test_an_alias_is_counted_under_the_name_of_the_engines_series(tmp_path):
+def test_alias_counts_under_the_series_name(tmp_path):
+    """An alias is counted under the name of the engine's series."""
     engine = FakeEngine()
     engine.aliases = ("friendly",)
     with standing(engine) as (url,):
@@ -437,7 +441,8 @@ def test_arms_that_should_differ_and_do_not_are_refused(tmp_path, settings, same
         )
 
 
-def test_one_engine_that_says_more_than_the_other_is_no_difference(tmp_path):
+def test_one_more_talkative_engine_is_no_difference(tmp_path):
+    """One engine that says more than the other is no difference."""
     one, other = FakeEngine(), FakeEngine()
     one.settings = DEV
     with standing(one, other) as urls:
@@ -487,7 +492,8 @@ def test_no_engine_is_one_sentence_without_the_login(tmp_path, text, sentence):
     assert "word" not in told.output
 
 
-def test_an_engine_that_dies_leaves_verdicts_and_a_bench_that_is_marked(tmp_path):
+def test_dying_engine_leaves_a_marked_bench(tmp_path):
+    """An engine that dies leaves verdicts and a bench that is marked."""
     off, on = FakeEngine(), FakeEngine()
     off.caching = "False"
     on.behave = lambda number: "die" if number == 30 else "ok"
@@ -589,7 +595,8 @@ class Late(FakeEngine):
         )
 
 
-def test_an_engine_that_began_anew_meanwhile_has_no_counters_to_compare(tmp_path):
+def test_restarted_engine_has_no_counters_to_compare(tmp_path):
+    """An engine that began anew meanwhile has no counters to compare."""
     engine = Late()
     engine.restarts = True
     (tmp_path / "w.yaml").write_text(SMALL)
@@ -604,7 +611,8 @@ def test_an_engine_that_began_anew_meanwhile_has_no_counters_to_compare(tmp_path
     assert "hit_ratio" not in only.figures
 
 
-def test_a_run_that_is_stopped_while_its_counters_are_read_is_kept(tmp_path):
+def test_run_stopped_during_counter_reading_is_kept(tmp_path):
+    """A run that is stopped while its counters are read is kept."""
     engine = Late()
     (tmp_path / "w.yaml").write_text(SMALL)
     with standing(engine) as (url,):
@@ -741,7 +749,8 @@ def test_together_all_engines_stand_at_once(tmp_path):
     _until(lambda: not alive(tmp_path))
 
 
-def test_an_engine_that_dies_while_it_starts_is_told_by_its_last_words(tmp_path):
+def test_engine_dying_at_start_shows_its_last_lines(tmp_path):
+    """An engine that dies while it starts is told by its last words."""
     told = told_by(str(started_arms(tmp_path, on="--die 1")), "--out", str(tmp_path / "o"), *AS_WRITTEN)
     assert 2 == told.exit_code, told.output
     assert "on ended with status 1" in last_line(told)
@@ -750,7 +759,8 @@ def test_an_engine_that_dies_while_it_starts_is_told_by_its_last_words(tmp_path)
     _until(lambda: not alive(tmp_path))
 
 
-def test_an_engine_that_does_not_come_back_leaves_what_was_measured(tmp_path):
+def test_engine_not_coming_back_leaves_measurements(tmp_path):
+    """An engine that does not come back leaves what was measured."""
     told = told_by(str(started_arms(tmp_path, "runs: 3\n", on="--die 2")), "--out", str(tmp_path / "o"), *AS_WRITTEN)
     assert 1 == told.exit_code, told.output
     bench = result.read(tmp_path / "o")

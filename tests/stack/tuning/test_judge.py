@@ -131,7 +131,7 @@ def test_noise_is_inconclusive_never_equivalent():
     assert "the interval -23.3 % to +25.8 % holds both no change and one beyond 5 %" == loud.why
 
 
-def test_a_p_that_one_of_several_metrics_has_by_chance_is_inconclusive():
+def test_chance_p_of_one_of_many_is_inconclusive():
     """0.03 would do for one metric; of seven, one is as small in a fifth of all experiments."""
     wide = times((1.04, 0.97, 1.0, 1.03, 0.96, 1.0), 100)
     figures = {"ttft_ms.p50": wide, **{metric.figure: STILL for metric in HEADLINE[1:]}}
@@ -206,7 +206,7 @@ def test_a_wait_is_seen_beside_next_to_none():
     assert 15 < (queue.effect or 0) < 40, "times 1 ms"
 
 
-def test_a_queue_that_is_gone_is_better_and_not_too_small_to_matter():
+def test_vanished_queue_is_better():
     """2.6 ms more or less are 2.6 ms, however near to nothing the smaller one is."""
     waits, none = [2.1, 2.9, 1.6, 3.4, 2.6, 2.2], [0.018, 0.012, 0.02, 0.015, 0.018, 0.017]
     assert ("better", "worse") == tuple(
@@ -226,7 +226,8 @@ def test_a_ratio_of_values_that_may_be_zero_is_a_difference():
     assert "worse" == found(of_two([0.0] * 6, times(STILL, 300), "queue_ms.mean"), "queue_ms.mean").verdict
 
 
-def test_three_times_a_hundredth_of_a_millisecond_in_the_queue_is_no_change():
+def test_tiny_queue_times_three_is_no_change():
+    """Three times a hundredth of a millisecond in the queue is no change."""
     assert (
         "equivalent" == found(of_two(times(STILL, 0.01), times(STILL, 0.03), "queue_ms.mean"), "queue_ms.mean").verdict
     )
@@ -317,7 +318,8 @@ def test_in_which_order_runs_are_given_changes_nothing(a, b, rng):
 # ---- checks
 
 
-def test_sequential_runs_are_called_uncontrolled_and_no_drift_is_taken_out():
+def test_sequential_runs_are_uncontrolled():
+    """Sequential runs are called uncontrolled and no drift is taken out."""
     comparison = of_two(STILL, times(STILL, 1.3), order=SEQUENTIAL)
     assert not comparison.controlled
     assert comparison.caveats[0].startswith(
@@ -361,7 +363,8 @@ def test_order_with_a_period_is_reported(order, period):
     assert period is None or f"with a period of {period:g} runs" in check(comparison, "period").what
 
 
-def test_one_stalled_run_is_named_and_counts_until_it_is_excluded():
+def test_stalled_run_is_named_and_counts():
+    """One stalled run is named and counts until it is excluded."""
     slower = times(STILL, 1.1)
     slower[3] *= 3
     a, b = arm("A", {"ttft_ms.p50": STILL}, DRAWN), arm("B", {"ttft_ms.p50": slower}, DRAWN)
@@ -390,7 +393,8 @@ def test_more_than_one_excluded_run_of_an_arm_leaves_too_few():
     assert "too few runs: 4 of 5" == found(compare_runs(a, b, excluded={b[0].number, b[1].number})).why
 
 
-def test_benches_that_were_saved_apart_are_uncontrolled_even_if_their_times_mix():
+def test_separate_benches_are_uncontrolled():
+    """Benches that were saved apart are uncontrolled even if their times mix."""
     comparison = of_two(STILL, STILL, setting=Setting(one_bench=False))
     assert not comparison.controlled
     assert "uncontrolled: sequential: the benches were run apart" in comparison.caveats[0]
@@ -464,7 +468,8 @@ def test_a_seed_used_again_is_the_warm_cache_trap():
     ).ok
 
 
-def test_hits_that_rise_from_run_to_run_are_the_trap_with_other_seeds():
+def test_rising_hits_are_the_trap_with_other_seeds():
+    """Hits that rise from run to run are the trap with other seeds."""
     warm, cold = (
         {"ttft_ms.p50": STILL, "hit_ratio": [0.1, *[0.9] * 5]},
         {"ttft_ms.p50": times(STILL, 3), "hit_ratio": [0.1] * 6},
@@ -481,7 +486,7 @@ def test_hits_that_rise_from_run_to_run_are_the_trap_with_other_seeds():
     )
 
 
-def test_the_same_prompts_in_both_arms_are_a_trap_only_in_one_cache():
+def test_same_prompts_are_a_trap_in_one_cache_only():
     """Two engines may well be asked the same; one engine answers the second arm from its cache. One seed and another
     number make other prompts."""
     a, b = (arm(name, {"ttft_ms.p50": STILL}) for name in "AB")
@@ -496,7 +501,7 @@ def test_the_same_prompts_in_both_arms_are_a_trap_only_in_one_cache():
     )
 
 
-def test_hits_that_rise_across_the_arms_of_one_engine_are_the_trap():
+def test_hits_rising_across_variants_are_the_trap():
     """The first run of all was cold, whosever it was."""
     a, b = (
         arm("A", {"ttft_ms.p50": STILL, "hit_ratio": [0.0, *[0.9] * 5]}),
@@ -526,7 +531,7 @@ def test_where_no_lengths_are_given_the_engines_own_tokens_tell():
     assert "not checked: the lengths of prompts were not measured" == check(of_two(STILL, STILL), "mix").what
 
 
-def test_answers_of_another_length_are_told_but_the_verdict_stays():
+def test_other_answer_lengths_are_a_remark():
     """A lever may well change what is answered: structured outputs do."""
     comparison = compare_runs(
         arm("A", {"ttft_ms.p50": STILL, "completion_tokens": [5_000] * 6}),
@@ -601,7 +606,8 @@ def test_gates_stay_open_within_their_limits():
     assert [] == gates(gated(times(STILL, 300), (0.5,) * 6), Limits())
 
 
-def test_a_gate_closes_by_the_point_estimate_and_says_how_sure_it_is():
+def test_gate_closes_by_point_estimate_with_confidence():
+    """A gate closes by the point estimate and says how sure it is."""
     sure, unsure = gates(gated(times(STILL, 130)), GATES)[0], gates(gated(times(LOUD, 117)), GATES)[0]
     assert ("max-p95-regression", "ttft_ms.p95", True) == (sure.limit, sure.figure, sure.sure)
     assert (
@@ -672,7 +678,8 @@ def test_a_judgement_counts_its_verdicts_and_is_json():
 
 
 @pytest.mark.parametrize("drift", ["line", "half sine"])
-def test_an_arm_compared_with_itself_is_hardly_ever_called_different(drift):
+def test_a_a_comparison_is_hardly_ever_different(drift):
+    """An variant compared with itself is hardly ever called different."""
     told = tally(World(0.08, drift), 250, seed=2)
     assert told.alarms <= 0.05 * told.of
     assert 0 == told.broken["order"]
@@ -686,7 +693,8 @@ def test_periodic_disturbance_does_not_follow_the_drawn_order():
     assert (0, fixed.of) == (drawn.broken["period"], fixed.broken["period"])
 
 
-def test_stall_costs_the_power_and_excluding_the_named_run_brings_it_back():
+def test_excluding_a_stall_restores_the_power():
+    """Stall costs the power and excluding the named run brings it back."""
     told = tally(World(0.03, "line", effect=1.1, stall=3.0), 100, seed=2)
     assert told.share("worse") < 0.1
     assert told.broken["stalls"] > 0.97 * told.of
@@ -697,7 +705,8 @@ def test_no_run_is_named_without_a_stall():
     assert tally(World(0.08, "line"), 250, seed=2).broken["stalls"] < 0.05 * 250
 
 
-def test_equivalent_is_found_where_the_machine_is_quiet_and_a_tenth_where_it_is_not_loud():
+def test_equivalent_is_found_on_a_quiet_machine():
+    """Equivalent is found where the machine is quiet and a tenth where it is not loud."""
     quiet, effect = (
         tally(World(0.03, "half sine"), 200, seed=2),
         tally(World(0.03, "half sine", effect=1.1), 200, seed=2),

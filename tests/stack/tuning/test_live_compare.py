@@ -243,7 +243,8 @@ def test_no_errors_in_few_requests_say_little():
 # ---- the baseline
 
 
-def test_the_same_hours_a_week_before_come_first_then_days_then_a_line():
+def test_baseline_is_last_week_then_days_then_a_line():
+    """The same hours a week before come first then days then a line."""
     week, day = (steady(at_s=EVENT_S - shift) for shift in (WEEK_S, DAY_S))
     assert "the same hours of the week, 1 week before" in check(around(week + day + steady()), "baseline").what
     assert (
@@ -255,7 +256,8 @@ def test_the_same_hours_a_week_before_come_first_then_days_then_a_line():
     assert "a straight line" in alone.what
 
 
-def test_a_log_that_goes_back_a_week_but_was_silent_then_has_no_baseline():
+def test_log_silent_a_week_ago_has_no_baseline():
+    """A log that goes back a week but was silent then has no baseline."""
     assert not check(around([record(EVENT_S - 8 * DAY_S), *steady()]), "baseline").ok
 
 
@@ -279,7 +281,7 @@ def test_without_history_a_steady_rise_is_no_effect():
     assert pytest.approx(1.0, abs=0.005) == finding(around(rising), "ttft_ms").effect
 
 
-def test_a_long_window_takes_its_baseline_from_where_it_does_not_overlap():
+def test_long_window_has_a_baseline_without_overlap():
     """With 13 hours on each side the day before would hold the event's own hours."""
     assert DAY_S * 2 == live._shifts(DAY_S, 13 * HOUR_S)[0]
     assert DAY_S == live._shifts(DAY_S, 4 * HOUR_S)[0]
@@ -370,7 +372,7 @@ def test_twice_the_traffic_may_be_all_of_an_effect():
 
 @given(st.permutations(range(3)), st.floats(0.2, 5.0))
 @settings(max_examples=15, deadline=None)
-def test_an_effect_is_the_same_whatever_the_order_of_records_and_the_unit(order: list[int], times: float):
+def test_effect_is_independent_of_order_and_unit(order: list[int], times: float):
     """Neither which file is read first nor a factor on all times changes a ratio."""
     log = collect_samples(later(steady(every_s=120.0), ttft_ms=130.0))
     parts = [log.samples[place::3] for place in order]
@@ -556,9 +558,8 @@ def test_a_small_share_is_compared_like_a_large_one():
         ([], ("a", "b"), "the log holds no request with a time"),
     ],
 )
-def test_variants_that_are_not_there_are_named_beside_those_that_are(
-    records: list[RequestRecord], names: tuple[str, str], message: str
-):
+def test_missing_variants_are_named(records: list[RequestRecord], names: tuple[str, str], message: str):
+    """Variants that are not there are named beside those that are."""
     with pytest.raises(BadComparison, match=message):
         between(records, *names)
 
@@ -579,7 +580,8 @@ def test_files_are_read_with_what_is_no_record_counted(tmp_path: Path):
     assert (EVENT_S - 3600 + 31, EVENT_S + 3600 - 29) == (log.first_s, log.last_s)
 
 
-def test_only_the_hours_that_are_compared_are_kept_but_the_reach_is_that_of_the_whole_log():
+def test_only_compared_hours_are_kept():
+    """Only the hours that are compared are kept but the reach is that of the whole log."""
     log = collect_samples(
         [record(EVENT_S - 60 * DAY_S), *steady(1, 1), record(EVENT_S + 5 * DAY_S)], live.spans_around(EVENT_S)
     )
@@ -587,7 +589,8 @@ def test_only_the_hours_that_are_compared_are_kept_but_the_reach_is_that_of_the_
     assert (EVENT_S - 60 * DAY_S + 1, EVENT_S + 5 * DAY_S + 1) == (log.first_s, log.last_s)
 
 
-def test_a_log_that_is_too_large_is_thinned_by_lot_and_that_is_said():
+def test_large_log_is_sampled_and_says_so():
+    """A log that is too large is thinned by lot and that is said."""
     log = collect_samples(steady(every_s=10.0), most=1000)
     assert 0.25 == log.share
     assert 500 < len(log.samples) < 1000

@@ -187,7 +187,8 @@ def section(told: Material, title: str) -> list[report.Table]:
 # --- what the page says
 
 
-def test_the_verdict_stands_first_with_its_interval_in_words_and_with_the_reason(two):
+def test_comparison_stands_first_with_interval_and_reason(two):
+    """The verdict stands first with its interval in words and with the reason."""
     page = read_page(two)
     assert "verdict" == page.sections[0]
     assert ["metric", "off", "on", "change (95 % interval)", "verdict", "why"] == page.rows[0]
@@ -270,7 +271,8 @@ def test_secrets_are_in_no_form(two):
     assert ["--api-key", "(hidden) (hidden)", "(hidden) (hidden)"] == read_page(two).row("--api-key")
 
 
-def test_differences_between_arms_stand_out_and_what_is_alike_is_folded(two):
+def test_variant_differences_stand_out(two):
+    """Differences between variants stand out and what is alike is folded."""
     facts, differing, alike = section(two, "Arms")
     assert [("--seed", "0", "1"), ("cache: enable_prefix_caching", "False", "True")] == [
         (row[0], *(cell.text for cell in row[1:])) for row in differing.rows
@@ -298,7 +300,7 @@ def test_the_hit_ratio_stands_beside_what_was_expected(two):
     assert [70, 95] == dots["band"]
 
 
-def test_a_gpu_hour_is_compared_with_the_api_for_the_same_requests(two):
+def test_gpu_hour_is_compared_with_the_api(two):
     """3.6 an hour is 0.001 a second; an API bills 500 new and 1,500 cached prompt tokens for every 64 of output."""
     cost = derived.costs(two)[0]
     speed = cost.tokens_per_second
@@ -562,7 +564,8 @@ def test_without_a_bench_nothing_passes():
     assert dict.fromkeys(CRITERIA, "not measured") == states(Material(bench=bench))
 
 
-def test_what_a_bench_and_prices_show_passes_and_what_they_cannot_show_is_not_measured(two):
+def test_shown_items_pass_and_others_are_not_measured(two):
+    """What a bench and prices show passes and what they cannot show is not measured."""
     told = states(two)
     assert {"Security": "not measured", "Admission control": "not measured"} == {
         item: state for item, state in told.items() if state != "pass"
@@ -696,11 +699,13 @@ POLICY = Policy(teams={"a": Team(max_running=2), "b": Team()})
         ((refused(None, T0),), POLICY, "fail"),
     ],
 )
-def test_admission_needs_a_logged_refusal_and_teams_that_are_held_apart(two, log, policy, expected):
+def test_admission_needs_a_logged_rejection(two, log, policy, expected):
+    """Admission needs a logged refusal and teams that are held apart."""
     assert expected == states(two, log=log, policy=policy)["Admission control"]
 
 
-def test_what_is_stated_counts_only_where_nothing_was_measured_and_needs_evidence(two):
+def test_statements_count_only_without_measurement(two):
+    """What is stated counts only where nothing was measured and needs evidence."""
     stated = {"Security": (True, "egress is blocked"), "Stability": (False, "I saw it fall over")}
     told = states(two, stated=stated)
     assert ("pass", "pass") == (told["Security"], told["Stability"])
@@ -745,7 +750,8 @@ class TestInChromium:
             page.wait_for_timeout(300)  # a resized window is drawn anew after a while
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
 
-    def test_another_workload_is_one_choice_away_and_hostile_names_are_only_text(self, opened):
+    def test_other_workloads_and_hostile_names(self, opened):
+        """Another workload is one choice away and hostile names are only text."""
         page = opened(hostile())
         expect(page.locator("h1")).to_have_text(f"{HOSTILE}Prefix caching")
         page.get_by_label("workload and load").select_option(index=1)

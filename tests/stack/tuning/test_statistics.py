@@ -196,7 +196,8 @@ def test_constant_values_have_no_effect_and_p_1(values: list[float]):
     assert (0.0, 1.0) == pytest.approx((estimate.value, estimate.p))
 
 
-def test_variant_that_is_nothing_but_a_late_time_has_no_drift_beside_it():
+def test_late_variant_alone_has_no_drift():
+    """Variant that is nothing but a late time has no drift beside it."""
     values, late = noise(7, 6), [False] * 3 + [True] * 3
     times = [0.0] * 3 + [9.0] * 3
     assert variant_effect(values, late, times, drift=False) == variant_effect(values, late, times)
@@ -259,7 +260,7 @@ def test_series_that_is_like_itself_is_rarely_called_a_step(design: SeriesDesign
     assert naive >= 18
 
 
-def test_series_of_independent_blocks_has_the_plain_standard_error():
+def test_independent_blocks_have_the_plain_error():
     """Where neighbours have nothing in common, widths are those of least squares but for the lost degrees of
     freedom."""
     design, series = step_series(24, 24, False), [(-1.0) ** at for at in range(48)]
@@ -277,7 +278,8 @@ def test_step_beside_a_line_is_numpys():
     assert squares == pytest.approx(sum(value * value for value in fit.residuals))
 
 
-def test_blocks_that_are_alike_by_chance_are_not_surer_than_their_requests():
+def test_equal_blocks_are_no_surer_than_requests():
+    """Blocks that are alike by chance are not surer than their requests."""
     series, design = [0.01, -0.01] * 24, step_series(24, 24, False)
     assert bootstrap(design, series, 100, 0, 0.05).reach < 0.1
     assert bootstrap(design, series, 100, 0, 0.05, least_error=1.0).reach > 1.5
