@@ -365,7 +365,7 @@ _HOW = (
         (
             Query(
                 f"label_replace({promql.worst(attributed.IDLE_WATTS, ('uuid',), queries.where(attributed.IDLE_WATTS))},"
-                ' "GPU", "$1", "uuid", "(.{1,12}).*")',
+                ' "card", "$1", "uuid", "(.{1,12}).*")',
                 queries.legend(("card",)),
                 shown_unit(Unit.WATTS),
             ),

@@ -97,7 +97,7 @@ def _their_links(field: Field) -> str:
 
 
 def _line(expr: str, unit: Unit, called: str = "", per_second: bool = False) -> Query:
-    short = f'label_replace({expr}, "GPU", "$1", "uuid", "(.{{1,12}}).*")'
+    short = f'label_replace({expr}, "card", "$1", "uuid", "(.{{1,12}}).*")'
     return Query(short, queries.legend(("card",), called), shown_unit(unit, per_second))
 
 

@@ -76,4 +76,4 @@ def test_title_shows_label_names(summary: str, title: str) -> None:
 
 def test_checks_of_texts_find_faults() -> None:
     assert not has_first_action("An engine is up and makes no tokens. Its users wait, and check again.")
-    assert ["card", "told"] == replaced_words("A GPU is hot, and {{ $labels.figure }} was told.")
+    assert ["card", "told"] == replaced_words("A card is hot, and {{ $labels.figure }} was told.")
