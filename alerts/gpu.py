@@ -88,7 +88,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             keep_firing="5m",
             summary="GPU hot: {{ $labels.uuid }} on {{ $labels.instance }}",
             description=(
-                "GPU {{ $labels.uuid }} on {{ $labels.instance }} is at {{ $value | humanize }} °C, above"
+                "{{ $labels.uuid }} on {{ $labels.instance }} is at {{ $value | humanize }} °C, above"
                 f" {hot.shown} for 5 min; a few degrees more and it throttles. Compare it with the other GPUs of"
                 " the host: if all are hot it is the cooling, if one is hot it is this GPU."
             ),
@@ -106,7 +106,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             keep_firing="5m",
             summary="GPU throttled: {{ $labels.uuid }} on {{ $labels.instance }}",
             description=(
-                "GPU {{ $labels.uuid }} on {{ $labels.instance }} ran at reduced clocks for"
+                "{{ $labels.uuid }} on {{ $labels.instance }} ran at reduced clocks for"
                 " {{ $value | humanizePercentage }} of the last 10 min because of heat or a power brake. Check the"
                 " reason (runbook step 1): thermal is the cooling, hw_power_brake is the power supply or the rack."
             ),
@@ -123,7 +123,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             summary="GPU error (XID): {{ $labels.uuid }} on {{ $labels.instance }}",
             description=(
                 "The driver reported XID {{ with $labels.xid }}{{ . }}{{ else }}{{ $value | humanize }}{{ end }}"
-                " for GPU {{ $labels.uuid }} on {{ $labels.instance }} within the last hour; requests on it may be"
+                " for {{ $labels.uuid }} on {{ $labels.instance }} within the last hour; requests on it may be"
                 " lost. Read the first XID in the kernel log (runbook step 2), and check whether the engine on this"
                 " GPU still makes tokens."
             ),
@@ -137,7 +137,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             hold="0s",
             summary="GPU memory errors (ECC): {{ $labels.uuid }} on {{ $labels.instance }}",
             description=(
-                "GPU {{ $labels.uuid }} on {{ $labels.instance }} had uncorrected memory errors within the last"
+                "{{ $labels.uuid }} on {{ $labels.instance }} had uncorrected memory errors within the last"
                 " hour, or has no spare rows left. Check whether the engine on it still answers, and how many rows"
                 " were remapped (runbook steps 2 and 3)."
             ),
@@ -155,9 +155,9 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             ),
             hold="0s",
             keep_firing="15m",
-            summary="NVLink errors: GPU {{ $labels.uuid }} on {{ $labels.instance }}",
+            summary="NVLink errors: {{ $labels.uuid }} on {{ $labels.instance }}",
             description=(
-                "The NVLinks of GPU {{ $labels.uuid }} on {{ $labels.instance }} counted {{ $value | humanize }}"
+                "The NVLinks of {{ $labels.uuid }} on {{ $labels.instance }} counted {{ $value | humanize }}"
                 " errors within 15 min; every collective of a tensor-parallel engine waits for a failing link."
                 " Check which link it is with nvidia-smi nvlink -e (runbook step 3), and whether the inter-token"
                 " latency rose."
@@ -174,7 +174,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             hold="5m",
             summary="GPU memory nearly full: {{ $labels.uuid }} on {{ $labels.instance }}",
             description=(
-                "GPU {{ $labels.uuid }} on {{ $labels.instance }} uses {{ $value | humanizePercentage }} of its"
+                "{{ $labels.uuid }} on {{ $labels.instance }} uses {{ $value | humanizePercentage }} of its"
                 f" memory, above {memory.shown} for 5 min; the next allocation may end the engine. Find the"
                 " processes on this GPU with nvidia-smi (runbook step 3): a second process is the most frequent"
                 " cause."

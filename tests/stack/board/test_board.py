@@ -399,7 +399,7 @@ def test_a_login_is_one_line_of_a_file(tmp_path):
         with pytest.raises(ValueError, match="holds no line user:password") as told:
             prometheus_client.address_from("http://prom", user_file=file)
         assert "secret" not in str(told.value)
-    with pytest.raises(ValueError, match="either --token-file or --user-file"):
+    with pytest.raises(ValueError, match="only one of --token-file, --user-file"):
         prometheus_client.address_from("http://prom", file, file)
 
 
@@ -998,7 +998,7 @@ def test_a_taken_port_is_told_with_the_way_out():
         taken.listen()
         done = command("--listen", f"127.0.0.1:{taken.getsockname()[1]}")
     assert 2 == done.exit_code
-    assert "cannot be used: " in done.output
+    assert "is taken by another program: stop it, or choose another with --listen" in done.output
     assert "choose another with --listen" in done.output
 
 

@@ -115,7 +115,7 @@ def test_every_workload_and_load_of_the_sheet_is_shipped():
 def test_tasks_have_commands_and_answered_questions(task):
     """Every task has something to type and questions with answers."""
     assert "```sh" in task
-    questions = re.findall(r"^- \*(.+?)\*(.*)", task, re.MULTILINE)
+    questions = re.findall(r"^- \*([^*]+)\*(.*(?:\n  .*)*)", task, re.MULTILINE)
     assert len(questions) >= 2
     assert all(question.endswith("?") and len(answer.split()) > 5 for question, answer in questions)
 
