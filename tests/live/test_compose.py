@@ -25,6 +25,7 @@ import yaml
 from compose_standins.private_docker import FAR_HOST, PrivateDocker, Project, debian_root, wheelhouse
 
 from alerts.panel_ref import PanelRef
+from alerts.rules import LABELS_QUERY
 from exporters.catalogue import gpu
 from exporters.catalogue import sidecar as sidecar_series
 from exporters.sidecar_config import SidecarConfig
@@ -516,7 +517,8 @@ class TestSecured:
             (alert,) = json.loads(
                 secured.get("ALERTMANAGER", "/api/v2/alerts?filter=alertname=VLLMWatchdog", "operator")[1]
             )
-            assert f"https://localhost:{PORTS['BOARD']}/runbooks/VLLMWatchdog" == alert["annotations"]["runbook_url"]
+            page = f"https://localhost:{PORTS['BOARD']}/runbooks/VLLMWatchdog?live=1"
+            assert page == alert["annotations"]["runbook_url"]
             return True
 
         eventually(arrived, within_s=90, what="the watchdog at Alertmanager")
@@ -724,9 +726,9 @@ class TestRunning:
         """As the host's browser sees them: by address and by name, and by no other name."""
         rules = json.loads(stack.docker.get(f"{PROMETHEUS}/api/v1/rules")[1])["data"]["groups"]
         down = next(rule for group in rules for rule in group["rules"] if rule["name"] == "VLLMEngineDown")
-        assert f"{BOARD}/runbooks/VLLMEngineDown" == down["annotations"]["runbook_url"]
+        assert f"{BOARD}/runbooks/VLLMEngineDown{LABELS_QUERY}" == down["annotations"]["runbook_url"]
         for where in (BOARD, BOARD.replace("127.0.0.1", "localhost")):
-            status, text = stack.docker.get(f"{where}/runbooks/VLLMEngineDown")
+            status, text = stack.docker.get(f"{where}/runbooks/VLLMEngineDown?live=1&job=vllm")
             assert (200, True) == (status, "First five minutes" in text)
         assert 421 == stack.docker.get(f"{BOARD}/", {"Host": "elsewhere.example"})[0]
         panel = (

@@ -302,7 +302,7 @@ def test_every_headline_gets_a_value_and_the_watchdog_arrives(lab, eventually):
         for a in json.loads(get(f"{lab.url('alertmanager')}/api/v2/alerts"))
         if a["labels"]["alertname"] == "VLLMWatchdog"
     )
-    assert alert["annotations"]["runbook_url"].endswith("/runbooks/VLLMWatchdog")
+    assert alert["annotations"]["runbook_url"].endswith("/runbooks/VLLMWatchdog?live=1")
 
 
 @on_the_lab

@@ -1,3 +1,3 @@
-"""The stack as Kubernetes objects: what is watched and told (watching.py), what runs (running.py), who may speak to
-whom (policies.py), and all of it as files for kustomize (files.py). Plain YAML: nothing here ever speaks to a
-cluster."""
+"""The stack as Kubernetes objects. base/*.yaml holds the objects; Python fills in what is computed or optional: rules,
+monitors and dashboards (monitoring.py), running parts (running.py), network policies (policies.py), files for kustomize
+(files.py). Nothing here ever connects to a cluster."""

@@ -15,23 +15,23 @@ from alerts import managed_files
 from alerts.managed_files import marked
 from alerts.printer import as_yaml
 from stack.deploy.kubernetes import monitoring, policies, running, sidecar_patch
-from stack.deploy.kubernetes.objects import BOARD_SERVICE, CLIENTS, CONFIG, METRICS_SERVICE, PORTS, Object
+from stack.deploy.kubernetes.objects import BOARD_SERVICE, CLIENTS, METRICS_SERVICE, OMIT, PORTS, Object, load, load_one
 from stack.deploy.kubernetes.options import KubernetesOptions
 
 BASE, EXAMPLE = "base", "overlays/example"
 _COMMAND = "vllm-watch kubernetes export"
-_KUSTOMIZATION: Object = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
 
 
 def files(wanted: KubernetesOptions) -> dict[str, str]:
     """Name and text of every file."""
     objects = {f"{name}.yaml": each for name, each in _objects(wanted)}
-    base = {**_KUSTOMIZATION, "namespace": wanted.namespace, "resources": sorted(objects)}
+    base = load_one("kustomization.yaml", NAMESPACE=wanted.namespace, FILES=sorted(objects))
+    example, other_engine = _example(wanted)
     found = {f"{BASE}/{name}": _text(each) for name, each in objects.items()}
     found[f"{BASE}/kustomization.yaml"] = as_yaml(base)
-    found[f"{EXAMPLE}/kustomization.yaml"] = as_yaml(_example(wanted))
+    found[f"{EXAMPLE}/kustomization.yaml"] = as_yaml(example)
     if wanted.with_sidecar:
-        found[f"{EXAMPLE}/config.yaml"] = as_yaml(_other_engine(wanted))
+        found[f"{EXAMPLE}/config.yaml"] = as_yaml(other_engine)
     if wanted.own_gateway:
         found |= {name: as_yaml(each) for name, each in sidecar_patch.components(wanted, wanted.own_gateway)}
     return {name: marked(text, _COMMAND) for name, text in sorted(found.items())}
@@ -43,7 +43,7 @@ def _objects(wanted: KubernetesOptions) -> Iterator[tuple[str, Iterable[Object]]
     if wanted.with_gateway:
         yield "20-gateway", running.gateway(wanted)
     elif wanted.with_sidecar:
-        yield "20-sidecar", [sidecar_patch.metrics_service()]
+        yield "20-sidecar", [running.metrics_service()]
     yield "30-board", running.board(wanted)
     yield "40-network", policies.policies(wanted)
     yield "50-monitors", monitoring.monitors(wanted)
@@ -57,22 +57,15 @@ def _text(objects: Iterable[Object]) -> str:
     return "---\n".join(as_yaml(each) for each in objects)
 
 
-def _example(wanted: KubernetesOptions) -> Object:
-    """Another namespace, a label of one's own, an image from one's own registry, another engine."""
-    return {
-        **_KUSTOMIZATION,
-        "namespace": f"{wanted.namespace[:50].rstrip('-')}-example",
-        "resources": ["../../base"],
-        "labels": [{"pairs": {"environment": "example"}, "includeSelectors": False, "includeTemplates": True}],
-        "images": [{"name": wanted.image_name, "newName": "registry.example.org/vllm-watch", "newTag": "example"}],
-        **({"patches": [{"path": "config.yaml"}]} if wanted.with_sidecar else {}),
-    }
-
-
-def _other_engine(wanted: KubernetesOptions) -> Object:
-    """The configuration with the one engine of the example in it: a text in a ConfigMap is exchanged whole."""
-    texts = running.config_text(replace(wanted, engines=("http://another-vllm:8000",)))
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": CONFIG}, "data": texts}
+def _example(wanted: KubernetesOptions) -> list[Object]:
+    """Return the example overlay, and the patch that gives its configuration another engine."""
+    return load(
+        "example.yaml",
+        NAMESPACE=f"{wanted.namespace[:50].rstrip('-')}-example",
+        IMAGE_NAME=wanted.image_name,
+        PATCHES=[{"path": "config.yaml"}] if wanted.with_sidecar else OMIT,
+        TEXTS=running.config_text(replace(wanted, engines=("http://another-vllm:8000",))),
+    )
 
 
 def write(folder: Path, wanted: KubernetesOptions, force: bool = False) -> tuple[dict[Path, bool], list[Path]]:

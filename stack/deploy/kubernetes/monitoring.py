@@ -1,4 +1,4 @@
-"""What is watched and told: rules and monitors for the Prometheus Operator, boards for Grafana's sidecar.
+"""Rules and monitors for the Prometheus Operator, and dashboards for Grafana's sidecar.
 
 Labels come from relabelling alone. The operator names a job after its monitor; our rules look for `vllm`, `gateway` and
 `sidecar`, so each monitor says its job. `instance` stays the address of the pod: runbook pages put it into commands.
@@ -7,7 +7,7 @@ Source of what the operator makes of these: its pkg/prometheus/promcfg.go."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
@@ -16,10 +16,9 @@ from alerts import printer
 from dashboards import grafana_folders, grafana_json
 from dashboards.registry import boards as boards_of
 from stack.deploy.fleet import budget, files
-from stack.deploy.kubernetes.objects import METRICS_SERVICE, Object, config_map, label_of, made
+from stack.deploy.kubernetes.objects import METRICS_SERVICE, OMIT, Object, add_labels, load, load_one
 from stack.deploy.kubernetes.options import KubernetesOptions
 
-MONITORING = "monitoring.coreos.com/v1"
 # etcd takes 1.5 MiB and the API server's limits are near it; a rule file beyond this is written as several objects
 LARGEST_BYTES = 900_000
 
@@ -32,16 +31,8 @@ def rules(wanted: KubernetesOptions) -> Iterator[tuple[str, Object]]:
         parts = list(_split(yaml.safe_load(text)["groups"], LARGEST_BYTES))
         for number, groups in enumerate(parts, 1):
             part = f"{stem}-{number}" if len(parts) > 1 else stem
-            yield (
-                part,
-                made(
-                    MONITORING,
-                    "PrometheusRule",
-                    f"vllm-watch-{part}",
-                    dict(wanted.operator_labels),
-                    spec={"groups": groups},
-                ),
-            )
+            made = load_one("rule.yaml", NAME=f"vllm-watch-{part}", GROUPS=groups)
+            yield part, add_labels(made, wanted.operator_labels)
 
 
 def _split(groups: list[Any], limit: int) -> Iterator[list[Any]]:
@@ -58,57 +49,32 @@ def _split(groups: list[Any], limit: int) -> Iterator[list[Any]]:
     yield portion
 
 
-def monitors(wanted: KubernetesOptions) -> Iterator[Object]:
-    """Engines by their pods, since one Service hides its replicas from each other; ours by their Service."""
+def monitors(wanted: KubernetesOptions) -> list[Object]:
+    """Return the monitors of base/monitors.yaml whose targets the profile has."""
     by_number = wanted.engine_port.isdecimal()
-    port = {"portNumber": int(wanted.engine_port)} if by_number else {"port": wanted.engine_port}
-    scheme = {"scheme": "https"} if wanted.engines_speak_tls else {}
-    # by any board, rule or command of ours
-    unread = {"sourceLabels": ["__name__"], "action": "drop", "regex": files.CREATED}
-    yield _monitor(
-        "PodMonitor",
-        "vllm-watch-engines",
-        wanted,
-        "vllm",
-        {
-            "selector": {"matchLabels": dict(wanted.engine_selector)},
-            # A re-exporter built on prometheus_client 0.23 or later answers Prometheus 2 with vllm_ in place of vllm:
-            # unless asked for plain text.
-            "scrapeProtocols": ["PrometheusText0.0.4"],
-            "podMetricsEndpoints": [
-                {
-                    **port,
-                    **scheme,
-                    **_endpoint(wanted, wanted.jobs.engine, _by_label(wanted)),
-                    "metricRelabelings": [unread],
-                }
-            ],
-        },
+    own = {"gateway": wanted.with_gateway, "sidecar": wanted.with_sidecar}
+    objects = load(
+        "monitors.yaml",
+        ENGINE_SELECTOR=dict(wanted.engine_selector),
+        ENGINE_PORT_NAME=OMIT if by_number else wanted.engine_port,
+        ENGINE_PORT_NUMBER=int(wanted.engine_port) if by_number else OMIT,
+        ENGINE_SCHEME="https" if wanted.engines_speak_tls else OMIT,
+        UNREAD=files.CREATED,
+        INTERVAL=wanted.interval,
+        LABELS_ENGINE=[*_labels(wanted, wanted.jobs.engine), *_by_label(wanted)],
+        LABELS_GATEWAY=list(_labels(wanted, wanted.jobs.gateway)),
+        LABELS_SIDECAR=list(_labels(wanted, wanted.jobs.sidecar)),
+        SAMPLES_ENGINE=_sample_limit(wanted, "vllm"),
+        SAMPLES_GATEWAY=_sample_limit(wanted, "gateway"),
+        SAMPLES_SIDECAR=_sample_limit(wanted, "sidecar"),
+        **_protected(wanted),
     )
-    ours = (
-        (wanted.with_gateway, "gateway", "gateway-metrics", wanted.jobs.gateway),
-        (wanted.with_sidecar, "sidecar", "sidecar", wanted.jobs.sidecar),
-    )
-    for kind, port_name, job in (row for runs, *row in ours if runs):
-        spec = {
-            "selector": {"matchLabels": label_of(METRICS_SERVICE)},
-            "endpoints": [{"port": port_name, **_protected(wanted), **_endpoint(wanted, job)}],
-            # The operator leaves the second out below Prometheus 3.8, where the feature native-histograms decides.
-            # Alerts on the bounds of objectives read the classic ones.
-            "scrapeClassicHistograms": True,
-            "scrapeNativeHistograms": True,
-        }
-        yield _monitor("ServiceMonitor", f"vllm-watch-{kind}", wanted, kind, spec)
+    left_out = [f"vllm-watch-{name}" for name, runs in own.items() if not runs]
+    return [add_labels(each, wanted.operator_labels) for each in objects if each["metadata"]["name"] not in left_out]
 
 
-def _monitor(kind: str, name: str, wanted: KubernetesOptions, page: str, spec: Object) -> Object:
-    most = budget.SAMPLE_LIMIT[page] if wanted.sample_limit is None else wanted.sample_limit
-    limit = {"sampleLimit": most} if most else {}
-    return made(MONITORING, kind, name, dict(wanted.operator_labels), spec={**spec, **limit})
-
-
-def _endpoint(wanted: KubernetesOptions, job: str, more: Iterable[Object] = ()) -> Object:
-    return {"path": "/metrics", "interval": wanted.interval, "relabelings": [*_labels(wanted, job), *more]}
+def _sample_limit(wanted: KubernetesOptions, page: str) -> Any:
+    return (budget.SAMPLE_LIMIT[page] if wanted.sample_limit is None else wanted.sample_limit) or OMIT
 
 
 def _labels(wanted: KubernetesOptions, job: str) -> Iterator[Object]:
@@ -132,21 +98,22 @@ def _by_label(wanted: KubernetesOptions) -> Iterator[Object]:
         }  # fmt: skip
 
 
-def _protected(wanted: KubernetesOptions) -> Object:
-    """How Prometheus asks what web.yml protects."""
+def _protected(wanted: KubernetesOptions) -> dict[str, Any]:
+    """Return how Prometheus reads the pages that web.yml protects."""
     ca = {"secret": {"name": wanted.tls_secret, "key": "ca.crt"}}
-    tls = {"scheme": "https", "tlsConfig": {"ca": ca, "serverName": METRICS_SERVICE}} if wanted.tls_secret else {}
     token = {"type": "Bearer", "credentials": {"name": wanted.login_secret, "key": "token"}}
-    return {**tls, **({"authorization": token} if wanted.login_secret else {})}
+    return {
+        "SCHEME": "https" if wanted.tls_secret else OMIT,
+        "TLS": {"ca": ca, "serverName": METRICS_SERVICE} if wanted.tls_secret else OMIT,
+        "LOGIN": token if wanted.login_secret else OMIT,
+    }
 
 
 def boards(wanted: KubernetesOptions) -> Iterator[tuple[str, Object]]:
-    """Each board as Grafana's sidecar takes it, with its slug. They are read-only there: the objects are their
-    source."""
+    """Yield each dashboard as Grafana's sidecar takes it, with its slug. They are read-only there: the objects are
+    their source."""
     for board in boards_of(wanted.profile, wanted.rules.settings):
         text = grafana_json.to_json(board, wanted.profile, links=wanted.rules.links, editable=False, compact=True)
-        labels, folder = {"grafana_dashboard": "1"}, {"grafana_folder": grafana_folders.FOLDER}
-        yield (
-            board.slug,
-            config_map(f"vllm-watch-board-{board.slug}", {f"vllm-watch-{board.slug}.json": text}, labels, folder),
-        )
+        texts = {f"vllm-watch-{board.slug}.json": text}
+        name = f"vllm-watch-board-{board.slug}"
+        yield board.slug, load_one("dashboard.yaml", NAME=name, FOLDER=grafana_folders.FOLDER, TEXTS=texts)

@@ -1,58 +1,54 @@
-"""Objects as Kubernetes reads them, and the words that tie them together: names, labels, ports."""
+"""The objects in base/*.yaml, with their $WORDS filled in, and the names that Python shares with them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import importlib.resources
+import re
 from typing import Any
+
+import yaml
 
 Object = dict[str, Any]
 
-PART_OF = {"app.kubernetes.io/part-of": "vllm-watch"}
-GATEWAY, BOARD, CONFIG = "vllm-watch-gateway", "vllm-watch-board", "vllm-watch-config"
-# Not vllm-...: Kubernetes puts the address of each Service into the environment of the pods beside it, and vLLM
-# complains of every VLLM_ that it does not know, or does not start (--fail-on-environ-validation). Source: its
-# platforms/interface.py, validate_environ,
-# 0.32.
+GATEWAY, BOARD = "vllm-watch-gateway", "vllm-watch-board"
 GATEWAY_SERVICE, METRICS_SERVICE, BOARD_SERVICE = "watch-gateway", "watch-metrics", "watch-board"
 SIDECAR = {"vllm-watch-sidecar": "true"}  # a label of pods of somebody else's that got our sidecar
 CLIENTS = {"vllm-watch-clients": "true"}  # a label of namespaces: whose pods may ask the gateway and open the board
-
-# Name and number of each port; listeners, probes, Services, monitors and policies all read them here.
+# Name and number of each port, as base/*.yaml has them.
 PORTS = {"http": 8000, "gateway-metrics": 8010, "sidecar": 9401, "board": 9402}
 
-
-def label_of(name: str) -> dict[str, str]:
-    """What selects the pods, or the Service, of this name."""
-    return {"app.kubernetes.io/name": name}
+OMIT: Any = object()  # value of a $WORD whose key is left out
+_WORD = re.compile(r"\$([A-Z_]+)")
 
 
-def made(
-    api: str,
-    kind: str,
-    name: str,
-    labels: Mapping[str, str] | None = None,
-    annotations: Mapping[str, str] | None = None,
-    **rest: Any,
-) -> Object:
-    """An object without a namespace: kustomize, or whoever applies it, says in which one it is."""
-    metadata: Object = {"name": name, "labels": {**label_of(name), **PART_OF, **(labels or {})}}
-    if annotations:
-        metadata["annotations"] = dict(annotations)
-    return {"apiVersion": api, "kind": kind, "metadata": metadata, **rest}
+def load(name: str, **words: Any) -> list[Object]:
+    """Return the objects of a file in base/, each scalar $WORD replaced by the value of that name.
+
+    Raises KeyError for a $WORD without a value."""
+    text = importlib.resources.files("stack.deploy.kubernetes").joinpath("base", name).read_text(encoding="utf-8")
+    return [_filled(each, words) for each in yaml.safe_load_all(text)]
 
 
-def service(name: str, pods: Mapping[str, str], ports: Iterable[str]) -> Object:
-    """A Service that sends to pods ready or not. There is one pod: when its sidecar is ill, taking the gateway away
-    would help nobody, and a watcher that does not answer must show as a target that is down, not as one that is
-    gone."""
-    listed = [{"name": port, "port": PORTS[port], "targetPort": port} for port in ports]
-    return made("v1", "Service", name, spec={"selector": dict(pods), "publishNotReadyAddresses": True, "ports": listed})
+def load_one(name: str, **words: Any) -> Object:
+    """Return the one object of a file in base/."""
+    [found] = load(name, **words)
+    return found
 
 
-def config_map(
-    name: str,
-    data: Mapping[str, str],
-    labels: Mapping[str, str] | None = None,
-    annotations: Mapping[str, str] | None = None,
-) -> Object:
-    return made("v1", "ConfigMap", name, labels, annotations, data=dict(data))
+def _filled(value: Any, words: dict[str, Any]) -> Any:
+    match value:
+        case dict():
+            pairs = ((key, _filled(each, words)) for key, each in value.items())
+            return {key: each for key, each in pairs if each is not OMIT}
+        case list():
+            return [_filled(each, words) for each in value]
+        case str() if found := _WORD.fullmatch(value):
+            return words[found[1]]
+        case _:
+            return value
+
+
+def add_labels(made: Object, labels: tuple[tuple[str, str], ...]) -> Object:
+    """Return the object with more labels."""
+    metadata = made["metadata"]
+    return {**made, "metadata": {**metadata, "labels": {**metadata["labels"], **dict(labels)}}}

@@ -42,10 +42,10 @@ from stack import cli, config
 from stack.board import server as board_server
 from stack.deploy.fleet import budget
 from stack.deploy.fleet import files as fleet
-from stack.deploy.kubernetes import files, monitoring, running
+from stack.deploy.kubernetes import files, monitoring, policies, running, sidecar_patch
+from stack.deploy.kubernetes import objects as kubernetes_objects
 from stack.deploy.kubernetes.objects import BOARD, BOARD_SERVICE, GATEWAY, PORTS
 from stack.deploy.kubernetes.options import LEAST_STATE_BYTES, ONCE, KubernetesOptions, OwnGateway
-from stack.deploy.kubernetes.policies import policies as policies_of
 from stack.gateway import teams
 from stack.gateway.config import GatewayConfig, Timeouts
 from stack.lab.install import operator_schema
@@ -65,6 +65,7 @@ BESIDE = replace(MUCH, own_gateway=OwnGateway("my-gateway", "logs", "out/request
 VARIANTS = {"usual": USUAL, "engine": replace(USUAL, profile=Profile.ENGINE), "much": MUCH}
 each_variant = pytest.mark.parametrize("wanted", VARIANTS.values(), ids=VARIANTS)
 CORE = ("1.27.0", "1.37.0")
+MONITORING = "monitoring.coreos.com/v1"
 LIMIT_BYTES = 1 << 20
 CLIENT_SIDE_BYTES = 262_144  # all annotations together; `kubectl apply` without --server-side keeps the object in one
 
@@ -95,7 +96,39 @@ def pods(found: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def operators(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [each for each in found if each["apiVersion"] == monitoring.MONITORING]
+    return [each for each in found if each["apiVersion"] == MONITORING]
+
+
+# ---- the files of the base
+
+
+def words_in(text: str) -> set[str]:
+    """Scalars that are a $WORD and nothing else."""
+    scalars = (token.value for token in yaml.scan(text) if isinstance(token, yaml.ScalarToken))
+    return {value[1:] for value in scalars if re.fullmatch(r"\$[A-Z_]+", value)}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "stack/deploy/kubernetes/base").glob("*.yaml")), ids=lambda p: p.name)
+def test_every_word_of_the_base_files_is_filled_in(path, monkeypatch):
+    """A $WORD that nothing fills would reach the cluster as text, and a value that no file has is dead."""
+    used: set[str] = set()
+    real = kubernetes_objects.load
+
+    def recorded(name: str, **words: Any) -> list[dict[str, Any]]:
+        if name == path.name:
+            used.update(words)
+        return real(name, **words)
+
+    for module in (kubernetes_objects, files, monitoring, policies, running, sidecar_patch):
+        monkeypatch.setattr(module, "load", recorded, raising=False)
+    exported = [text for wanted in (*VARIANTS.values(), BESIDE) for text in files.files(wanted).values()]
+    assert used == words_in(path.read_text())
+    assert not any(words_in(text) for text in exported)
+
+
+def test_a_word_without_a_value_is_refused():
+    with pytest.raises(KeyError, match="TEXTS"):
+        kubernetes_objects.load_one("config.yaml")
 
 
 # ---- schemas
@@ -105,7 +138,7 @@ def core_mistakes(found: list[dict[str, Any]], version: str) -> list[str]:
     """What Kubernetes' own schemas say, unknown fields included; objects of the operator are not theirs."""
     said = []
     for each in found:
-        if each["apiVersion"] != monitoring.MONITORING:
+        if each["apiVersion"] != MONITORING:
             try:
                 kubernetes_validate.validate(each, version, strict=True)
             except kubernetes_validate.ValidationError as error:
@@ -430,7 +463,7 @@ def test_engines_stay_open_where_that_was_asked_for():
     assert "vllm-watch-engines" in of_kind(objects(USUAL), "NetworkPolicy")
     left = {
         policy["metadata"]["name"]: policy["spec"]["podSelector"]["matchLabels"]
-        for policy in policies_of(replace(USUAL, open_engines=True))
+        for policy in policies.policies(replace(USUAL, open_engines=True))
     }
     assert {"vllm-watch-closed", GATEWAY, BOARD} == set(left)
     assert dict(USUAL.engine_selector) not in left.values()
@@ -479,7 +512,11 @@ def test_pods_are_restricted_and_get_no_token(wanted):
 
 
 def test_the_user_of_the_pods_is_that_of_the_image():
-    assert f"USER {running.USER}:" in (ROOT / "Dockerfile").read_text()
+    image = (ROOT / "Dockerfile").read_text()
+    for template in pods(objects(USUAL)).values():
+        user = template["spec"]["securityContext"]
+        assert f"USER {user['runAsUser']}:" in image
+        assert user["runAsUser"] == user["runAsGroup"] == user["fsGroup"]
 
 
 def test_gateway_has_one_pod_and_time_to_end():
@@ -579,7 +616,10 @@ def test_sidecar_in_a_foreign_pod_is_restricted(part, beside):
     pod = pods(found)["my-gateway"]["spec"]
     ours = pod["containers"][1]
     assert {
-        **running.AS_USER,
+        "runAsNonRoot": True,
+        "runAsUser": 10001,
+        "runAsGroup": 10001,
+        "seccompProfile": {"type": "RuntimeDefault"},
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
@@ -707,7 +747,7 @@ def test_what_policies_or_certificates_would_stop_is_told():
     assert "name their authority" in told(engines=("https://vllm:8000",))
     assert (
         "https"
-        == next(monitoring.monitors(replace(USUAL, engines=("https://vllm:8000",))))["spec"]["podMetricsEndpoints"][0][
+        == monitoring.monitors(replace(USUAL, engines=("https://vllm:8000",)))[0]["spec"]["podMetricsEndpoints"][0][
             "scheme"
         ]
     )
@@ -1261,12 +1301,18 @@ def test_pages_are_limited_as_budgeted():
 # ---- the log in the pod
 
 
+def rotation() -> dict[str, Any]:
+    return next(one for one in pods(objects(USUAL))[GATEWAY]["spec"]["containers"] if one["name"] == "rotate")
+
+
 def test_large_log_is_renamed_and_the_end_is_prompt(tmp_path, eventually):
     """The script as the container runs it, under a real shell."""
     log = tmp_path / "requests.jsonl"
     log.write_text("x" * 90 + "\n")
     env = {"PATH": os.environ["PATH"], "LOG": str(log), "BYTES": "100", "EVERY_S": "0.05"}
-    shell = subprocess.Popen(["sh", "-c", running.ROTATE], env=env)
+    container = rotation()
+    assert {"LOG", "BYTES", "EVERY_S"} == {each["name"] for each in container["env"]}
+    shell = subprocess.Popen([*container["command"], *container["args"]], env=env)
     try:
         with log.open("a") as more:
             more.write("y" * 90 + "\n")
@@ -1311,7 +1357,9 @@ def test_the_log_outlives_its_pod_on_the_volume_of_the_state():
 
 
 def test_two_logs_and_a_state_fit_into_their_volume():
-    assert 3 * running.ROTATE_BYTES <= LEAST_STATE_BYTES
+    values = {each["name"]: each["value"] for each in rotation()["env"]}
+    assert running.LOG == values["LOG"]
+    assert 3 * int(values["BYTES"]) <= LEAST_STATE_BYTES
     assert "768Mi" == replace(USUAL, state_size="768Mi").state_size
 
 
