@@ -34,7 +34,9 @@ IMPORTERS = {
     "grafanalib": ("dashboards/grafana_json.py",),
     "grpc": ("exporters/tracing/over_grpc.py",),
     "httptools": ("stack/gateway/upstream_client.py",),
+    "jinja2": ("stack/templates.py",),
     "markdown_it": ("stack/board/pages.py",),
+    "markupsafe": ("stack/templates.py",),
     "opentelemetry": tuple(f"exporters/tracing/{path.name}" for path in (ROOT / "exporters/tracing").glob("*.py")),
     "plotly": (),  # its JavaScript file is read by stack/board/charts.py; its Python is never imported
     "promql_parser": ("exporters/catalogue/promql_ast.py",),
@@ -348,8 +350,8 @@ def test_dependencies_and_imports_agree():
     wanted = {provides.get(name, name) for name in declared - read_only}
     imported = {name.split(".")[0] for path in SOURCES if path.name != "tiny_model.py" for name in imports(path)}
     foreign = imported - set(sys.stdlib_module_names) - set(PACKAGES)
-    # parts of the interface of aiohttp, and of OpenTelemetry's exporters
-    interfaces = {"multidict", "yarl", "grpc", "requests"}
+    # parts of the interface of aiohttp, of Jinja2, and of OpenTelemetry's exporters
+    interfaces = {"multidict", "yarl", "markupsafe", "grpc", "requests"}
     assert wanted == foreign - interfaces
 
 

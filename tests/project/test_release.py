@@ -88,6 +88,10 @@ def test_wheel_runs_beside_pinned_dependencies(made: Path, tmp_path):
     venv.create(tmp_path / "env", with_pip=False, symlinks=True)
     inside = next((tmp_path / "env").glob("lib/python3*/site-packages"))
     shutil.unpack_archive(made / f"{NAME}-py3-none-any.whl", inside, "zip")
+    data = [path for name in release.sources(ROOT) for path in [Path(name)] if {"templates", "base"} & set(path.parts)]
+    data = [path for path in data if path.parts[0] == "stack"]
+    assert {"gateway.yaml", "report.html", "report.md"} <= {path.name for path in data}
+    assert [] == [path for path in data if not (inside / path).is_file()]
     (inside / "beside.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")) + "\n")
     run = [tmp_path / "env/bin/python", "-I", "-m", "stack.cli"]
     assert (

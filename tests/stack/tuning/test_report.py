@@ -20,12 +20,13 @@ from playwright.sync_api import expect
 from exporters.accounting.prices import ApiPrice, GpuPrice, Prices
 from exporters.events.log import TimeWindow, TuningEvent
 from exporters.requests.record import RequestRecord, timestamp
+from stack import templates
 from stack.bench import result
 from stack.bench.measurements import Slo, figures
 from stack.bench.result import Arm, BadBench, Bench, BenchEngine, Run, Start, request_id
 from stack.board import pages
 from stack.gateway.policy import Policy, Team
-from stack.tuning import charts, derived, report
+from stack.tuning import charts, derived, report, report_blocks, report_data, report_sections
 from stack.tuning.comparison import Comparison
 from stack.tuning.derived import Material
 from stack.tuning.lab_rows import CRITERIA, lab_rows
@@ -174,13 +175,13 @@ def read_page(told: Material, lab=()) -> Read:
     return page
 
 
-def section(told: Material, title: str) -> list[report.Table]:
+def section(told: Material, title: str) -> list[report_blocks.Table]:
     return [
         block
-        for one in report.sections(told)
+        for one in report_sections.sections(told)
         if one.title == title
         for block in one.blocks
-        if isinstance(block, report.Table)
+        if isinstance(block, report_blocks.Table)
     ]
 
 
@@ -260,11 +261,11 @@ def test_what_was_not_measured_is_a_dash_and_never_0():
     bench = result.msgspec.structs.replace(bench, runs=(first, result.msgspec.structs.replace(second, figures={})))
     table = section(Material(bench=bench), "Figures of each arm")[0]
     assert derived.ABSENT == next(row for row in table.rows if row[0] == "TTFT p50")[2]
-    assert {} == json.loads(report.as_json(Material(bench=bench)))["bench"]["runs"][1]["figures"]
+    assert {} == json.loads(report_data.as_json(Material(bench=bench)))["bench"]["runs"][1]["figures"]
 
 
 def test_secrets_are_in_no_form(two):
-    forms = (report.page(two), report.markdown(two), report.as_csv(two.bench), report.as_json(two))
+    forms = (report.page(two), report.markdown(two), report_data.as_csv(two.bench), report_data.as_json(two))
     for text in forms:
         assert not re.search(r"sk-\d|hf-\d|me:pass", text)
     assert "http://h0:8000" in forms[1]
@@ -436,8 +437,9 @@ def test_foreign_text_stays_text_in_markdown():
 @given(st.text(max_size=40))
 @settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 def test_any_name_is_one_cell_of_markdown(name):
-    table = report.Table(("x", "y"), ((report.Cell(name, "better"), name),))
-    shown = MarkdownIt("commonmark", {"html": True}).enable("table").render(report._md_block(table))
+    macros = templates.markdown("stack.tuning").get_template("report.md").module
+    table = report_blocks.Table(("x", "y"), ((report_blocks.Cell(name, "better"), name),))
+    shown = MarkdownIt("commonmark", {"html": True}).enable("table").render(macros.content(table))
     assert 2 == shown.count("<td>")
     assert not re.search(r"<(?!/?(table|thead|tbody|tr|th|td|strong)\b)", shown)
 
@@ -490,10 +492,10 @@ def test_any_bench_can_be_told(runs, arms):
         prices=PRICES,
         gpus=2,
     )
-    assert report.sections(told)
+    assert report_sections.sections(told)
     assert report.markdown(told)
-    assert len(runs) == len({row["run"] for row in csv.DictReader(io.StringIO(report.as_csv(told.bench)))})
-    assert json.loads(report.as_json(told))
+    assert len(runs) == len({row["run"] for row in csv.DictReader(io.StringIO(report_data.as_csv(told.bench)))})
+    assert json.loads(report_data.as_json(told))
     json.dumps(charts.drawn(told), allow_nan=False)
     assert 7 == len(lab_rows(told))
 
@@ -502,7 +504,7 @@ def test_any_bench_can_be_told(runs, arms):
 
 
 def test_csv_gives_every_figure_back(two):
-    rows = list(csv.DictReader(io.StringIO(report.as_csv(two.bench))))
+    rows = list(csv.DictReader(io.StringIO(report_data.as_csv(two.bench))))
     back = {(int(row["run"]), row["figure"]): float(row["value"]) for row in rows}
     assert {(run.number, name): value for run in two.bench.runs for name, value in run.figures.items()} == back
     assert "2026-09-21T14:13:20.000Z" == rows[0]["started"]
@@ -510,7 +512,7 @@ def test_csv_gives_every_figure_back(two):
 
 
 def test_json_gives_the_bench_and_the_verdicts_back(two):
-    told = json.loads(report.as_json(two))
+    told = json.loads(report_data.as_json(two))
     assert two.bench == result.msgspec.convert(told["bench"], Bench)
     assert "better" == told["judgements"][0]["findings"][0]["verdict"]
     assert ["off", "on"] == list(told["derived"]["figures"][0]["medians"])
