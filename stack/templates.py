@@ -13,6 +13,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+__all__ = ["Markup", "html", "markdown", "markdown_text"]
+
 ZERO_WIDTH_AT = "@\u200b"  # a name in a table notifies nobody
 _SPECIAL = re.compile(r"([\\`*_\[\]<>~#$!&@])")
 

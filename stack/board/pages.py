@@ -1,9 +1,10 @@
-"""HTML: the shell of a board, whose JavaScript draws the rest, and the runbook pages. The one door to markdown-it."""
+"""Render the HTML of the built-in server: the shell of a dashboard, whose JavaScript draws the rest, and runbook pages.
+
+The only module that uses markdown-it."""
 
 from __future__ import annotations
 
 import hashlib
-import html
 import importlib.resources
 import json
 import re
@@ -24,19 +25,12 @@ from dashboards.model import Dashboard, Panel
 from runbooks import page as runbook_pages
 from runbooks import page_check
 from runbooks.lookup import Live, LiveQuery, label_text, panel_url
+from stack import templates
 from stack.board.charts import plotly_js
+from stack.templates import Markup
 
 SCRIPTS = ("units.js", "draw.js", "board.js")
 STYLE = "board.css"
-_ICON = (
-    "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Cpath d='M1 10h3l2-6 3 9"
-    " 2-5h4' fill='none' stroke='%234c8dff' stroke-width='2' stroke-linejoin='round'/%3E%3C/svg%3E"
-)
-_HEAD = (
-    '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="viewport"'
-    ' content="width=device-width, initial-scale=1">\n<meta name="color-scheme" content="dark light">\n<link'
-    f' rel="icon" href="{_ICON}">\n'
-)
 # Plotly makes style elements and attributes as it draws; scripts are ours alone.
 _POLICY = (
     "default-src 'none'; {scripts}; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; connect-src 'self';"
@@ -64,12 +58,13 @@ def _address(name: str) -> str:
 def board_page(board: Dashboard, boards: Sequence[Dashboard]) -> str:
     """A board without figures; the page asks for them."""
     content = {"boards": [_named(one) for one in boards], "shown": [described(board, boards)], "snapshot": None}
-    scripts = "".join(f'<script src="{_address(name)}" defer></script>\n' for name in SCRIPTS)
-    return (
-        f'{_HEAD}<title>{html.escape(board.title)}</title>\n<link rel="stylesheet"'
-        f' href="{_address(STYLE)}">\n{_data(content)}<script src="{_address("plotly.min.js")}" id="plotly"'
-        f" async></script>\n{scripts}</head>\n<body><noscript>This page draws with JavaScript. Without it, ask"
-        " Prometheus itself.</noscript></body>\n</html>\n"
+    return _render(
+        "dashboard.html",
+        title=board.title,
+        style=_address(STYLE),
+        data=_data(content),
+        plotly=_address("plotly.min.js"),
+        scripts=[_address(name) for name in SCRIPTS],
     )
 
 
@@ -95,11 +90,19 @@ def standing_alone(title: str, style: str, scripts: Sequence[str], content: obje
         .replace("'self' ", "")
         .replace("connect-src 'self'", "connect-src 'none'")
     )
-    inline = "".join(f"<script>{script}</script>\n" for script in scripts)
-    return (
-        f'{_HEAD}<meta http-equiv="Content-Security-Policy" content="{policy}">\n<title>{html.escape(title)}</title>\n'
-        f"<style>{style}</style>\n{_data(content)}</head>\n<body>\n{body}{inline}</body>\n</html>\n"
+    return _render(
+        "standing_alone.html",
+        policy=policy,
+        title=title,
+        style=Markup(style),
+        data=_data(content),
+        body=Markup(body),
+        scripts=[Markup(script) for script in scripts],
     )
+
+
+def _render(template: str, **values: Any) -> str:
+    return templates.html("stack.board").get_template(template).render(**values)
 
 
 def described(board: Dashboard, boards: Sequence[Dashboard]) -> dict[str, Any]:
@@ -147,10 +150,10 @@ def _named(board: Dashboard) -> dict[str, str]:
     return {"uid": board_uid(board.slug), "slug": board.slug, "title": board.title.removeprefix("vLLM / ")}
 
 
-def _data(content: object) -> str:
+def _data(content: object) -> Markup:
     """JSON inside HTML: `<` is escaped, so that no label can end the element."""
     text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
-    return f'<script type="application/json" id="data">{text}</script>\n'
+    return Markup(text)
 
 
 # --- runbooks
@@ -171,96 +174,86 @@ def runbook_page(page: runbook_pages.RunbookPage, labels: Mapping[str, str], liv
 
     page: filled with `labels`, those of an alert. live: the results of its queries, which then stand below them; None
     where they were not evaluated."""
-    about = f"{_about(page)}{_labels(labels)}{_now(page, live) if live else _not_evaluated(page, labels)}"
-    shown = _rendered(page.readable(), live.answers if live else {}).replace("</h1>", f"</h1>{about}", 1)
-    plain = f'<p><a href="/runbooks/{page.name}.md">This page as plain text</a></p>'
-    return _reading(page.name, f"{_trail(page.name)}<article>{shown}</article>{plain}")
+    heading, end, body = _rendered(page.readable(), live.answers if live else {}).partition("</h1>")
+    return _render(
+        "runbook.html",
+        title=page.name,
+        style=_address(STYLE),
+        heading=Markup(heading + end),
+        about=_about(page),
+        labels=sorted(labels.items()),
+        live=live and _now(page, live),
+        evaluate_url=f"/runbooks/{page.name}?{urlencode({'live': '1', **labels})}",
+        body=Markup(body),
+    )
 
 
-def _labels(labels: Mapping[str, str]) -> str:
-    listed = "".join(f"<code>{html.escape(f'{name}={value}')}</code> " for name, value in sorted(labels.items()))
-    return f'<p class="labels">Labels of the alert: {listed}</p>' if labels else ""
-
-
-def _not_evaluated(page: runbook_pages.RunbookPage, labels: Mapping[str, str]) -> str:
-    query = html.escape(urlencode({"live": "1", **labels}))
-    return f'<p><a href="/runbooks/{page.name}?{query}">Evaluate the queries of this page now</a></p>'
-
-
-def _now(page: runbook_pages.RunbookPage, live: Live) -> str:
-    """Return the box at the top: the value that fired, and the rows of the diagnosis that hold."""
-    asked = html.escape(f"Evaluated at {live.at} by {live.prometheus}.")
+def _now(page: runbook_pages.RunbookPage, live: Live) -> dict[str, Any]:
+    """Return what the box at the top shows: the value that fired, and the rows of the diagnosis that hold."""
     if live.error:
-        return f'<div class="now"><p class="wrong">Not evaluated: {html.escape(live.error)}</p></div>'
-    parts = [f"<p>{asked}</p>"]
-    if live.rule:
-        rule = live.answers[live.rule]
-        state = "could not be evaluated" if rule.error else "holds" if rule.holds else "does not hold now"
-        threshold = f" Threshold: {live.threshold}." if live.threshold else ""
-        parts.append(f"<p><strong>The alert's expression {state}.</strong>{html.escape(threshold)}</p>{_result(rule)}")
-    matching = [row for row in page.rows if row.condition and live.answers[row.condition].holds]
-    if matching:
-        rows = "".join(
-            f"<li>{_inline(row.what)}: {_inline(row.cause)}. Go to {_inline(row.go_to)}.</li>" for row in matching
-        )
-        parts.append(f"<p><strong>Diagnosis: what holds now</strong></p><ul>{rows}</ul>")
-    elif page.rows:
-        parts.append("<p>No row of the diagnosis holds now.</p>")
-    return f'<div class="now">{"".join(parts)}</div>'
+        return {"error": live.error}
+    rule = live.answers[live.rule] if live.rule else None
+    rows = [row for row in page.rows if row.condition and live.answers[row.condition].holds]
+    return {
+        "error": "",
+        "at": live.at,
+        "prometheus": live.prometheus,
+        "rule": rule
+        and {
+            "state": "could not be evaluated" if rule.error else "holds" if rule.holds else "does not hold now",
+            "threshold": live.threshold,
+            "result": Markup(_result(rule)),
+        },
+        "rows": [{name: _inline(getattr(row, name)) for name in ("what", "cause", "go_to")} for row in rows],
+        "has_rows": bool(page.rows),
+    }
 
 
-def _inline(markdown: str) -> str:
+def _inline(markdown: str) -> Markup:
     (inline,) = _markdown.parseInline(markdown)
-    return _with_page_links([inline])
+    return Markup(_with_page_links([inline]))
 
 
 def _result(answer: LiveQuery) -> str:
     """Return the result of one query: a row for each series."""
-    if answer.error:
-        return f'<p class="wrong">{html.escape(answer.error)}</p>'
     rows = [f"{value:>10}  {label_text(labels)}" for labels, value in answer.rows]
     rows += [f"and {answer.found - len(answer.rows)} more"] * (answer.found > len(answer.rows))
-    return f'<pre class="result">{html.escape(chr(10).join(rows) or "no data")}</pre>'
+    return _render("result.html", error=answer.error, text="\n".join(rows) or "no data")
 
 
 def runbook_index(shown: Sequence[runbook_pages.RunbookPage]) -> str:
-    about = "<h1>Runbooks</h1><p>One page for each alert: what it means, and what to do.</p>"
-    return _reading(
-        "Runbooks", f"{_trail()}<article>{about}{''.join(_group(severity, shown) for severity in _GROUPS)}</article>"
-    )
+    about = "One page for each alert: what it means, and what to do."
+    return _listing("Runbooks", "Runbooks", about, shown)
 
 
 def runbook_missing(asked: str, shown: Sequence[runbook_pages.RunbookPage]) -> str:
-    about = f"<h1>No page is called {html.escape(asked[:80])}</h1><p>The pages are:</p>"
-    return _reading(
-        "No such page",
-        f"{_trail()}<article>{about}{''.join(_group(severity, shown) for severity in _GROUPS)}</article>",
-    )
+    return _listing("No such page", f"No page is called {asked[:80]}", "The pages are:", shown)
 
 
-def _group(severity: str, shown: Sequence[runbook_pages.RunbookPage]) -> str:
-    chosen = [page for page in shown if (page.severity if page.severity in _GROUPS else "") == severity]
-    listed = "".join(
-        f"<li>{_to_page(page.name, page.title)} {_markdown.renderInline(page.gist)}</li>" for page in chosen
-    )
-    return f"<h2>{_GROUPS[severity]}</h2><ul>{listed}</ul>" if chosen else ""
+def _listing(title: str, heading: str, about: str, shown: Sequence[runbook_pages.RunbookPage]) -> str:
+    groups = [
+        {
+            "title": group,
+            "pages": [
+                {"name": page.name, "title": page.title, "gist": Markup(_markdown.renderInline(page.gist))}
+                for page in shown
+                if (page.severity if page.severity in _GROUPS else "") == severity
+            ],
+        }
+        for severity, group in _GROUPS.items()
+    ]
+    return _render("runbooks.html", title=title, style=_address(STYLE), heading=heading, about=about, groups=groups)
 
 
-def _about(page: runbook_pages.RunbookPage) -> str:
-    """How urgent, the panel, and related pages; what a page does not say of itself is left out."""
-    told = [f'<span class="severity {page.severity}">{page.severity}</span>'] * (
-        page.severity in runbook_pages.SEVERITIES
-    )
-    if panel := panel_url(page, ""):
-        told.append(f'<a href="{panel}">see the panel</a>')
+def _about(page: runbook_pages.RunbookPage) -> list[dict[str, Any]]:
+    """Return severity, panel and related pages; what a page does not state is left out."""
     known = runbook_pages.names()
-    if related := [_to_page(name) for name in page.related if name in known]:
-        told.append(f"related: {', '.join(related)}")
-    return f"<p>{' &middot; '.join(told)}</p>" if told else ""
-
-
-def _to_page(name: str, title: str = "") -> str:
-    return f'<a href="/runbooks/{name}">{html.escape(title or name)}</a>'
+    parts: tuple[tuple[str, Any], ...] = (
+        ("severity", page.severity if page.severity in runbook_pages.SEVERITIES else ""),
+        ("panel", panel_url(page, "")),
+        ("related", [name for name in page.related if name in known]),
+    )
+    return [{"kind": kind, "value": value} for kind, value in parts if value]
 
 
 def _rendered(markdown: str, results: Mapping[str, LiveQuery]) -> str:
@@ -284,16 +277,3 @@ def _with_page_links(tokens: Sequence[Token]) -> str:
             if child.type == "link_open":
                 child.attrSet("href", re.sub(r"^([\w-]+)\.md(?=#|$)", r"/runbooks/\1", str(child.attrGet("href"))))
     return str(_markdown.renderer.render(tokens, _markdown.options, {}))
-
-
-def _trail(name: str = "") -> str:
-    return (
-        '<nav class="trail"><a href="/">Boards</a> / <a href="/runbooks/">Runbooks</a>'
-        + (f" / {name}" if name else "")
-        + "</nav>"
-    )
-
-
-def _reading(title: str, body: str) -> str:
-    head = f'{_HEAD}<title>{html.escape(title)}</title>\n<link rel="stylesheet" href="{_address(STYLE)}">\n</head>\n'
-    return f'{head}<body class="reading">{body}</body>\n</html>\n'
