@@ -154,6 +154,7 @@ lint: $(VENV)/dev.done
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check --quiet .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/mypy --config-file tests/mypy.ini
 
 $(VENV)/run.done:
 	@test "$$(uname -s)" = Linux || { echo 'make: this needs Linux; elsewhere use a Debian container or virtual machine. Without make:' \

@@ -203,7 +203,7 @@ def new_tab(chromium) -> Iterator[Callable[..., SimpleNamespace]]:
 def collector(part, tmp_path, free_port):
     with http_server(lambda _: (200, {"Content-Type": "application/json"}, b"{}")) as (store, requests):
         real = RealCollector(part("otelcol").path, tmp_path, store, free_port)
-        real.arrived = Arrived(requests)
+        real.arrived = Arrived(requests)  # type: ignore[attr-defined]
         real.start()
         yield real
         real.end()

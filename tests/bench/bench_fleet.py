@@ -150,7 +150,7 @@ def asked(board: Dashboard, over: Range) -> list[tuple[str, str, Any]]:
 def _read() -> frozenset[str]:
     """Samples that a rule or one of the boards reads: what is scraped beside these is not in the history."""
     over = Range(0, 3600)
-    texts = [rule.expr for rule in (*ALERTS, *RECORDINGS)] + [
+    texts = [rule.expr for rule in (*ALERTS, *RECORDINGS)] + [  # type: ignore[attr-defined]
         query for board in boards(RAW) for _, query, _ in asked(board, over)
     ]
     return frozenset(name for one in texts for name in promql_ast.names(one))

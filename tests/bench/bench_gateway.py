@@ -567,7 +567,7 @@ def environment(peer: str, requirements: Sequence[str] = ()) -> Path:
         print(f"installing {' '.join(requirements)} into {folder}", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
         pip = [folder / "bin/pip", "install", "-qq", "--disable-pip-version-check"]
-        if subprocess.run([*pip, *requirements], env=ALONE, check=False).returncode:
+        if subprocess.run([*pip, *requirements], env=ALONE, check=False).returncode:  # type: ignore[list-item]
             raise SystemExit(
                 f"{' '.join(requirements)} cannot be installed; the lines above say why. Without {peer} it is left out"
             )

@@ -156,7 +156,7 @@ class Caller(asyncio.Protocol):
         self._parts, self._missing = [], None
         self._load.asked += 1
         self._began = time.perf_counter()
-        self._transport.write(self._request)
+        self._transport.write(self._request)  # type: ignore[attr-defined]
 
 
 def answers(shape: Shape, body: bytes | None) -> Check:

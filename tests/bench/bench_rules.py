@@ -36,7 +36,7 @@ from stack.lab import install
 ENGINES, MODELS, SCRAPE_S, BLOCK_S, WATCHED_S, LIMIT_MS = 20, 3, 15, 7200, 330, 100
 MADE_BY_RULES = {"ALERTS", *(recording.record for recording in RECORDINGS)}
 EVERYTHING = tuple(well(line) for line in fleet(ENGINES, MODELS).lines if line.name not in MADE_BY_RULES)
-READ = {name for rule in (*ALERTS, *RECORDINGS) for name in promql_ast.names(rule.expr)}
+READ = {name for rule in (*ALERTS, *RECORDINGS) for name in promql_ast.names(rule.expr)}  # type: ignore[attr-defined]
 
 
 def main() -> None:

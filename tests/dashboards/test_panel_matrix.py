@@ -684,7 +684,7 @@ def test_variables_offer_what_engines_have(matrix, board, variable):
 
 @pytest.mark.parametrize(
     ("board", "mark"),
-    [pytest.param(b, a, id=f"{b.slug}/annotation/{a.name}") for b in BOARDS for a in annotations.of(b)],
+    [pytest.param(b, a, id=f"{b.slug}/annotation/{a.name}") for b in BOARDS for a in annotations.of(b)],  # type: ignore[attr-defined]
 )
 def test_an_annotation_marks_what_happened_and_never_nonsense(matrix, board, mark):
     requests = grid(matrix, board, mark.expr, instant=False)

@@ -83,8 +83,8 @@ class _Asked(socketserver.StreamRequestHandler):
             if head.startswith((b"GET /health ", b"GET /metrics ", b"GET /version ")):
                 self.wfile.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
                 continue
-            self.server.asked.append(head + b"\n" + body)
-            self.wfile.write(self.server.answer)
+            self.server.asked.append(head + b"\n" + body)  # type: ignore[attr-defined]
+            self.wfile.write(self.server.answer)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")

@@ -67,7 +67,7 @@ def values(text: str) -> dict[tuple[str, ...], float]:
 @pytest.fixture
 async def fake_engine():
     engine = FakeEngine()
-    engine.url = await engine.start()
+    engine.url = await engine.start()  # type: ignore[attr-defined]
     yield engine
     await engine.runner.cleanup()
 

@@ -237,7 +237,7 @@ class RunningLab:
         return "ready: every process answers" in self.log.read_text()
 
     def query(self, expr: str):
-        rows = json.loads(get(f"{self.url('prometheus')}/api/v1/query?query={urllib.request.quote(expr)}"))["data"][
+        rows = json.loads(get(f"{self.url('prometheus')}/api/v1/query?query={urllib.request.quote(expr)}"))["data"][  # type: ignore[attr-defined]
             "result"
         ]
         return float(rows[0]["value"][1]) if rows else None

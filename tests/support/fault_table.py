@@ -362,7 +362,7 @@ class Mtail(Reader):
             progs,
             "-logs",
             log.path,
-            *place,
+            *place,  # type: ignore[list-item]
             "-poll_interval",
             every,
             "-poll_log_interval",

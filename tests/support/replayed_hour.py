@@ -133,8 +133,8 @@ class ReplayedHour:
                     name, _, value = line.rpartition(" ")
                     series.setdefault(_labelled(name, job), []).append(f"{value} {at_s}")
         for line in self._others():
-            labels = ",".join(f'{name}="{value}"' for name, value in line.labels.items())
-            key = f"{line.name}{{{labels}}}"
+            labels = ",".join(f'{name}="{value}"' for name, value in line.labels.items())  # type: ignore[attr-defined]
+            key = f"{line.name}{{{labels}}}"  # type: ignore[attr-defined]
             series[key] = [f"{value:.12g} {at}" for at, value in self._values(line, began_s)]
         # samples of a name and of a series stand together
         for key in sorted(series, key=lambda key: (key.partition("{")[0], key)):

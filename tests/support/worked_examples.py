@@ -111,7 +111,7 @@ def hits(given: Given) -> dict[str, Any]:
 
 def outcomes(given: Given) -> dict[str, Any]:
     shown = _traffic([{"outcome": outcome} for outcome, count in given["outcomes"].items() for _ in range(count)])
-    failing = re.compile(re.search(r'"(.*)"', sidecar.FAILED[0])[1])  # type: ignore[index] - the matcher of the panel and of the alert
+    failing = re.compile(re.search(r'"(.*)"', sidecar.FAILED[0])[1])  # the matcher of the panel and of the alert
     counts = {
         name.removeprefix(f"{sidecar.REQUESTS.name} "): value
         for name, value in shown.items()

@@ -43,7 +43,7 @@ def test_a_model_has_its_own_api_price_or_that_of_any():
 def test_the_short_form_is_enough():
     assert (
         Prices(gpu_hour=2.5, budget_per_1k_tokens=0.002, currency="USD")
-        == config.parse(
+        == config.parse(  # type: ignore[attr-defined]
             "prices: {gpu_hour: 2.5, budget_per_1k_tokens: 0.002, currency: USD}",
             msgspec.defstruct("Some", [("prices", Prices)]),
             "sidecar.yaml",

@@ -478,7 +478,7 @@ def test_replaced_engine_leaves_restart_version_and_config():
 @pytest.mark.parametrize("board", [board for board in boards() if not board.recorded], ids=lambda board: board.slug)
 def test_annotation_shows_on_every_raw_series_board(board):
     """What is annotated shows on every board that has raw series."""
-    (shown,) = [one for one in annotations.of(board) if sidecar_series.EVENT_TIME.name in one.expr]
+    (shown,) = [one for one in annotations.of(board) if sidecar_series.EVENT_TIME.name in one.expr]  # type: ignore[attr-defined]
     assert 'kind!="restart"' in shown.expr
     assert "change" not in shown.expr
 

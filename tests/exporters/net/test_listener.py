@@ -812,7 +812,7 @@ async def test_flood_looks_for_room_seldom(monkeypatch):
     """With 10,000 connections a look takes milliseconds, in which no stream moves."""
     looks: list[int] = []
     idle = listener._Connection.idle
-    monkeypatch.setattr(listener._Connection, "idle", property(lambda one: looks.append(1) or idle.fget(one)))
+    monkeypatch.setattr(listener._Connection, "idle", property(lambda one: looks.append(1) or idle.fget(one)))  # type: ignore[attr-defined]
     async with serving(most=32) as it:
         flood = [await connected(it.url) for _ in range(32 + 64)]
         assert 200 == await status(it.url)

@@ -31,7 +31,7 @@ class FailingDisk(CheckpointDisk):
         if name in self.fails:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    def write(self, fd: int, data: bytes) -> int:
+    def write(self, fd: int, data: bytes) -> int:  # type: ignore[override]
         if "write" in self.fails and len(data) == 1:
             self._call("write")
         # as a full disk does: some of it fits

@@ -191,7 +191,7 @@ def test_a_collector_that_comes_back_has_lost_nothing(monkeypatch, eventually):
     with http_server(lambda _: (next(answers, 200), {}, b"")) as (address, got):
         metrics = GenAiMetrics(OtlpConfig(endpoint=address, metrics=True), "9", 0, BoundedNames())
         metrics._collector.observe, observe = attempts.append, metrics._collector.observe
-        metrics._exporter._client._transport._session._observe = lambda one: (attempts.append(one), observe(one))
+        metrics._exporter._client._transport._session._observe = lambda one: (attempts.append(one), observe(one))  # type: ignore[attr-defined]
         metrics.start()
         metrics.add_all([FULL])
         eventually(lambda: len(got) >= 4)

@@ -260,7 +260,7 @@ def test_bucket_missing_for_a_while_counts_once():
 
 
 def mark(**changes):
-    return annotations.Annotation(**{"name": "A", "expr": "x", "title": "{{kind}}", "colour": "red"} | changes)
+    return annotations.Annotation(**{"name": "A", "expr": "x", "title": "{{kind}}", "colour": "red"} | changes)  # type: ignore[attr-defined]
 
 
 def test_samples_one_step_apart_are_one_region():

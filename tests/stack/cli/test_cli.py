@@ -97,7 +97,9 @@ def test_summaries_are_one_imperative_line(path, command):
 
 def test_completion_offers_the_commands_and_those_inside_a_group():
     complete = ShellComplete(main, {}, "vllm-watch", "_VLLM_WATCH_COMPLETE")
-    assert sorted(command.name for command in COMMANDS) == [item.value for item in complete.get_completions([], "")]
+    assert sorted(str(command.name) for command in COMMANDS) == [
+        item.value for item in complete.get_completions([], "")
+    ]
     assert ["backfill", "explain", "run"] == [item.value for item in complete.get_completions(["sidecar"], "")]
     assert ["--config"] == [item.value for item in complete.get_completions(["sidecar", "run"], "--c")]
 

@@ -703,7 +703,7 @@ def test_text_of_a_field():
 @pytest.mark.parametrize(("lists", "counted"), [(4, 10), (5, 14), (8, 20)])
 def test_lists_too_deep_to_be_parts_are_text(lists, counted):
     """Beyond four, the JSON itself is what an engine could see."""
-    size = token_requests._Size(dense=False)
+    size = prompt_size.PromptSize(dense=False)
     size.add(msgspec.Raw(("[" * lists + '"xxxxxxxxxx"' + "]" * lists).encode()))
     assert counted == size.text_bytes()
 
@@ -711,7 +711,7 @@ def test_lists_too_deep_to_be_parts_are_text(lists, counted):
 @pytest.mark.parametrize(("ids", "counted"), [(10, True), (9, False)])
 def test_longer_of_token_ids_and_text_counts(ids, counted):
     """Of 40 bytes of text, ten ids are as much."""
-    size = token_requests._Size(dense=False)
+    size = prompt_size.PromptSize(dense=False)
     size.add(msgspec.Raw(b'"' + b"x" * 40 + b'"'))
     field = token_requests.TRANSFERS[0]
     size.add_transferred({field: msgspec.Raw(json.dumps({"prompt_token_ids": [7] * ids}).encode())})

@@ -404,7 +404,7 @@ async def test_a_stream_goes_on_while_a_large_body_is_worked_on(tmp_path: Path, 
     """Each step on the body is made to take half a second; the figures of a real process:
     tests/bench/bench_gateway_bodies.py."""
     kind, name = (token_requests, "read") if step == "read" else (token_requests.TokenRequest, step)
-    done, plain_step = [], token_requests.read if step == "read" else token_requests.TokenRequest.sent.fget
+    done, plain_step = [], token_requests.read if step == "read" else token_requests.TokenRequest.sent.fget  # type: ignore[attr-defined]
 
     def slow(*arguments: Any) -> Any:
         if len(arguments[-1] if step == "read" else arguments[0].body) > LARGE_BYTES:

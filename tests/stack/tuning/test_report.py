@@ -10,6 +10,7 @@ import json
 import random
 import re
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -437,7 +438,7 @@ def test_foreign_text_stays_text_in_markdown():
 @given(st.text(max_size=40))
 @settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 def test_any_name_is_one_cell_of_markdown(name):
-    macros = templates.markdown("stack.tuning").get_template("report.md").module
+    macros: Any = templates.markdown("stack.tuning").get_template("report.md").module
     table = report_blocks.Table(("x", "y"), ((report_blocks.Cell(name, "better"), name),))
     shown = MarkdownIt("commonmark", {"html": True}).enable("table").render(macros.content(table))
     assert 2 == shown.count("<td>")
