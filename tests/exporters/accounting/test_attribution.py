@@ -822,5 +822,5 @@ def test_the_two_ways_to_share_are_compared_by_the_hour():
 
 
 def test_busy_seconds_stand_at_0_while_unknown():
-    attribution = after(FIRST, look(0, 10, (None, None)))
+    attribution = after(look(0, 10, (None, None)))
     assert {("GPU-1",): 0.0} == sums(attribution, attributed.BUSY, "uuid")

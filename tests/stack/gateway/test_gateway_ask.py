@@ -716,3 +716,14 @@ def test_longer_of_token_ids_and_text_counts(ids, counted):
     field = token_requests.TRANSFERS[0]
     size.add_transferred({field: msgspec.Raw(json.dumps({"prompt_token_ids": [7] * ids}).encode())})
     assert (ids if counted else 0, 0 if counted else 40) == (size.ids, size.text_bytes())
+
+
+@pytest.mark.parametrize(("parts", "counted"), [(4, 10), (5, 37), (8, 112)])
+def test_parts_too_deep_are_text(parts, counted):
+    """A part within four others is counted as the JSON that it is."""
+    size = token_requests._Size(dense=False)
+    value = '"xxxxxxxxxx"'
+    for _ in range(parts):
+        value = '[{"type":"t","content":' + value + "}]"
+    size.add(msgspec.Raw(value.encode()))
+    assert counted == size.text_bytes()
