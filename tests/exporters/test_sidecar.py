@@ -471,7 +471,7 @@ async def test_a_page_without_end_is_cut_and_counted(tmp_path, fake_engine, monk
         ("engines: [{name: a}]", "engines[0].url is missing"),
         ("field_names: {a: prompt_token}", "no request record has"),
         ("a: [", "sidecar.yaml, line 1: invalid YAML"),
-        ("engine_interval_s: 0", "more than 0 seconds"),
+        ("engine_interval_s: 0", "greater than 0 seconds"),
         ("requests_log: [a, a]", "requests_log lists an entry twice"),
     ],
 )
@@ -493,7 +493,7 @@ def test_a_taken_port_is_told_in_one_sentence(tmp_path, free_port):
         path.write_text(f"listen: 127.0.0.1:{taken.getsockname()[1]}\ngpu: 'off'\n")
         result = CliRunner().invoke(cli.main, ["sidecar", "run", "--config", str(path)])
     assert 2 == result.exit_code
-    assert "cannot be used" in result.output
+    assert "is taken by another program" in result.output
     assert "Traceback" not in result.output
 
 
@@ -511,5 +511,5 @@ def test_cost_is_shown_only_where_prices_are_set_and_cards_are_seen():
 
 
 def test_a_price_of_nothing_is_refused_with_the_way_out():
-    with pytest.raises(config.BadConfig, match="leave `prices` out"):
+    with pytest.raises(config.BadConfig, match="omit `prices`"):
         config.parse("prices: {gpu_hour: 0}", SidecarConfig, "sidecar.yaml")

@@ -933,7 +933,7 @@ def test_a_taken_port_is_told_with_the_way_out():
         taken.listen()
         done = command("--listen", f"127.0.0.1:{taken.getsockname()[1]}")
     assert 2 == done.exit_code
-    assert "cannot be used: " in done.output
+    assert "is taken by another program: " in done.output
     assert "choose another with --listen" in done.output
 
 
