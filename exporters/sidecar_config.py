@@ -14,16 +14,6 @@ from exporters.requests.counters import RequestCounters
 from exporters.requests.record import FieldMap, Scalar
 from exporters.tracing.config import OtlpConfig
 
-
-def counting(config: SidecarConfig) -> RequestCounters:
-    """Return empty request counters for this configuration."""
-    return RequestCounters(
-        BoundedNames(config.teams.configured, config.teams.limit),
-        BoundedNames((), config.models_limit),
-        config.elsewhere,
-    )
-
-
 OPEN_PATHS = ("/-/healthy", "/-/ready")  # for probes: no auth, no other content
 
 
@@ -106,3 +96,12 @@ class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def fields(self) -> FieldMap:
         return FieldMap(self.field_names, self.field_values)
+
+
+def counting(config: SidecarConfig) -> RequestCounters:
+    """Return empty request counters for this configuration."""
+    return RequestCounters(
+        BoundedNames(config.teams.configured, config.teams.limit),
+        BoundedNames((), config.models_limit),
+        config.elsewhere,
+    )

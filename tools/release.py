@@ -94,10 +94,11 @@ def why_not(root: Path) -> list[str]:
     reasons = []
     if (root / ".git").exists() and (changed := _git(root, "status", "--porcelain").splitlines()):
         reasons.append(f"{len(changed)} files differ from the commit, such as {changed[0][3:]}: commit them first")
-    if not re.search(rf"^## {re.escape(version(root))}\b", (root / "CHANGELOG.md").read_text(), re.MULTILINE):
+    section = rf"^## \[{re.escape(version(root))}\] - \d{{4}}-\d\d-\d\d$"
+    if not re.search(section, (root / "CHANGELOG.md").read_text(), re.MULTILINE):
         reasons.append(
-            f"CHANGELOG.md has no section `## {version(root)}`: head what is under Unreleased with the version and the"
-            " date"
+            f"CHANGELOG.md has no section `## [{version(root)}] - YYYY-MM-DD`: head what is under Unreleased with the"
+            " version and the date"
         )
     return reasons
 

@@ -130,47 +130,44 @@ class Reconciler:
         asked_s, asked_clock_s: request time in unix seconds and monotonic; None: one clock for both. late_s: mean
         delay of a line after the engine finished, if known."""
         self._take(logged, newest=False)
-        if self._read_s is None or self._read_s > (asked_s if asked_clock_s is None else asked_clock_s):
+        clock_s = asked_s if asked_clock_s is None else asked_clock_s
+        if self._read_s is None or self._read_s > clock_s:
             return
         self._silent.discard(upstream)
         kept = self._kept.upstreams.get(upstream)
-        anew = kept is not None and _is_restarted(kept, view)
-        new_models = {name for name, _ in view.cores} - self._kept.models.keys()
-        for name in new_models:
-            self._kept.models[name] = ReconciledModel(first_s=asked_s, skip=dict(logged))
-            self._watches[name] = _Watch()
+        is_restarted = kept is not None and _is_restarted(kept, view)
+        same = None if is_restarted else kept  # last state of the same process
+        new_models = self._add_models(view, asked_s, logged)
         self._place()
-        if kept and anew:
+        if kept is not None and is_restarted:
             self._lost(kept)
             self._naming.pop(upstream, None)
-        began_s = view.started_s if view.started_s is not None else kept.looked_s if kept and anew else float("-inf")
+        if view.started_s is not None:
+            began_s = view.started_s
+        elif kept is not None and is_restarted:
+            began_s = kept.looked_s
+        else:
+            began_s = float("-inf")
         # A series missing once in the same process has not restarted.
-        cores = {name: dict(ranks) for name, ranks in kept.cores.items()} if kept and not anew else {}
+        cores = {} if same is None else {name: dict(ranks) for name, ranks in same.cores.items()}
         for (name, rank), core in view.cores.items():
             model = self._kept.models[name]
-            before = kept.cores.get(name, {}).get(rank) if kept and not anew else None
-            counts_all = name not in new_models and (began_s >= model.first_s or (kept is not None and not anew))
-            if before is None and not counts_all:
-                self._suspect(name, "start", NOTHING)
-                before = CoreSnapshot(core.totals, aborted_from=_unfinished(core.totals))
-            elif before is None:
-                before = CoreSnapshot(EngineTotals())
+            before = None if same is None else same.cores.get(name, {}).get(rank)
+            if before is None:
+                counts_all = name not in new_models and (same is not None or began_s >= model.first_s)
+                before = self._first_snapshot(name, core.totals, counts_all)
             grown = core.totals.since(before.totals)
             model.engine = model.engine.plus(
                 FinishedRequest(grown.requests, grown.request_prompt_tokens, grown.request_completion_tokens)
             )
-            idle = (
-                not core.running
-                and not core.waiting
-                and before.totals == core.totals
-                and (kept is not None and not anew)
-            )
+            has_work = core.running or core.waiting
+            idle = same is not None and not has_work and before.totals == core.totals
             cores.setdefault(name, {})[rank] = _after(model, before, core.totals, idle)
-        for name in {*cores, *(kept.cores if kept else ())}:
-            watch = self._watches[name]
-            watch.changed = True
-            watch.patience_s = min(PATIENCE_AT_MOST_S, max(self._patience_s, 2 * (e2e_p99_s or 0.0)))
-            watch.delay_s = min(watch.patience_s, max(DELAY_AT_LEAST_S, DELAY_PER_LATENESS * (late_s or 0.0)))
+        names = set(cores)
+        if kept is not None:
+            names |= kept.cores.keys()
+        for name in names:
+            self._adapt_patience(self._watches[name], e2e_p99_s or 0.0, late_s or 0.0)
         self._kept.upstreams[upstream] = ReconciledEngine(
             looked_s=asked_s,
             started_s=view.started_s,
@@ -178,6 +175,29 @@ class Reconciler:
             logged_at_request={name: self._logged_at(name, logged) for name in cores},
             names=kept.names if kept else {},
         )
+
+    def _add_models(self, view: EngineView, asked_s: float, logged: Mapping[str, FinishedRequest]) -> set[str]:
+        """Start the reconciliation of the scrape's new models, and return their names."""
+        new = {name for name, _ in view.cores} - self._kept.models.keys()
+        for name in new:
+            self._kept.models[name] = ReconciledModel(first_s=asked_s, skip=dict(logged))
+            self._watches[name] = _Watch()
+        return new
+
+    def _first_snapshot(self, name: str, totals: EngineTotals, counts_all: bool) -> CoreSnapshot:
+        """Return the assumed counts of a core before its first scrape.
+
+        counts_all: everything counted so far is reconciled."""
+        if counts_all:
+            return CoreSnapshot(EngineTotals())
+        self._suspect(name, "start", NOTHING)
+        return CoreSnapshot(totals, aborted_from=_unfinished(totals))
+
+    def _adapt_patience(self, watch: _Watch, e2e_p99_s: float, late_s: float) -> None:
+        """Adapt the waiting times to the duration of requests and the delay of the log."""
+        watch.changed = True
+        watch.patience_s = min(PATIENCE_AT_MOST_S, max(self._patience_s, 2 * e2e_p99_s))
+        watch.delay_s = min(watch.patience_s, max(DELAY_AT_LEAST_S, DELAY_PER_LATENESS * late_s))
 
     def on_failure(self, upstream: str) -> None:
         """Process a failed scrape: until the next success no extra line of the engine's models is certain."""

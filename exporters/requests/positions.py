@@ -200,42 +200,89 @@ def match_files(
     rest is new and read from its start, unless it begins like a known file: then it is a copy and is skipped. At the
     first scan rotated files count as read. Positions at 0 are not returned as missing."""
 
-    def holds(file: ObservedFile, position: Position) -> Position | None:
-        back = last_that_holds(position, partial(read, file.name))
-        return back and replace(back, name=file.name, identity=file.identity)
-
-    zero_filled = [p for p in known if _is_zero_filled(p)]
-    solid = [p for p in known if p not in zero_filled]
+    solid = [position for position in known if not _is_zero_filled(position)]
+    zero_filled = [position for position in known if _is_zero_filled(position)]
     placed: dict[ObservedFile, Position] = {}
-    for among, moved in ((solid, False), (solid, True), (zero_filled, False)):
-        # the longer one of two copies holds more
-        for file in sorted((file for file in seen if file not in placed), key=lambda file: -file.size):
-            fitting = [
-                p for p in among if p.offset and (_begins_like(file, p) if moved else p.identity == file.identity)
-            ]
-            held = [(p, back) for p in fitting if (back := holds(file, p)) and (back.offset == p.offset or not moved)]
-            if held:  # several after a truncation: the one read furthest
-                own, placed[file] = max(held, key=lambda pair: pair[1].offset)
-                among.remove(own)
+    for candidates, moved in ((solid, False), (solid, True), (zero_filled, False)):
+        for file in sorted(seen, key=lambda file: -file.size):  # the longer one of two copies holds more
+            if file in placed:
+                continue
+            match = _furthest_match(file, candidates, moved, read)
+            if match is not None:
+                own, placed[file] = match
+                candidates.remove(own)
     free = [*solid, *zero_filled]
     rest = [file for file in seen if file not in placed]
     everyone = [*placed.values(), *followed, *free]
     for file in rest:
-        alike = [p for p in everyone if _begins_like(file, p)] if file.first.strip(b"\0") else []
-        cut = any(p.identity == file.identity and _begins_like(file, p) for p in known)
-        if file.live or cut:
-            backs = [back for p in alike if (back := holds(file, p))]
-            best = max(backs, key=lambda back: back.offset, default=start_position(file.name, file.identity))
-            free = [p for p in free if not p.goes_beyond(best)]
-            placed[file] = replace(best, left=-1)
+        is_zeros = not file.first.strip(b"\0")
+        alike = [] if is_zeros else [position for position in everyone if _begins_like(file, position)]
+        if file.live or _was_cut(file, known):
+            start = _furthest_start(file, alike, read)
+            free = [position for position in free if not position.goes_beyond(start)]
+            placed[file] = replace(start, left=-1)
         elif first_look:
             placed[file] = at_end(file, partial(read, file.name))
-        elif (
-            file.first and not alike and not any(other.live and other.first.startswith(file.first) for other in rest)
-        ):  # an empty file may become a copy
-            unread = [replace(p, name=file.name) for p in free if p.offset == 0 and p.identity == file.identity]
-            placed[file] = (*unread, start_position(file.name, file.identity))[0]
-    return [(file, placed[file]) for file in seen if file in placed], [p for p in free if p.offset]
+        elif file.first and not alike and not _is_copied(file, rest):  # an empty file may become a copy
+            placed[file] = _unread_start(file, free)
+    return [(file, placed[file]) for file in seen if file in placed], [position for position in free if position.offset]
+
+
+ReadNamed = Callable[[str, int, int], bytes]
+
+
+def _held(file: ObservedFile, position: Position, read: ReadNamed) -> Position | None:
+    """Return the position up to which this file holds what was read, under the file's own name."""
+    back = last_that_holds(position, partial(read, file.name))
+    return None if back is None else replace(back, name=file.name, identity=file.identity)
+
+
+def _furthest_match(
+    file: ObservedFile, candidates: Sequence[Position], moved: bool, read: ReadNamed
+) -> tuple[Position, Position] | None:
+    """Return the known position that this file holds, and the position to read on from.
+
+    Several match after a truncation: the one read furthest is used. moved: match files of another identity, which
+    must hold everything read."""
+    best = None
+    for position in candidates:
+        same = _begins_like(file, position) if moved else position.identity == file.identity
+        if not same or not position.offset:
+            continue
+        held = _held(file, position, read)
+        if held is None or (moved and held.offset != position.offset):
+            continue
+        if best is None or held.offset > best[1].offset:
+            best = position, held
+    return best
+
+
+def _was_cut(file: ObservedFile, known: Sequence[Position]) -> bool:
+    """Return True if this is a known file that no longer holds everything that was read of it."""
+    return any(position.identity == file.identity and _begins_like(file, position) for position in known)
+
+
+def _furthest_start(file: ObservedFile, alike: Sequence[Position], read: ReadNamed) -> Position:
+    """Return the start position of a file that begins like others: after their common part."""
+    start = None
+    for position in alike:
+        held = _held(file, position, read)
+        if held is not None and (start is None or held.offset > start.offset):
+            start = held
+    return start or start_position(file.name, file.identity)
+
+
+def _is_copied(file: ObservedFile, others: Sequence[ObservedFile]) -> bool:
+    """Return True if a live file begins with this file's content."""
+    return any(other.live and other.first.startswith(file.first) for other in others)
+
+
+def _unread_start(file: ObservedFile, free: Sequence[Position]) -> Position:
+    """Return the known position of an unread file, else a new one."""
+    for position in free:
+        if position.offset == 0 and position.identity == file.identity:
+            return replace(position, name=file.name)
+    return start_position(file.name, file.identity)
 
 
 def is_of(archive: CompressedFile, position: Position) -> bool:
@@ -271,17 +318,19 @@ def place_archives(
         if mine and mine.offset and mine.left != archive.size:  # being read, or changed since
             free.append(mine)
         fitting = [p for p in free if p.offset and _begins_like(archive, p) and not _is_zero_filled(p)]
-        if claimed := [p for p in fitting if archive.tried(p) not in tried]:
+        claimed = [p for p in fitting if archive.tried(p) not in tried]
+        if claimed:
             best = mine if mine in claimed else max(claimed, key=lambda p: p.offset)
             free.remove(best)
             to_read.append((archive, best))
-        elif first_look or mine or (fitting and not zero_filled):
+            continue
+        if first_look or mine or (fitting and not zero_filled):
             kept = mine if mine and mine not in free else _unread(archive)
             done.append(replace(kept, name=archive.name))
-        elif zero_filled or not (
-            any(_begins_like(archive, p) for p in (*others, *own))
-            or any(_alike(archive.first, first) for first in firsts)
-        ):
+            continue
+        is_read_elsewhere = any(_begins_like(archive, p) for p in (*others, *own))
+        is_plain_too = any(_alike(archive.first, first) for first in firsts)
+        if zero_filled or not (is_read_elsewhere or is_plain_too):
             to_read.append((archive, start_position(archive.name, archive.identity)))
     return Sorted(to_read, done, free)
 

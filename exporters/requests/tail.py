@@ -16,7 +16,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from errno import EINVAL
 from functools import partial
@@ -215,16 +215,12 @@ class Tail:
         seen, archives, unreadable = self._observe(
             {name: stat for name, stat in stats.items() if stat.identity not in followed}
         )
-        own = [p for p in self._known if p.identity in {archive.identity for archive in archives}]
-        own = [p for p in own if any(positions.is_of(archive, p) for archive in archives)]
-        aside = [p for p in self._known if p.identity in unreadable]
-        known = [p for p in self._known if p.identity not in unreadable and p not in own]
+        own, aside, known = self._sorted_known(archives, unreadable)
         positions_read = [file.position for file in self._followed]
         placed, missed = positions.match_files(seen, known, [*positions_read, *own], self._peek, self._first_look)
         others = [*positions_read, *aside, *(position for _, position in placed)]
-        firsts = [file.first for file in seen] + [
-            self._beginning(file) for file in self._followed if not file.position.heads
-        ]
+        firsts = [file.first for file in seen]
+        firsts += [self._beginning(file) for file in self._followed if not file.position.heads]
         found = positions.place_archives(archives, own, missed, others, firsts, self._tried, self._first_look)
 
         self._first_look = False
@@ -243,6 +239,21 @@ class Tail:
             else:
                 self._known.append(position)
         self._open_archives(found.to_read, now_s)
+
+    def _sorted_known(
+        self, archives: Sequence[CompressedFile], unreadable: Container[Identity]
+    ) -> tuple[list[Position], list[Position], list[Position]]:
+        """Sort the known positions: those of archives, those of files that cannot be read now, and the rest."""
+        own, aside, known = list[Position](), list[Position](), list[Position]()
+        for position in self._known:
+            is_own = any(positions.is_of(archive, position) for archive in archives)
+            if is_own:
+                own.append(position)
+            if position.identity in unreadable:
+                aside.append(position)
+            elif not is_own:
+                known.append(position)
+        return own, aside, known
 
     def _stats(self) -> dict[str, Stat]:
         """Return regular files with our names, each once: rotated ones first, oldest before newest."""

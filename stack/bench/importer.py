@@ -253,38 +253,48 @@ def _vllm_workload(found: VllmResult) -> dict[str, Any]:
 
 
 def _vllm_records(found: VllmResult, bench: str, number: int, started_s: float) -> Iterator[RequestRecord]:
-    """None without --save-detailed: then there are latencies at most, and not what failed."""
+    """Yield nothing without --save-detailed: then there are latencies at most, and not what failed."""
     if found.ttfts is None or found.errors is None:
         return
     first_s = min((start for start in found.start_times or () if start), default=None)
     for at, (ttft_s, error) in enumerate(zip(found.ttfts, found.errors, strict=True)):
-        # it failed with an empty reason
-        silent = not error and found.output_lens is not None and found.output_lens[at] == 0 and ttft_s == 0
-        outcome, reason = _outcome("failed" if silent else error)
-        good = outcome == "ok"
-        took_s = (
-            (found.latencies[at] if found.latencies else ttft_s + sum(found.itls[at]) if found.itls else None)
-            if good
-            else None
-        )
-        tokens = found.output_lens[at] if found.output_lens and good else None
-        start_s = found.start_times[at] if found.start_times else None
-        ended_s = (
-            started_s + start_s - first_s + took_s if start_s and first_s is not None and took_s is not None else None
-        )
-        yield RequestRecord(
+        about = RequestRecord(
             request_id=request_id(bench, number, at),
-            ts=None if ended_s is None else timestamp(ended_s),
             model=found.model_id,
             variant=ARM,
             prompt_tokens=found.input_lens[at] if found.input_lens else None,
+        )
+        # it failed with an empty reason
+        silent = not error and ttft_s == 0 and found.output_lens is not None and found.output_lens[at] == 0
+        outcome, reason = _outcome("failed" if silent else error)
+        if outcome != "ok":
+            yield msgspec.structs.replace(about, outcome=outcome, reason=reason)
+            continue
+        took_s = _took_s(found, at, ttft_s)
+        tokens = found.output_lens[at] if found.output_lens else None
+        start_s = found.start_times[at] if found.start_times else None
+        ts = tpot_ms = None
+        if took_s is not None and start_s and first_s is not None:
+            ts = timestamp(started_s + start_s - first_s + took_s)
+        if took_s is not None and tokens and tokens > 1:
+            tpot_ms = _ms((took_s - ttft_s) / (tokens - 1))
+        yield msgspec.structs.replace(
+            about,
+            ts=ts,
             completion_tokens=tokens,
-            ttft_ms=_ms(ttft_s) if good else None,
-            tpot_ms=_ms((took_s - ttft_s) / (tokens - 1)) if took_s is not None and tokens and tokens > 1 else None,
+            ttft_ms=_ms(ttft_s),
+            tpot_ms=tpot_ms,
             e2e_ms=None if took_s is None else _ms(took_s),
             outcome=outcome,
             reason=reason,
         )
+
+
+def _took_s(found: VllmResult, at: int, ttft_s: float) -> float | None:
+    """Return the seconds of a whole request, added up of its tokens where they are not given."""
+    if found.latencies:
+        return found.latencies[at]
+    return ttft_s + sum(found.itls[at]) if found.itls else None
 
 
 def _outcome(error: str | None) -> tuple[Outcome, str | None]:

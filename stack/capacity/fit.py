@@ -100,6 +100,23 @@ def ways(shape: ModelShape, serving: Serving, card: GpuModel) -> tuple[str, ...]
     return tuple(way for way in _changes(shape, serving, card) if way)
 
 
+def _least_split(shape: ModelShape, serving: Serving, card: GpuModel, whole: GpuModel) -> int:
+    """Return the least number of whole cards, more than now, over which the model fits; 0 where none does."""
+    for wide in (2, 4, 8):
+        split = replace(serving, tensor_parallel=wide)
+        if wide > serving.tensor_parallel and fits(shape, _on(split, card, whole), whole):
+            return wide
+    return 0
+
+
+def _smaller_weights(shape: ModelShape, serving: Serving, card: GpuModel) -> str | None:
+    for dtype in ("fp8", "int4"):
+        small = quantized(shape, dtype)
+        if fits(small, serving, card):
+            return f"weights in {dtype}, about {gib(small.weight_bytes or 0)} in all (check the quality)"
+    return None
+
+
 def _changes(shape: ModelShape, serving: Serving, card: GpuModel) -> Iterator[str | None]:
     alone = replace(serving, tensor_parallel=1, pipeline_parallel=1) if card.profile else serving
     whole = gpus.whole(card)
@@ -117,23 +134,11 @@ def _changes(shape: ModelShape, serving: Serving, card: GpuModel) -> Iterator[st
     ):
         yield f"--gpu-memory-utilization {USUAL_SHARE:g}, as vLLM has it"
     one_is_enough = near is not None and number == 1 and not (card.profile and serving.tensor_parallel > 1)
-    split = next(
-        (
-            wide
-            for wide in (2, 4, 8)
-            if wide > alone.tensor_parallel
-            and fits(shape, _on(replace(alone, tensor_parallel=wide), card, whole), whole)
-        ),
-        0,
-    )
+    split = _least_split(shape, alone, card, whole)
     if split and not one_is_enough:
         yield f"{split} whole {whole.name} with --tensor-parallel-size {split}"
     if shape.parameters and shape.quantization is None:
-        small = next((dtype for dtype in ("fp8", "int4") if fits(quantized(shape, dtype), alone, card)), None)
-        yield (
-            small
-            and f"weights in {small}, about {gib(quantized(shape, small).weight_bytes or 0)} in all (check the quality)"
-        )
+        yield _smaller_weights(shape, alone, card)
     if alone.cache_dtype == "auto" and fits(shape, replace(alone, cache_dtype="fp8"), card):
         yield "--kv-cache-dtype fp8 (check the quality)"
     most = longest(shape, alone, card)

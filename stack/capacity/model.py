@@ -7,7 +7,7 @@ that is not in FAMILIES is refused: a guess would look like a figure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -307,33 +307,54 @@ def _layers(fields: ConfigFields, model_type: str, family: ModelClass) -> tuple[
 def _kinds(fields: ConfigFields, model_type: str, family: ModelClass, number: int) -> tuple[Kind, ...]:
     """What each layer is: as config.json lists it, else as the family's own rule has it."""
     if model_type == "nemotron_h":
-        pattern = fields.get("hybrid_override_pattern")
-        if not isinstance(pattern, str) or len(pattern) != number or set(pattern) - set("M*E-"):
-            raise BadModel(
-                f"{fields.where}: hybrid_override_pattern should be {number} letters out of M * E -; take the whole"
-                " config.json"
-            )
-        named: dict[str, Kind] = {"M": "state", "*": "full"}
-        return tuple(named.get(letter, "none") for letter in pattern)
+        return _nemotron_kinds(fields, number)
     if model_type == "jamba":
         period, offset = fields.whole("attn_layer_period"), fields.count("attn_layer_offset")
         return tuple("full" if place % period == offset else "state" for place in range(number))
-    if (listed := fields.names("layer_types", number)) is not None and model_type != "gpt_oss":
-        if unknown := set(listed) - set(KINDS):
-            raise BadModel(
-                f"{fields.where}: layer_types names {sorted(unknown)[0]!r}, which is not known here; {READ_THE_LOG}"
-            )
-        return tuple(KINDS[word] for word in listed)
+    listed = fields.names("layer_types", number)
+    if listed is not None and model_type != "gpt_oss":
+        return _listed_kinds(fields, listed)
     if model_type in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
-        every = fields.whole("full_attention_interval", default=4)
-        return tuple("state" if (place + 1) % every else "full" for place in range(number))
+        return _mostly("state", fields.whole("full_attention_interval", default=4), number)
     if model_type == "llama4_text":
-        return tuple("chunked" if (place + 1) % 4 else "full" for place in range(number))
-    off = not fields.get("sliding_window") or fields.get("use_sliding_window") is False
-    first = number if off else fields.count("max_window_layers") if fields.get("use_sliding_window") is True else 0
+        return _mostly("chunked", 4, number)
+    return _windowed_kinds(fields, family, number)
+
+
+def _mostly(kind: Kind, every: int, number: int, first: int = 0) -> tuple[Kind, ...]:
+    """Layers of one kind from `first` on, but for each `every`th of all, which attends to everything."""
+    return tuple(kind if place >= first and (place + 1) % every else "full" for place in range(number))
+
+
+def _nemotron_kinds(fields: ConfigFields, number: int) -> tuple[Kind, ...]:
+    pattern = fields.get("hybrid_override_pattern")
+    if not isinstance(pattern, str) or len(pattern) != number or set(pattern) - set("M*E-"):
+        raise BadModel(
+            f"{fields.where}: hybrid_override_pattern should be {number} letters out of M * E -; take the whole"
+            " config.json"
+        )
+    named: dict[str, Kind] = {"M": "state", "*": "full"}
+    return tuple(named.get(letter, "none") for letter in pattern)
+
+
+def _listed_kinds(fields: ConfigFields, listed: Sequence[str]) -> tuple[Kind, ...]:
+    unknown = sorted(set(listed) - set(KINDS))
+    if unknown:
+        raise BadModel(f"{fields.where}: layer_types names {unknown[0]!r}, which is not known here; {READ_THE_LOG}")
+    return tuple(KINDS[word] for word in listed)
+
+
+def _windowed_kinds(fields: ConfigFields, family: ModelClass, number: int) -> tuple[Kind, ...]:
+    """Layers of a model that may have a sliding window; all are full where it is off."""
+    used = fields.get("use_sliding_window")
+    if not fields.get("sliding_window") or used is False:
+        first = number
+    elif used is True:
+        first = fields.count("max_window_layers")
+    else:
+        first = 0
     every = fields.whole("sliding_window_pattern", default=family.every) if family.every else number + 1
-    kinds: list[Kind] = ["window" if place >= first and (place + 1) % every else "full" for place in range(number)]
-    return tuple(kinds)
+    return _mostly("window", every, number, first)
 
 
 def _window(fields: ConfigFields, family: ModelClass, kinds: tuple[Kind, ...]) -> int | None:

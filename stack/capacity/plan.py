@@ -189,27 +189,29 @@ def plan(
     share = _shares(shape, serving, cache)
     held = _held(traffic, share) if traffic else None
     expected = held.time / held.share if held else None
-    speed = (
-        [*_bandwidth(shape, serving, card, held, targets), *_compute(shape, serving, card, traffic)]
-        if traffic and held
-        else []
-    )
+    speed = list[Limit]()
+    if traffic and held:
+        speed += _bandwidth(shape, serving, card, held, targets)
+        speed += _compute(shape, serving, card, traffic)
     if measured_per_s:
-        why = (
-            f"one replica was measured to keep its targets at {measured_per_s:g} a second; {MEASURED_SHARE:.0%} of"
-            " that, away from the knee"
-        )
-        speed.append(Limit(MEASURED, measured_per_s * MEASURED_SHARE, False, why))
+        speed.append(_measured(measured_per_s))
     most_seqs = tuning.max_num_seqs or min(default_seqs(card), serving.max_num_batched_tokens)
     seqs, why_seqs = _seqs(most_seqs, tuning, traffic, expected, speed)
     slots = seqs or max(1, min(most_seqs, math.floor(cache.concurrency)))
     limits = [*_memory_limits(traffic, held, most_seqs), *speed]
     rate = traffic.arrivals_per_s if traffic else None
     least = min((limit.rate_per_s for limit in limits), default=None)
-    # else there are bounds only of speed, and the cache may need more
-    known = measured_per_s or (traffic and traffic.time_s)
-    replicas = replicas_for(rate, least) if rate and least and known else None
+    time_s = traffic.time_s if traffic else None
+    replicas = None
+    # without either there are bounds only of speed, and the cache may need more
+    if rate and least and (measured_per_s or time_s):
+        replicas = replicas_for(rate, least)
     its_name = name or shape.name
+    notes = [*shape.notes]
+    if traffic:
+        notes += traffic.notes
+    notes += hard
+    notes += _notes(shape, traffic, measured_per_s)
     return Plan(
         shape,
         serving,
@@ -224,14 +226,23 @@ def plan(
         guaranteed=cache.concurrency,
         expected=expected,
         at_p95=1 / share(_p95(traffic)) if traffic else None,
-        cache_share=rate * held.share if rate and held and traffic and traffic.time_s else None,
+        cache_share=rate * held.share if rate and held and time_s else None,
         limits=tuple(limits),
         replicas=replicas,
         flags=tuple(recommend.flags(serving, tuning, seqs, why_seqs, its_name)),
         gateway=recommend.gateway(serving, cache, traffic, share, slots, replicas or 1, its_name),
         cost=_cost(prices, card, serving, traffic, replicas, least, its_name) if prices else None,
-        notes=(*shape.notes, *(traffic.notes if traffic else ()), *hard, *_notes(shape, traffic, measured_per_s)),
+        notes=tuple(notes),
     )
+
+
+def _measured(per_s: float) -> Limit:
+    """Return the limit of a replica that was measured."""
+    why = (
+        f"one replica was measured to keep its targets at {per_s:g} a second; {MEASURED_SHARE:.0%} of that, away from"
+        " the knee"
+    )
+    return Limit(MEASURED, per_s * MEASURED_SHARE, False, why)
 
 
 # ---- what requests hold

@@ -6,7 +6,6 @@ import contextlib
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -34,20 +33,9 @@ from stack.tuning.annotate import EventLog
 from stack.tuning.comparison import BadComparison, Comparison, table_rows
 from stack.tuning.experiment import Engines, Experiment
 from stack.tuning.gates import Limits, gates
-from stack.tuning.run_comparison import Setting, compare_runs
+from stack.tuning.saved_benches import arms_of, compare_saved
 
 VERDICTS = "verdicts.json"
-_NO_WORK = {
-    "about",
-    "scenario",
-    "expected_hit",
-    "runs",
-    "order",
-    "slo",
-    "concurrency",
-    "rate",
-    "burst",
-}  # of a workload, beside a load that both have
 
 
 def _share(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
@@ -268,7 +256,9 @@ def compare_command(
             raise click.UsageError("--exclude-run goes with the folder of one bench: runs of two have the same numbers")
         if arms if logs else event_id or variants:
             raise click.UsageError("--arms goes with folders of benches, --event and --variant go with --log")
-        found = _live(logs, event_id, variants, events_path, window_s) if logs else _saved(folders, arms, excluded)
+        found = (
+            _live(logs, event_id, variants, events_path, window_s) if logs else compare_saved(folders, arms, excluded)
+        )
         limits = Limits(max_p95_regression, max_error_rate)
         broken = [violation for each in found for violation in gates(each, limits)]
     if as_json:
@@ -284,88 +274,6 @@ def compare_command(
         for violation in broken:
             console.print(Text(f"GATE {violation.limit}: {violation.what}", style="red"))
     raise SystemExit(3 if broken else 0)
-
-
-def _saved(folders: Sequence[Path], arms: tuple[str, str] | None, excluded: Sequence[int] = ()) -> list[Comparison]:
-    """Benches that were saved: two, or two arms of one, without the runs of these numbers. Raises BadBench and
-    BadComparison."""
-    if len(folders) > 2:
-        raise BadComparison(f"{len(folders)} benches are given; compare two")
-    folders = list({_place(folder): folder for folder in folders}.values())  # two names of one are its arms
-    benches = [result.read(folder) for folder in folders]
-    for folder, bench in zip(folders, benches, strict=True):
-        if not bench.runs:
-            raise BadComparison(f"{folder} has no runs{f': {bench.cut}' if bench.cut else ''}")
-    one_bench = len(benches) == 1
-    known = [arms_of([bench]) for bench in benches]
-    if arms is None:
-        if one_bench and len(known[0]) != 2:
-            raise BadComparison(f"{folders[0]} has the arms {', '.join(known[0])}; say which two with --arms A B")
-        arms = (known[0][0], known[0][1]) if one_bench else (known[0][0], known[1][0])
-    sides = [
-        [run for run in bench.runs if run.arm == arm]
-        for bench, arm in zip((benches[0], benches[-1]), arms, strict=True)
-    ]
-    for folder, arm, runs, names in zip((folders[0], folders[-1]), arms, sides, (known[0], known[-1]), strict=True):
-        if not runs:
-            raise BadComparison(f"{folder} has no run of an arm {arm}; there are {', '.join(names)}")
-    _refuse_unknown(excluded, sides, folders[0])
-    labels = arms if one_bench else _labels(folders)
-    loads = [
-        load
-        for load in dict.fromkeys((run.workload, run.point) for run in sides[0])
-        if any((r.workload, r.point) == load for r in sides[1])
-    ]
-    if not loads:
-        raise BadComparison(f"{folders[0]} and {folders[-1]} have no workload and load in common")
-    engines = [
-        {(each.engine.url, each.engine.started_s) for each in bench.arms if each.name == arm}
-        for bench, arm in zip((benches[0], benches[-1]), arms, strict=True)
-    ]
-    found = []
-    for load in loads:
-        repeated = any(experiment.repeats(bench, load[0]) for bench in benches)
-        setting = Setting(one_bench=one_bench, shared_engine=engines[0] == engines[1], repeated=repeated)
-        a, b = ([run for run in side if (run.workload, run.point) == load] for side in sides)
-        mine = {run.number for run in (*a, *b)} & set(excluded)
-        comparison = compare_runs(a, b, setting=setting, names=labels, excluded=mine)
-        found.append(replace(comparison, caveats=(*_asked_otherwise(benches, load[0]), *comparison.caveats)))
-    return found
-
-
-def _refuse_unknown(excluded: Sequence[int], sides: Sequence[Sequence[result.Run]], folder: Path) -> None:
-    """Raise BadComparison for a run to exclude that no side has."""
-    known = sorted({run.number for side in sides for run in side})
-    if unknown := sorted(set(excluded) - set(known)):
-        raise BadComparison(
-            f"--exclude-run {unknown[0]}: {folder} has no such run of these arms; there are"
-            f" {', '.join(map(str, known))}"
-        )
-
-
-def _place(folder: Path) -> Path:
-    return (folder if folder.is_dir() else folder.parent).resolve()
-
-
-def _labels(folders: Sequence[Path]) -> tuple[str, str]:
-    """What two benches are called: their folders' names, or where those are the same, as much of their paths as tells
-    them apart."""
-    first, second = (_place(folder).parts for folder in folders)
-    least = next(least for least in range(1, max(len(first), len(second)) + 1) if first[-least:] != second[-least:])
-    return "/".join(first[-least:]), "/".join(second[-least:])
-
-
-def _asked_otherwise(benches: Sequence[result.Bench], name: str) -> list[str]:
-    """What two benches say differently of the workload that has this name in both."""
-    first, second = (
-        next((each for each in bench.workloads if each.get("name") == name), {}) for bench in (benches[0], benches[-1])
-    )
-    differ = sorted(key for key in {*first, *second} - _NO_WORK if first.get(key) != second.get(key))
-    return (
-        [f"the benches asked otherwise: workload {name} has another {', '.join(differ)}"]
-        if differ and first and second
-        else []
-    )
 
 
 def _live(
@@ -490,10 +398,5 @@ def _verdicts(folder: Path) -> list[Comparison]:
     found = []
     for other in others:
         with contextlib.suppress(BadComparison):  # an arm that was never run
-            found += _saved([folder], (first, other))
+            found += compare_saved([folder], (first, other))
     return found
-
-
-def arms_of(benches: Sequence[result.Bench]) -> list[str]:
-    """Their arms, in the order in which they come."""
-    return list(dict.fromkeys(arm.name for bench in benches for arm in bench.arms))

@@ -107,25 +107,33 @@ def _dots(group: RunGroup, names: Sequence[str], band: tuple[float, float] | Non
     return found
 
 
+def _by_end(records: Iterable[RequestRecord]) -> list[tuple[float, RequestRecord]]:
+    """Return the records that say when they ended, with that time."""
+    found = []
+    for record in records:
+        ended_s = ended_at(record)
+        if ended_s is not None:
+            found.append((ended_s, record))
+    return found
+
+
 def _time(material: Material, names: Sequence[str]) -> Drawn:
     """Every request by the time of its end, with the runs and events around it."""
     bench = material.bench
     runs = [run for run in bench.runs if run.arm in names]
-    timed = {
-        run.number: [
-            (at_s, record) for record in material.of_run.get(run.number, ()) if (at_s := ended_at(record)) is not None
-        ]
-        for run in runs
-    }
+    timed = {run.number: _by_end(material.of_run.get(run.number, ())) for run in runs}
     streamed = any(record.ttft_ms is not None for found in timed.values() for _, record in found)
     metric = "ttft_ms" if streamed else "e2e_ms"
-    good = {
-        number: [(at_s, value) for at_s, record in found if (value := _measured(record, metric)) is not None]
-        for number, found in timed.items()
-    }
-    bad = [
-        (at_s, run, record) for run in runs for at_s, record in timed[run.number] if record.outcome not in (None, "ok")
-    ]
+    good: dict[int, list[tuple[float, float]]] = {}
+    bad = []
+    for run in runs:
+        good[run.number] = []
+        for at_s, record in timed[run.number]:
+            value = _measured(record, metric)
+            if value is not None:
+                good[run.number].append((at_s, value))
+            if record.outcome not in (None, "ok"):
+                bad.append((at_s, run, record))
     kept, every = _thinned(good)
     shown_bad = bad[:: math.ceil(len(bad) / MOST_FAILED) or 1]
     whole, shown = sum(map(len, good.values())), sum(map(len, kept.values()))

@@ -157,7 +157,7 @@ def test_the_image_context_is_what_the_dockerfile_copies(made: Path):
 def small(tmp_path) -> Path:
     """A tree that git has, with a version and its section."""
     (tmp_path / "pyproject.toml").write_text('[project]\nversion = "1.2.3"\n')
-    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 1.2.3 (2026-01-02)\n")
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## [1.2.3] - 2026-01-02\n")
     who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
     for words in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "all"]):
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
@@ -176,7 +176,23 @@ def test_a_changed_tree_is_refused_with_the_file(small: Path):
 
 def test_a_version_without_its_section_is_refused(small: Path):
     (small / "pyproject.toml").write_text('[project]\nversion = "1.2.4"\n')
-    assert "CHANGELOG.md has no section `## 1.2.4`" in release.why_not(small)[1]
+    assert "CHANGELOG.md has no section `## [1.2.4] - YYYY-MM-DD`" in release.why_not(small)[1]
+
+
+def test_a_section_without_its_date_is_refused(small: Path):
+    (small / "CHANGELOG.md").write_text("# Changelog\n\n## [1.2.3]\n")
+    assert "CHANGELOG.md has no section" in release.why_not(small)[1]
+
+
+def test_the_changelog_has_the_sections_of_keep_a_changelog_in_their_order():
+    """Below each version, newest first, `Added` to `Security`, each at most once and never empty."""
+    known = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
+    for version in re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]:
+        assert re.match(r"\[(Unreleased|\d+\.\d+\.\d+)\]( - \d{4}-\d\d-\d\d)?\n", version)
+        title, *sections = re.split(r"^### ", version, flags=re.MULTILINE)
+        names = [section.splitlines()[0] for section in sections]
+        assert [name for name in known if name in names] == names, title
+        assert all(re.search(r"^- ", section, re.MULTILINE) for section in sections)
 
 
 def test_a_folder_with_other_things_is_not_replaced(tmp_path, capsys):

@@ -11,7 +11,7 @@ from exporters.catalogue.metric import Unit
 from stack.doctor.checks.case import FEW, ROOM, Case, CheckResult, Fact, check_result, running_and_waiting, ttft_p95
 from stack.doctor.checks.failures import REFUSED_FOR_LOAD
 from stack.doctor.checks.queue import check_kv_full, check_preempted, check_queue, expected_wait
-from stack.doctor.evidence import GatewayEvidence
+from stack.doctor.evidence import EngineSnapshot, GatewayEvidence
 
 LATE_LOOP = Threshold(
     "late_loop",
@@ -77,43 +77,35 @@ def _with_slots(found: CheckResult, gate: GatewayEvidence | None) -> CheckResult
 
 def check_gateway_queue(case: Case) -> CheckResult | None:
     """The wait before the engine, where the engine itself has room."""
-    figures, gate, clients = case.figures, case.gateway, case.clients
-    limit = case.at(thresholds.QUEUE_TIME_P95)
-    queued = clients.queue if clients else None
-    waits = bool(gate and gate.waiting and gate.waiting.lowest > 0)
-    room = (
-        figures.waiting is not None
-        and figures.waiting.mean < 1
-        and not (figures.kv and figures.kv.highest > ROOM.value)
-    )
-    if not room or not (queued or waits):
+    figures, gate = case.figures, case.gateway
+    if not _engine_has_room(figures):
         return None
+    queued = case.clients.queue if case.clients else None
+    waiting = gate.waiting if gate else None
+    limit, length = case.at(thresholds.QUEUE_TIME_P95), case.at(thresholds.QUEUE_LENGTH)
     late = queued is not None and queued.at(95) > limit.value
-    long = (
-        waits
-        and gate is not None
-        and gate.waiting is not None
-        and gate.waiting.lowest > case.at(thresholds.QUEUE_LENGTH).value
-    )
+    long = waiting is not None and waiting.lowest > max(0.0, length.value)
     if not late and not long:
         return None
-    facts = [Fact("queue time p95 in the gateway", queued.at(95), Unit.SECONDS, limit)] if queued else []
-    if gate and gate.waiting:
-        length = case.at(thresholds.QUEUE_LENGTH)
-        facts += [Fact("requests wait in the gateway, at least", gate.waiting.lowest, Unit.REQUESTS, length)]
+    facts = list[Fact]()
+    if queued:
+        facts.append(Fact("queue time p95 in the gateway", queued.at(95), Unit.SECONDS, limit))
+    if waiting:
+        facts.append(Fact("requests wait in the gateway, at least", waiting.lowest, Unit.REQUESTS, length))
     if gate and gate.slots:
-        facts += [Fact("slots", gate.slots.highest, Unit.REQUESTS)]
-    expected = expected_wait(case, gate.waiting) if gate and not queued else ()
+        facts.append(Fact("slots", gate.slots.highest, Unit.REQUESTS))
+    expected = expected_wait(case, waiting) if gate and not queued else ()
     serious = late or any(fact.over for fact in (*expected, *ttft_p95(case)))
-    found = check_result(
-        "gateway-queue",
-        queued.count if queued else figures.requests,
-        *facts,
-        *expected,
-        *running_and_waiting(figures),
-        serious=serious,
-    )
-    return _with_slots(found, gate)
+    amount = queued.count if queued else figures.requests
+    ran = running_and_waiting(figures)
+    return _with_slots(check_result("gateway-queue", amount, *facts, *expected, *ran, serious=serious), gate)
+
+
+def _engine_has_room(figures: EngineSnapshot) -> bool:
+    """Return whether nearly nobody waits in the engine and its KV cache is not full."""
+    if figures.waiting is None or figures.waiting.mean >= 1:
+        return False
+    return figures.kv is None or figures.kv.highest <= ROOM.value
 
 
 def check_one_team(case: Case) -> CheckResult | None:

@@ -802,7 +802,8 @@ def test_a_sidecar_loads_the_protocol_and_the_signals_that_are_configured(otlp, 
 def loaded(config: str) -> set[str]:
     """What of the SDK a sidecar with this configuration has loaded."""
     code = (
-        "import sys; from exporters.sidecar import OtlpConfig, Sidecar, SidecarConfig;"
+        "import sys; from exporters.sidecar import Sidecar; from exporters.sidecar_config import SidecarConfig;"
+        "from exporters.tracing.config import OtlpConfig;"
         f"Sidecar(SidecarConfig({config}));"
         "print(*{'grpc', 'requests', 'opentelemetry', 'exporters.tracing.genai_metrics'} & set(sys.modules))"
     )
