@@ -19,7 +19,7 @@ ALONGSIDE := --numprocesses auto --dist loadfile --no-loadscope-reorder
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help lab cli test check lint bench-dashboards bench-rules bench-admission bench-gateway bench-judge bench-runner bench-crosscheck bench-truth bench-tuning bench-faults bench-sidecar bench-fleet bench-histograms bench-soak
-.PHONY: drills screenshots
+.PHONY: drills screenshots mutants
 .PHONY: release audit pins import-graph
 .DEFAULT_GOAL := help
 
@@ -31,6 +31,7 @@ help:
 	@echo 'make release                   wheel, source, image context, bundle and checksums in dist/, the same bytes each time'
 	@echo 'make pins [ARGS=--upgrade]     requirements/*.txt from pyproject.toml: one version and the hashes of each dependency'
 	@echo 'make import-graph              cycles, upward imports, and which package imports which; ARGS=--write draws it into docs/internals/architecture.md'
+	@echo 'make mutants                   200 random one-point changes of the product, and which of them no unit test notices; ARGS="--module tail"'
 	@echo 'make audit                     known vulnerabilities and licences of what requirements/run.txt pins'
 	@echo 'make bench-dashboards          what printing, Overview on 24 h of 20 engines, and our own board there cost'
 	@echo 'make screenshots               pictures of every dashboard at 1440 and 400 px over an hour of 20 teams; ARGS=--docs those of the documentation'
@@ -64,9 +65,14 @@ test: $(VENV)/dev.done
 	$(PYTEST) $(ALONGSIDE) -m "not ($(LIVE))" $(ARGS); fast=$$?; \
 	$(PYTEST) -m "$(LIVE)" $(ARGS); live=$$?; \
 	case "$$fast $$live" in "0 0" | "0 5" | "5 0") ;; *) exit 1 ;; esac
+	$(if $(ARGS),,@$(MAKE) --no-print-directory mutants ARGS="--count 20 --at-least 1 --limit-s 200")
 
 check: $(VENV)/dev.done lint
 	$(PYTEST) $(ALONGSIDE) -m "not ($(LIVE))" $(ARGS)
+
+# A mutant that its tests do not notice, in modules whose errors would go unnoticed longest.
+mutants: $(VENV)/dev.done
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench/mutants.py $(ARGS)
 
 release: $(VENV)/dev.done
 	@PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m tools.release $(ARGS)

@@ -1,9 +1,9 @@
-"""Engines: do they answer, do they work, do they stay up?"""
+"""Alerts on engines: unreachable, hung, restarting, slow to start, or with a growing queue."""
 
 from __future__ import annotations
 
 from alerts import recorded, thresholds
-from alerts.labels import ENGINE, JOB, TARGET, by, on
+from alerts.labels import ENGINE_POD, JOB, TARGET_POD, by, on
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Severity
 from alerts.settings import Settings
@@ -11,19 +11,18 @@ from exporters.catalogue import promql, vllm
 from exporters.catalogue.prometheus import PROCESS_START, UP
 from exporters.text import format_duration, parse_window
 
-# with the minute of waiting less than the five after which vLLM gives up a worker that hangs, and itself
+# together with the hold of 1 min below the 5 min after which vLLM ends an engine whose worker hangs
 FROZEN_FOR = "3m"
-QUEUE_FOR = "10m"  # a queue that stands and grows for so long does not drain by itself
+QUEUE_FOR = "10m"  # a queue that has grown for this long does not drain by itself
 _DEFERRED = ('reason="deferred"',)
 
 
 def frozen(window: str, labels: tuple[str, ...], where: tuple[str, ...] = ()) -> str:
-    """The engines that had work all the time and made nothing of it.
+    """Return the engines that had requests during the whole window and processed no token; the value is the requests.
 
-    Work means that requests ran, or waited, in every scrape of the window, and that the engine was there when it began
-    and is there now: one that was idle and has just been given its first request is not frozen, nor is one that is
-    gone. Prompt tokens count when a prefill is done, so a window shorter than the longest prefill would call that
-    frozen."""
+    An engine counts only if requests ran or waited at every scrape of the window, it was scraped at its beginning and
+    is scraped now: an idle engine with its first request is not hung, nor is one that is gone. Prompt tokens count
+    when a prefill is done, so the window must be longer than the longest prefill."""
     running, waiting = vllm.NUM_REQUESTS_RUNNING, vllm.NUM_REQUESTS_WAITING
     had_work = " + ".join(
         f"sum {by(labels)} (min_over_time({promql.series(gauge, where)}[{window}]))" for gauge in (running, waiting)
@@ -38,12 +37,12 @@ def frozen(window: str, labels: tuple[str, ...], where: tuple[str, ...] = ()) ->
 def alerts(s: Settings) -> tuple[Alert, ...]:
     up = promql.series(UP, (s.engine,))
     hour = s.window("1h")
-    starts = promql.changes(PROCESS_START, hour, TARGET, (s.engine,))
-    resets = promql.resets(vllm.GENERATION_TOKENS, hour, TARGET, (s.engine,))
+    starts = promql.changes(PROCESS_START, hour, TARGET_POD, (s.engine,))
+    resets = promql.resets(vllm.GENERATION_TOKENS, hour, TARGET_POD, (s.engine,))
     slow, again = s.at(thresholds.START_TIME), s.at(thresholds.RESTARTS)
     loading = s.window(format_duration(max(1, round(slow.value))))
-    # Not one that is new and loads its model: it was up of late, or is known for longer than a start takes. The hour
-    # before that start is for times when Prometheus itself was away.
+    # Leaves out a new engine that loads its model: it was up within the window, or has been a target for longer than a
+    # start takes. The hour before that start covers outages of Prometheus itself.
     known = (
         f"(max_over_time({up}[{max(hour, loading, key=parse_window)}]) == 1 or last_over_time({up}[{hour}] offset"
         f" {loading}))"
@@ -57,10 +56,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.CRITICAL,
             f"group {by(JOB)} ({up}) unless group {by(JOB)} ({up} == 1) and group {by(JOB)} {known}",
             hold="1m",
-            summary="No engine of a scrape job answers.",
+            summary="vLLM down: no engine of job {{ $labels.job }} answers",
             description=(
-                "None of the engines of job {{ $labels.job }} has answered Prometheus for a minute: their users get"
-                " connection errors, or the network between is gone."
+                "No engine of job {{ $labels.job }} has answered Prometheus for 1 min: users get connection errors,"
+                " or only the network between Prometheus and the engines is down. Check whether the gateway still"
+                " reaches the engines (runbook step 3), then read the end of the engine logs."
             ),
             panel=PanelRef("overview", "engines-up"),
             threshold=slow,
@@ -71,11 +71,12 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.WARNING,
             f"{up} == 0 and {known}",
             hold="2m",
-            summary="An engine does not answer its scrape.",
+            summary="vLLM unreachable: {{ $labels.instance }} of job {{ $labels.job }} does not answer its scrape",
             description=(
-                "{{ $labels.instance }} of job {{ $labels.job }} has not answered for two minutes though it did within"
-                " the hour, or for longer than a start takes: requests that it had are lost, and the others of the job"
-                " carry its load."
+                "{{ $labels.instance }} of job {{ $labels.job }} has not answered Prometheus for 2 min, although it"
+                " did within the last hour or has had more time than a start takes. Its requests are lost, and the"
+                " other engines of the job carry its load. Check whether the process runs, and read the end of its"
+                " log."
             ),
             panel=PanelRef("overview", "engines-up"),
             threshold=slow,
@@ -87,22 +88,24 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.WARNING,
             recorded.lost_jobs(s, s.engine),
             hold="15m",
-            summary="A scrape job of engines has no target any more.",
+            summary="vLLM targets lost: service discovery finds no engine of job {{ $labels.job }}",
             description=(
-                "Job {{ $labels.job }} had engines within the last day, and service discovery finds none now: nothing"
-                " about them can alert."
+                "Job {{ $labels.job }} had engines within the last day; service discovery has found none for 15"
+                " min, so no other alert about them can fire. Check whether the engines still serve. If they were"
+                " removed on purpose, silence this alert: it ends after a day."
             ),
             panel=PanelRef("monitoring-health", "targets-up"),
         ),
         Alert(
             "VLLMMetricsAbsent",
             Severity.WARNING,
-            f"{up} == 1 unless {on(TARGET)} {promql.series(vllm.NUM_REQUESTS_RUNNING, (s.engine,))}",
+            f"{up} == 1 unless {on(TARGET_POD)} {promql.series(vllm.NUM_REQUESTS_RUNNING, (s.engine,))}",
             hold="5m",
-            summary="An engine's target answers without vLLM's series.",
+            summary="vLLM metrics missing: {{ $labels.instance }} of job {{ $labels.job }} exposes no vllm: series",
             description=(
-                "{{ $labels.instance }} of job {{ $labels.job }} answers its scrape, but shows no vllm: series: every"
-                " panel and every other alert about it is blind."
+                "{{ $labels.instance }} of job {{ $labels.job }} has answered its scrape for 5 min without any"
+                " vllm: series: its panels are empty, and no other alert about it can fire. Check that the scrape"
+                " address is the engine's own port and that vLLM runs without --disable-log-stats."
             ),
             panel=PanelRef("monitoring-health", "scrape-samples"),
             muted_by=("VLLMEngineDown",),
@@ -110,12 +113,14 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMEngineFrozen",
             Severity.CRITICAL,
-            frozen(s.window(FROZEN_FOR), ENGINE, (s.engine,)),
+            frozen(s.window(FROZEN_FOR), ENGINE_POD, (s.engine,)),
             hold="1m",
-            summary="An engine is up and makes no tokens.",
+            summary="vLLM hung: {{ $labels.model_name }} on {{ $labels.instance }} has requests and makes no tokens",
             description=(
-                "{{ $labels.model_name }} on {{ $labels.instance }} has had requests for three minutes and made no"
-                " token of prompt or answer: health checks pass, and its users wait for ever."
+                "{{ $labels.model_name }} on {{ $labels.instance }} has held {{ $value | humanize }} or more"
+                " requests for 3 min and processed no prompt or output token. Its /health still returns 200, so"
+                " balancers keep sending to it. Save the stacks of its processes with py-spy (runbook step 5), then"
+                " restart this engine."
             ),
             panel=PanelRef("fleet", "frozen"),
             muted_by=("VLLMEngineDown",),
@@ -126,10 +131,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             f"({starts} or {resets}) >= {again}",
             hold="0s",
             keep_firing="10m",
-            summary="An engine starts again and again.",
+            summary="vLLM restart loop: {{ $labels.instance }} of job {{ $labels.job }}",
             description=(
-                "{{ $labels.instance }} has started again {{ $value | humanize }} times within an hour; each time its"
-                " requests are lost and its cache is cold."
+                "{{ $labels.instance }} of job {{ $labels.job }} has restarted {{ $value | humanize }} times within"
+                " the last hour; each restart loses its requests and its prefix cache. Read the last error in the"
+                " log of the previous process: it names the cause, such as lack of memory or a failed worker."
             ),
             panel=PanelRef("fleet", "restarts"),
             threshold=again,
@@ -139,13 +145,14 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             "VLLMSlowStart",
             Severity.WARNING,
             f"min_over_time({recorded.AGE}[{hour}]) > {slow} "
-            f"and max {by(TARGET)} (time() - {promql.series(PROCESS_START, (s.engine,))}) < {s.seconds('1h')} "
-            f"and {promql.lowest(UP, hour, TARGET, (s.engine,))} == 0",  # or nobody had asked it before
+            f"and max {by(TARGET_POD)} (time() - {promql.series(PROCESS_START, (s.engine,))}) < {s.seconds('1h')} "
+            f"and {promql.lowest(UP, hour, TARGET_POD, (s.engine,))} == 0",  # else it was not scraped before
             hold="0s",
-            summary="An engine took long to start.",
+            summary="vLLM slow start: {{ $labels.instance }} of job {{ $labels.job }}",
             description=(
-                "{{ $labels.instance }} answered only {{ $value | humanizeDuration }} after its process had started;"
-                " help that comes so late is no help."
+                "{{ $labels.instance }} of job {{ $labels.job }} first answered {{ $value | humanizeDuration }}"
+                " after its process started, within the last hour: too late to replace a failed engine. Compare the"
+                " load, compile and graph-capture times in its log with those of an earlier start."
             ),
             panel=PanelRef("fleet", "up-since"),
             threshold=slow,
@@ -155,13 +162,16 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMQueueGrowing",
             Severity.WARNING,
-            f"{promql.lowest(waiting, ten, ENGINE)} > {length} and {promql.rise(waiting, ten, ENGINE)} >= {length}",
+            f"{promql.lowest(waiting, ten, ENGINE_POD)} > {length}"
+            f" and {promql.rise(waiting, ten, ENGINE_POD)} >= {length}",
             hold="5m",
             keep_firing="5m",
-            summary="An engine's queue grows.",
+            summary="Queue growing: {{ $labels.model_name }} on {{ $labels.instance }}",
             description=(
-                "{{ $value | humanize }} requests or more have waited for {{ $labels.model_name }} on {{"
-                " $labels.instance }} for ten minutes, and they become more: more comes in than it finishes."
+                "At least {{ $value | humanize }} requests have waited for {{ $labels.model_name }} on"
+                " {{ $labels.instance }} for 10 min, and the queue grows: more arrive than it finishes. Check"
+                " whether other engines of the model have room, and send new requests there; if none has, pause"
+                " batch work."
             ),
             panel=PanelRef("fleet", "waiting"),
             threshold=length,
@@ -170,12 +180,14 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMRequestsDeferred",
             Severity.WARNING,
-            f"{promql.lowest(vllm.NUM_REQUESTS_WAITING_BY_REASON, ten, ENGINE, _DEFERRED)} > 0",
+            f"{promql.lowest(vllm.NUM_REQUESTS_WAITING_BY_REASON, ten, ENGINE_POD, _DEFERRED)} > 0",
             hold="10m",
-            summary="Requests are held back for something other than room.",
+            summary="Requests deferred: {{ $labels.model_name }} on {{ $labels.instance }}",
             description=(
-                "{{ $value | humanize }} requests for {{ $labels.model_name }} on {{ $labels.instance }} wait for an"
-                " adapter slot, a grammar or a transfer of KV cache, not for room."
+                "At least {{ $value | humanize }} requests for {{ $labels.model_name }} on {{ $labels.instance }}"
+                " have waited for 10 min for an adapter slot, a grammar or a KV-cache transfer, not for free"
+                " blocks. Check whether more LoRA adapters are in use than --max-loras admits at once (runbook step"
+                " 3)."
             ),
             panel=PanelRef("overview", "waiting-by-reason"),
             muted_by=("VLLMEngineDown", "VLLMEngineFrozen"),

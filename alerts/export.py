@@ -1,5 +1,4 @@
-"""Alerts for a Prometheus and an Alertmanager that are there already: as files, with a deployment's own numbers, links
-and objectives.
+"""Export of alerts for an existing Prometheus and Alertmanager, with own thresholds, links and objectives.
 
 In an exported folder *.yaml are rule files, and *.yml are for Alertmanager and for the next export."""
 
@@ -37,9 +36,8 @@ _NUMBERS = """\
 
 @dataclass(frozen=True, slots=True)
 class AlertOptions:
-    """What a deployment asks for. thresholds and slo are its own files, None for what is shipped. Raises BadConfig for
-    what is wrong in them.
-    secrets: the folder in which Alertmanager finds them."""
+    """Options of an export. thresholds, slo: files of the deployment, None for the defaults; reading them raises
+    BadConfig for a mistake. secrets: folder from which Alertmanager reads secrets."""
 
     thresholds: Path | None = None
     slo: Path | None = None
@@ -63,7 +61,7 @@ def objectives(path: Path) -> Objectives:
 
 
 def links(runbooks: str | None, dashboards: str | None) -> Links:
-    """Where pages and panels of this deployment are served. Raises ValueError for what is no web address."""
+    """Return the base addresses of runbooks and dashboards. Raises ValueError for text that is not a web address."""
     given = {name: _address(url) for name, url in (("runbooks", runbooks), ("dashboards", dashboards)) if url}
     return Links(**given)
 
@@ -76,7 +74,7 @@ def _address(url: str) -> str:
 
 
 def warnings(where: Links) -> Iterator[str]:
-    """What a link in an alert would not do for who reads it elsewhere."""
+    """Yield a warning for each base address that works on this machine only."""
     for what, url, option in (
         ("runbook", where.runbooks, "--runbook-base"),
         ("dashboard", where.dashboards, "--dashboard-base"),
@@ -99,13 +97,13 @@ def _loopback(host: str) -> bool:
 
 
 def files(wanted: AlertOptions) -> dict[str, str]:
-    """Name and text of every exported file."""
+    """Return name and text of every exported file."""
     settings, promised = wanted.settings, wanted.objectives
-    told = routing.configuration(
+    alertmanager = routing.configuration(
         wanted.receiver, settings, promised, secrets=wanted.secrets, deadman=wanted.deadman, header=""
     )
     rest = {
-        "alertmanager.yml": told.lstrip(), "thresholds.yml": numbers(settings),
+        "alertmanager.yml": alertmanager.lstrip(), "thresholds.yml": numbers(settings),
         "objectives.yml": unmarked((wanted.slo or SHIPPED_OBJECTIVES).read_text(encoding="utf-8")),
     }  # fmt: skip
     rules = dict(printer.rule_files(wanted.links, settings, promised, header=""))
@@ -147,7 +145,7 @@ def _shown(used: Threshold) -> str:
 
 
 def next_steps(folder: Path, wanted: AlertOptions) -> Iterator[str]:
-    """What to do with exported files, one command or sentence each."""
+    """Yield the next steps after an export, one command or sentence each."""
     jobs = wanted.settings.overlay
     yield f"promtool check rules {folder}/*.yaml && amtool check-config {folder}/alertmanager.yml"
     yield f"in prometheus.yml: rule_files: [{folder.resolve()}/*.yaml]; then reload it (SIGHUP, or POST /-/reload)"
@@ -173,14 +171,14 @@ def next_steps(folder: Path, wanted: AlertOptions) -> Iterator[str]:
 
 
 def rows(settings: Settings = SHIPPED) -> Iterator[dict[str, Any]]:
-    """Every alert for a reader."""
+    """Yield a row for each alert."""
     own = {threshold.name for threshold in thresholds.ALL}
     for alert in registry.alerts(settings):
         yield {
             "name": alert.name,
             "severity": alert.labels["severity"],
             "for": alert.hold,
-            "summary": alert.summary,
+            "summary": alert.title,
             "panel": f"{alert.panel.board}/{alert.panel.panel}",
             "threshold": _row(alert.threshold, own) if alert.threshold else None,
             "muted_by": list(alert.muted_by),
@@ -188,12 +186,12 @@ def rows(settings: Settings = SHIPPED) -> Iterator[dict[str, Any]]:
 
 
 def number_rows(settings: Settings = SHIPPED) -> Iterator[dict[str, Any]]:
-    """Every number that a deployment may set, also those that stand beside the main one of an alert."""
+    """Yield a row for each threshold that a deployment may set."""
     yield from ({**_row(used, {used.name}), "why": used.why} for used in map(settings.at, thresholds.ALL))
 
 
 def _row(used: Threshold, own: set[str]) -> dict[str, Any]:
-    """set_in: which file a deployment puts its own number into."""
+    """Return a threshold as a row. set_in: the file in which a deployment overrides it."""
     shipped = thresholds.named(used.name).value if used.name in own else used.value
     set_in = "thresholds" if used.name in own else "objectives"
     return {
@@ -210,7 +208,7 @@ def _row(used: Threshold, own: set[str]) -> dict[str, Any]:
 
 
 def misses(file: Objectives, page: Exposition, place: str) -> Iterator[str]:
-    """Latency objectives that a page cannot answer, because no bucket ends where the promise does."""
+    """Yield a sentence for each latency objective whose bound is no bucket bound of this /metrics exposition."""
     for objective in file.objectives:
         if objective.within_s is None:
             continue
@@ -237,15 +235,14 @@ def misses(file: Objectives, page: Exposition, place: str) -> Iterator[str]:
 
 
 def slo_groups(file: Objectives, where: Links) -> list[RuleGroup]:
-    """Alerts of these objectives alone and every recorded series that they rest on, as Prometheus reads them."""
+    """Return rule groups with the alerts of these objectives and all recording rules that they need."""
     asked = slo.alerts(file, SHIPPED)
     recorded = printer.recorded_groups(SHIPPED, file, {recording.record for recording in _rests_on(file)})
     return [*recorded, RuleGroup("vllm-slo-alerts", [alert.as_rule(where) for alert in asked])]
 
 
 def _rests_on(file: Objectives) -> list[Recording]:
-    """The recorded series that alerts read, those that these read, and so on, in the order in which they are
-    evaluated."""
+    """Return the recording rules that the alerts need, directly or through others, in order of evaluation."""
     known = {recording.record: recording for recording in registry.recordings(SHIPPED, file)}
     found: set[str] = set()
     todo = [alert.expr for alert in slo.alerts(file, SHIPPED)]
@@ -257,12 +254,12 @@ def _rests_on(file: Objectives) -> list[Recording]:
 
 
 def slo_file(groups: list[RuleGroup]) -> dict[str, str]:
-    """The same as one rule file."""
+    """Return these groups as one rule file."""
     return {"slo.yaml": marked(printer.rule_file("", groups), _SLO_COMMAND)}
 
 
 def without_page(file: Objectives | None) -> Iterator[str]:
-    """Alerts of objectives that are not shipped: their links lead to pages that nobody has written."""
+    """Yield a sentence for each alert of a non-default objective: it has no runbook of ours."""
     known = {alert.name for alert in registry.ALERTS}
     for alert in slo.alerts(file, SHIPPED) if file else ():
         if alert.name not in known:

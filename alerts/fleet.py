@@ -1,9 +1,8 @@
-"""What people ask of a whole fleet over weeks, recorded by place and model, and by team: all that a long-term store has
-to keep for the board Fleet (weeks).
+"""Recording rules for the dashboard Fleet (weeks), by place and model, and by team: all a long-term store has to keep.
 
-Law: no label here grows with the number of engines. Two hundred engines of ten models in four places are ten to forty
-series of a kind, so a year of them can be read; which engine it was is asked of the Prometheus that scraped it, while
-it still knows. A worst-of is recorded as a maximum over engines, a count as growth within five minutes that can be
+Invariant: no label here grows with the number of engines. Two hundred engines of ten models in four places are ten to
+forty series of a kind, so a year of them can be read; the single engine is found in the Prometheus that scraped it,
+within its retention. A worst value is recorded as a maximum over engines, a count as growth within 5 min that can be
 added up (recorded.counted)."""
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ GENERATED, PROMPTED, PREEMPTED = (
 )
 TEAM_TTFT = f"cluster_team:{sidecar.TTFT.name}:p95_5m"
 
-# Counts, without their window: growth in five minutes, and within an hour for windows of days.
+# Names of counts without their window: growth within 5 min, and within an hour for windows of days.
 TEAM_REQUESTS = "cluster_team_outcome:vllm_watch_requests:increase"
 TEAM_TOKENS = "cluster_team_type:vllm_watch_tokens:increase"
 TEAM_COST = "cluster_team_basis_currency:vllm_watch_cost:increase"
 COUNTED = (TEAM_REQUESTS, TEAM_TOKENS, TEAM_COST)
 
-# What the long view reads: these, and of the other rules (alerts/recorded.py) what is counted by model.
+# Series that the dashboard reads: these, and the counts by model of alerts/recorded.py.
 KEPT = (
     ENGINES, RUNNING, WAITING, FULLEST, LONGEST_QUEUE, GENERATED, PROMPTED, PREEMPTED, TEAM_TTFT,
     *(what + window for what in COUNTED for window in (OVER, HOURLY)),
@@ -44,17 +43,49 @@ KEPT = (
 
 
 def recordings(s: Settings) -> Iterator[Recording]:
-    """Each from raw series, but for the longest queue, whose engines are recorded already."""
+    """Return the rules of the fleet: all from raw series, except the longest queue, which is recorded by engine."""
     window = s.window(OVER)
-    yield Recording(ENGINES, f"count {by(PLACED)} (group {by(ENGINE)} ({promql.series(vllm.NUM_REQUESTS_RUNNING)}))")
-    yield Recording(RUNNING, promql.current(vllm.NUM_REQUESTS_RUNNING, PLACED))
-    yield Recording(WAITING, promql.current(vllm.NUM_REQUESTS_WAITING, PLACED))
-    yield Recording(FULLEST, promql.worst(vllm.KV_CACHE_USAGE, PLACED))
-    yield Recording(LONGEST_QUEUE, f"max without (job, instance) ({recorded.QUEUED})")
-    yield Recording(GENERATED, promql.per_second(vllm.GENERATION_TOKENS, window, PLACED))
-    yield Recording(PROMPTED, promql.per_second(vllm.PROMPT_TOKENS, window, PLACED))
-    yield Recording(PREEMPTED, promql.per_second(vllm.NUM_PREEMPTIONS, window, PLACED))
-    yield Recording(TEAM_TTFT, promql.bounded_quantile(0.95, sidecar.TTFT, window, TEAM))
-    yield Recording(TEAM_REQUESTS + OVER, promql.growth(sidecar.REQUESTS, window, (*TEAM, "outcome")))
-    yield Recording(TEAM_TOKENS + OVER, promql.growth(sidecar.TOKENS, window, (*TEAM, "type")))
-    yield Recording(TEAM_COST + OVER, promql.growth(attributed.COST, window, (*TEAM, "basis", "currency")))
+    yield Recording(
+        ENGINES,
+        f"count {by(PLACED)} (group {by(ENGINE)} ({promql.series(vllm.NUM_REQUESTS_RUNNING)}))",
+        "engines that answered",
+    )
+    yield Recording(
+        RUNNING, promql.current(vllm.NUM_REQUESTS_RUNNING, PLACED), "requests running on all engines of a model"
+    )
+    yield Recording(
+        WAITING,
+        promql.current(vllm.NUM_REQUESTS_WAITING, PLACED),
+        "requests that all engines of a model have accepted and not scheduled",
+    )
+    yield Recording(
+        FULLEST,
+        promql.worst(vllm.KV_CACHE_USAGE, PLACED),
+        "share of KV-cache blocks in use on the fullest engine of a model",
+    )
+    yield Recording(
+        LONGEST_QUEUE,
+        f"max without (job, instance) ({recorded.QUEUED})",
+        "p95 of the time in the queue, on the engine of a model where it is longest",
+    )
+    yield Recording(GENERATED, promql.per_second(vllm.GENERATION_TOKENS, window, PLACED), recorded.GENERATED)
+    yield Recording(PROMPTED, promql.per_second(vllm.PROMPT_TOKENS, window, PLACED), recorded.PROMPTED)
+    yield Recording(PREEMPTED, promql.per_second(vllm.NUM_PREEMPTIONS, window, PLACED), "preemptions a second")
+    yield Recording(
+        TEAM_TTFT,
+        promql.bounded_quantile(0.95, sidecar.TTFT, window, TEAM),
+        "p95 of a team's time to first token, at the client",
+    )
+    yield Recording(
+        TEAM_REQUESTS + OVER, promql.growth(sidecar.REQUESTS, window, (*TEAM, "outcome")), recorded.LOGGED_REQUESTS
+    )
+    yield Recording(
+        TEAM_TOKENS + OVER,
+        promql.growth(sidecar.TOKENS, window, (*TEAM, "type")),
+        "a team's tokens in the log, by type",
+    )
+    yield Recording(
+        TEAM_COST + OVER,
+        promql.growth(attributed.COST, window, (*TEAM, "basis", "currency")),
+        "what the GPUs cost for a team, by basis",
+    )

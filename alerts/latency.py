@@ -1,4 +1,4 @@
-"""Latency: what users wait for. The objectives page (slo.py); what stands here informs, or names a cause."""
+"""Alerts on latency that inform or name a cause. Critical alerts on latency are those of the objectives (slo.py)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from alerts.rules import Alert, Severity
 from alerts.settings import Settings
 from exporters.catalogue import promql, sidecar, vllm
 
-_FIGURES = {"time to first token": recorded.TTFT, "time between tokens": recorded.INTER_TOKEN}
-FAMILIES = {  # of vLLM's --custom-histogram-buckets, each by one of its histograms
+_LATENCIES = {"time to first token": recorded.TTFT, "time between tokens": recorded.INTER_TOKEN}
+FAMILIES = {  # of vLLM's --custom-histogram-buckets, each with one of its histograms
     "time_to_first_token": vllm.TIME_TO_FIRST_TOKEN,
     "inter_token_latency": vllm.INTER_TOKEN_LATENCY,
     "request_latency": vllm.E2E_REQUEST_LATENCY,
 }
-_CHANGES = ('kind=~"change|version|config"',)  # a note says nothing about the engine, and a restart has its own alert
+_CHANGES = ('kind=~"change|version|config"',)  # notes do not concern the engine, and a restart has an alert of its own
 
 
 def alerts(s: Settings) -> tuple[Alert, ...]:
@@ -32,10 +32,12 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             f"max {by(ENGINE)} ({recorded.QUEUED}) > {queued}",
             hold="5m",
             keep_firing="5m",
-            summary="Requests wait long in an engine's queue.",
+            summary="Queue time high: {{ $labels.model_name }} on {{ $labels.instance }}",
             description=(
-                "On {{ $labels.instance }} one request for {{ $labels.model_name }} in twenty waits {{ $value |"
-                " humanizeDuration }} or longer before it is scheduled."
+                "The p95 queue time of {{ $labels.model_name }} on {{ $labels.instance }} is"
+                " {{ $value | humanizeDuration }} over 5 min: one request in twenty waits that long or longer"
+                " before it is scheduled. Check KV-cache usage and running requests of this engine: they show"
+                " whether memory or --max-num-seqs is the limit."
             ),
             panel=PanelRef("overview", "queue-time"),
             threshold=queued,
@@ -47,10 +49,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             f"{recorded.quantile(0.95, recorded.TTFT, '10m', s)} > {first}",
             hold="5m",
             keep_firing="5m",
-            summary="The first token is late.",
+            summary="TTFT high: {{ $labels.model_name }}",
             description=(
-                "One request for {{ $labels.model_name }} in twenty waits {{ $value | humanizeDuration }} or longer for"
-                " its first token."
+                "The p95 time to first token of {{ $labels.model_name }} is {{ $value | humanizeDuration }} over 10"
+                " min: one request in twenty waits that long or longer. Check how much of it is queue time (runbook"
+                " step 3): a queue needs capacity, a long prefill needs shorter prompts or a warm prefix cache."
             ),
             panel=PanelRef("overview", "ttft-p95"),
             threshold=first,
@@ -62,10 +65,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             f"{recorded.quantile(0.95, recorded.INTER_TOKEN, '10m', s)} > {between}",
             hold="5m",
             keep_firing="5m",
-            summary="Answers come slower than people read.",
+            summary="Inter-token latency high: {{ $labels.model_name }}",
             description=(
-                "One gap between tokens of {{ $labels.model_name }} in twenty is {{ $value | humanizeDuration }} or"
-                " longer."
+                "The p95 time between tokens of {{ $labels.model_name }} is {{ $value | humanizeDuration }} over 10"
+                " min, slower than people read. Compare running requests and KV-cache usage with an hour ago: a"
+                " larger batch or longer contexts slow every step."
             ),
             panel=PanelRef("overview", "inter-token-latency"),
             threshold=between,
@@ -76,10 +80,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.INFO,
             _either(s, worse.value, "1h", "1w"),
             hold="15m",
-            summary="Latency is worse than at this hour a week ago.",
+            summary="Latency worse than last week: {{ $labels.figure }} of {{ $labels.model_name }}",
             description=(
-                "The p95 {{ $labels.figure }} of {{ $labels.model_name }} is {{ $value | humanizeDuration }}, worse"
-                " than in the same hour of last week by more than the share that calls for a look."
+                "The p95 {{ $labels.figure }} of {{ $labels.model_name }} is {{ $value | humanizeDuration }} over"
+                f" the last hour, more than {worse.shown} above the same hour of last week. Compare request rate"
+                " and prompt lengths of the two hours before looking for a cause in the engine."
             ),
             panel=PanelRef("latency", "ttft-p95"),
             threshold=worse,
@@ -90,11 +95,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.INFO,
             f"({_either(s, worse.value, '30m', '1h')}) and on () ({settled})",
             hold="0s",
-            summary="Latency is worse since the last tuning event.",
+            summary="Latency worse since the last change: {{ $labels.figure }} of {{ $labels.model_name }}",
             description=(
-                "The p95 {{ $labels.figure }} of {{ $labels.model_name }} is {{ $value | humanizeDuration }}, worse"
-                " than in the half hour before the last change. If the change went to every engine at once, take it"
-                " back and try it on a canary."
+                "The p95 {{ $labels.figure }} of {{ $labels.model_name }} is {{ $value | humanizeDuration }} over"
+                f" the last half hour, more than {worse.shown} above the half hour before the last change. Roll"
+                " the change back if every engine has it, and try it on a canary first."
             ),
             panel=PanelRef("tuning", "ttft-after"),
             threshold=worse,
@@ -108,11 +113,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
                 for family, metric in FAMILIES.items()
             ),
             hold="30m",
-            summary="Engines of one model have different histogram buckets.",
+            summary="Histogram buckets differ: {{ $labels.family }} of {{ $labels.model_name }}",
             description=(
-                "Engines of {{ $labels.model_name }} differ in {{ $value | humanize }} bucket bounds of {{"
-                " $labels.family }}: its percentiles are read at the bounds that all of them have. Start them with the"
-                " same --custom-histogram-buckets."
+                "Engines of {{ $labels.model_name }} have differed in {{ $value | humanize }} bucket bounds of"
+                " {{ $labels.family }} for 30 min: percentiles are estimated from the bounds that all of them"
+                " share. Start all engines of the model with the same --custom-histogram-buckets."
             ),
             panel=PanelRef("latency", "mixed-bounds"),
             owner="platform",
@@ -121,13 +126,13 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
 
 
 def _either(s: Settings, worse: float, window: str, offset: str) -> str:
-    """p95s that are worse than `offset` ago by a share, each called by the label `figure`, as far as both windows hold
-    enough requests."""
+    """Return the p95 latencies (s) that exceed those of `offset` ago by the share `worse`, if both windows have enough
+    requests. The label `figure` names the latency."""
     least = s.at(thresholds.COMPARED_AT_LEAST)
     higher = (
         f"label_replace({recorded.p95(what, window, s)} > {1 + worse:.12g} * {recorded.p95(what, window, s, offset)},"
-        f' "figure", "{called}", "", "")'
-        for called, what in _FIGURES.items()
+        f' "figure", "{name}", "", "")'
+        for name, what in _LATENCIES.items()
     )
     enough = (f"{recorded.counted(recorded.FINISHED, window, s, then)} >= {least}" for then in ("", offset))
     return f"({' or '.join(higher)}) and {on(MODEL)} ({' and '.join(enough)})"

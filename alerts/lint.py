@@ -1,9 +1,9 @@
-"""What is wrong with rules, beyond what promtool sees: it accepts a rate of a gauge, a quantile without `le`, a series
-that nobody has and a label that the answer lost.
+"""Lint of alerts and recording rules, beyond promtool: it accepts a rate of a gauge, a quantile without `le`, an
+unknown series and a label that the result lost.
 
-Law: rules are judged by what they say and by the catalogue, never by the code that made them, so that a deployment's
-own can be judged as well. What keeps alerts back is judged by routing.py, what does not even make an alert by rules.py.
-What ours may break stands in EXCEPTIONS with its reason."""
+Invariant: rules are checked by their content and the catalogue, never by the code that made them, so that a
+deployment's own rules can be checked as well. Inhibition is checked by routing.py, construction by rules.py. EXCEPTIONS
+lists faults that are intended, with the reason."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from itertools import permutations
 from typing import TypeVar
 
-from alerts.labels import TARGET
+from alerts.labels import TARGET_POD
 from alerts.rules import Alert, Recording, Severity
 from exporters.catalogue import promql_ast, promql_lint
 from exporters.catalogue.promql_ast import BadExpression
@@ -23,16 +23,16 @@ from exporters.catalogue.promql_lint import METRICS
 from exporters.text import parse_window
 
 SCRAPE_S = 15  # as in stack/deploy
-SCRAPES = 4  # that a window holds, so that one lost scrape leaves a rate
+SCRAPES = 4  # in a window at least, so that one lost scrape leaves a rate
 GROUP_RULES = 20
 GROUP_LETTERS = 40
-CRITICAL = 8  # nobody gets up for more different things
+CRITICAL = 8  # critical alerts at most
 
-_One = TypeVar("_One", Alert, Recording)
+_Rule = TypeVar("_Rule", Alert, Recording)
 _PICKS = ("topk", "bottomk", "limitk", "limit_ratio")
 
 _LABEL = re.compile(r"\$labels\.(\w+)")
-_IF_THERE = re.compile(r"\{\{-?\s*(?:with|if)\s+\$labels\.(\w+)\s*-?\}\}.*?\{\{-?\s*end\s*-?\}\}", re.DOTALL)
+_OPTIONAL = re.compile(r"\{\{-?\s*(?:with|if)\s+\$labels\.(\w+)\s*-?\}\}.*?\{\{-?\s*end\s*-?\}\}", re.DOTALL)
 _VALUE = re.compile(r"\{\{[^}]*\$value[^}]*\}\}")
 _READABLE = re.compile(r"\|\s*(humanize\w*|printf)\b|\{\{-?\s*(humanize\w*|printf)\b")
 _WINDOW_IN_NAME = re.compile(r"(\d+[smhdw])$")
@@ -40,8 +40,7 @@ _WINDOW_IN_NAME = re.compile(r"(\d+[smhdw])$")
 
 @dataclass(frozen=True, slots=True)
 class AllowedRuleFault:
-    """A fault that is meant: rule, name of the alert or recorded series, and why. Raises ValueError without a
-    reason."""
+    """Intended fault: rule, name of the alert or recorded series, and why. Raises ValueError without a reason."""
 
     rule: str
     name: str
@@ -58,27 +57,28 @@ EXCEPTIONS: tuple[AllowedRuleFault, ...] = ()
 def faults(
     alerts: Iterable[Alert], recordings: Iterable[Recording] = (), allowed: Sequence[AllowedRuleFault] = EXCEPTIONS
 ) -> Iterator[str]:
-    """What is wrong with these rules and not allowed, one sentence each that begins with the rule's name; an exception
-    that nothing needs is a fault as well. recordings: all that are loaded beside the alerts."""
-    found = list(_found(_Rules(tuple(alerts), tuple(recordings))))
-    excused, needed = {(one.rule, one.name) for one in allowed}, {(rule, name) for rule, name, _ in found}
-    yield from (f"{name}: {message} [{rule}]" for rule, name, message in found if (rule, name) not in excused)
+    """Yield one sentence for each fault that is not allowed, beginning with the name of the alert or series.
+
+    An unused exception is a fault as well. recordings: all that are loaded beside the alerts."""
+    faulty = list(_check(RuleSet(tuple(alerts), tuple(recordings))))
+    excused, needed = {(one.rule, one.name) for one in allowed}, {(rule, name) for rule, name, _ in faulty}
+    yield from (f"{name}: {message} [{rule}]" for rule, name, message in faulty if (rule, name) not in excused)
     for rule, name in sorted(excused - needed):
         yield f"{name}: nothing breaks {rule} there any more; remove the exception [unused-exception]"
 
 
 def crowded(groups: Mapping[str, Sequence[object]]) -> Iterator[str]:
-    """Groups of rules, by name, that are too large: the rules of a group are evaluated one after the other."""
+    """Yield faults of groups with too many rules or too long a name: rules of a group are evaluated one by one."""
     for name, rules in groups.items():
         if len(rules) > GROUP_RULES:
-            yield f"group {name}: {len(rules)} rules; at most {GROUP_RULES}, or the last of them come late"
+            yield f"group {name}: {len(rules)} rules; at most {GROUP_RULES}, or the last of them are evaluated late"
         if len(name) > GROUP_LETTERS:
             yield f"group {name}: the name is longer than {GROUP_LETTERS} letters"
 
 
 @dataclass(frozen=True, eq=False)
-class _Rules:
-    """All that is judged together, and what its series bear."""
+class RuleSet:
+    """Rules that are checked together, and the labels of their series."""
 
     alerts: tuple[Alert, ...]
     recordings: tuple[Recording, ...]
@@ -89,37 +89,36 @@ class _Rules:
 
     @cached_property
     def _known(self) -> dict[str, Set[str]]:
-        of_scrape = {sample: {*metric.labels, *TARGET} for sample, metric in METRICS.items()}
+        of_scrape = {sample: {*metric.labels, *TARGET_POD} for sample, metric in METRICS.items()}
         return {
             sample: labels | {"le"} if sample.endswith("_bucket") else labels for sample, labels in of_scrape.items()
         }
 
     def labels_of(self, sample: str) -> Set[str]:
-        """What a series can be grouped by: its own labels and those of the scrape, or those that its recording
-        leaves."""
+        """Return the labels of a series: its own and those of the scrape, or those that its recording rule keeps."""
         if sample not in self._known:
-            self._known[sample] = set()  # nobody knows it, or it reads itself
+            self._known[sample] = set()  # unknown, or it reads itself
             if sample in self.recorded:
                 self._known[sample] = promql_ast.labels(self.recorded[sample], self.labels_of)
         return self._known[sample]
 
 
-_Told = Iterator[str]
-_Found = Iterator[tuple[str, str, str]]  # rule, name, message
+_Messages = Iterator[str]
+_Faults = Iterator[tuple[str, str, str]]  # rule, name, message
 
 
-def _found(rules: _Rules) -> _Found:
+def _check(rules: RuleSet) -> _Faults:
     for alert in rules.alerts:
-        yield from _of_one(alert.name, alert.expr, rules, alert, ALERT_RULES)
+        yield from _check_rule(alert.name, alert.expr, rules, alert, ALERT_RULES)
     for recording in rules.recordings:
-        yield from _of_one(recording.record, recording.expr, rules, recording, RECORDING_RULES)
+        yield from _check_rule(recording.record, recording.expr, rules, recording, RECORDING_RULES)
     for rule, of_all in SET_RULES.items():
         yield from ((rule, name, message) for name, message in of_all(rules))
 
 
-def _of_one(
-    name: str, expr: str, rules: _Rules, one: _One, more: Mapping[str, Callable[[_One, _Rules], _Told]]
-) -> _Found:
+def _check_rule(
+    name: str, expr: str, rules: RuleSet, one: _Rule, more: Mapping[str, Callable[[_Rule, RuleSet], _Messages]]
+) -> _Faults:
     try:
         promql_ast.parse(expr)
     except BadExpression as error:
@@ -134,35 +133,35 @@ def _of_one(
 # ---- any expression
 
 
-def _series(expr: str, rules: _Rules) -> _Told:
+def _series(expr: str, rules: RuleSet) -> _Messages:
     for name in sorted({read.name for read in promql_ast.reads(expr)} - METRICS.keys() - rules.recorded.keys()):
         yield f"{name or 'a selector without a name'} is neither in the catalogue nor recorded by these rules"
 
 
-def _shared(rule: promql_lint.Rule, expr: str, rules: _Rules) -> _Told:
+def _shared(rule: promql_lint.Rule, expr: str, rules: RuleSet) -> _Messages:
     yield from rule(expr, rules.labels_of)
 
 
-def _picked(expr: str, rules: _Rules) -> _Told:
+def _picked(expr: str, rules: RuleSet) -> _Messages:
     for read in promql_ast.reads(expr):
         if done := set(read.above) & set(_PICKS):
             yield (
-                f"{min(done)} of {read.name}: who is among them changes from one evaluation to the next, and the alert"
-                " begins anew"
+                f"{min(done)} of {read.name}: its members change from one evaluation to the next, and the hold of"
+                " the alert starts again"
             )
 
 
-def _windows(expr: str, rules: _Rules) -> _Told:
+def _windows(expr: str, rules: RuleSet) -> _Messages:
     for window_s in promql_ast.windows_s(expr):
         if window_s < SCRAPES * SCRAPE_S:
             yield f"a window of {window_s:g} s holds fewer than {SCRAPES} scrapes"
 
 
-def _labels(expr: str, rules: _Rules) -> Set[str]:
+def _labels(expr: str, rules: RuleSet) -> Set[str]:
     return promql_ast.labels(expr, rules.labels_of)
 
 
-EXPRESSION_RULES: dict[str, Callable[[str, _Rules], _Told]] = {
+EXPRESSION_RULES: dict[str, Callable[[str, RuleSet], _Messages]] = {
     "series": _series,
     **{name: partial(_shared, rule) for name, rule in promql_lint.RULES.items()},
     "picked": _picked,
@@ -173,14 +172,14 @@ EXPRESSION_RULES: dict[str, Callable[[str, _Rules], _Told]] = {
 # ---- alerts
 
 
-def _condition(alert: Alert, rules: _Rules) -> _Told:
+def _condition(alert: Alert, rules: RuleSet) -> _Messages:
     for branch in promql_ast.unconditional(alert.expr):
         yield f"it fires as long as there is data: {branch} compares nothing"
 
 
-def _durations(alert: Alert, rules: _Rules) -> _Told:
-    """A hold below a few scrapes is no hold; 0s is one that is meant, but not on absence, which one lost scrape looks
-    like."""
+def _durations(alert: Alert, rules: RuleSet) -> _Messages:
+    """A hold shorter than a few scrapes has no effect. 0s is allowed, but not on absence: one lost scrape looks the
+    same."""
     for what, duration in (("hold", alert.hold), ("keep_firing", alert.keep_firing)):
         if duration and 0 < parse_window(duration) < SCRAPES * SCRAPE_S:
             yield f"{what} {duration} is shorter than {SCRAPES} scrapes; write 0s or more"
@@ -189,60 +188,62 @@ def _durations(alert: Alert, rules: _Rules) -> _Told:
         yield f"one lost scrape looks like absence; hold it for {SCRAPES} of them"
 
 
-def _labels_told(alert: Alert, rules: _Rules) -> _Told:
-    """What the description names is on the answer of every branch, or it is said only where it is there: {{ with
-    $labels.x }}."""
-    borne = _labels(alert.expr, rules)
-    always = _LABEL.findall(_IF_THERE.sub("", alert.description))
-    for label in sorted(set(always) - set(borne)):
-        yield f"the description names {label}, which not every answer has; say it with {{{{ with $labels.{label} }}}}"
-    sometimes = set(_LABEL.findall(alert.description)) - set(always)
-    for label in sorted(
-        sometimes - {each for read in promql_ast.reads(alert.expr) for each in rules.labels_of(read.name)} - set(borne)
-    ):
-        yield f"the description names {label}, which no answer ever has"
+def _label_names(alert: Alert, rules: RuleSet) -> _Messages:
+    """A label that the summary or description names must be on every result, or stand in {{ with $labels.x }}."""
+    available = set(_labels(alert.expr, rules))
+    anywhere = available | {label for read in promql_ast.reads(alert.expr) for label in rules.labels_of(read.name)}
+    for what, text in (("summary", alert.summary), ("description", alert.description)):
+        required = set(_LABEL.findall(_OPTIONAL.sub("", text)))
+        for label in sorted(required - available):
+            yield f"the {what} names {label}, which not every result has; use {{{{ with $labels.{label} }}}}"
+        for label in sorted(set(_LABEL.findall(text)) - required - anywhere):
+            yield f"the {what} names {label}, which no result has"
 
 
-def _description(alert: Alert, rules: _Rules) -> _Told:
+def _description(alert: Alert, rules: RuleSet) -> _Messages:
     if _labels(alert.expr, rules) and not _LABEL.search(alert.description):
-        yield "the description names no label, so that nobody knows which one it is"
+        yield "the description names no label, so nobody knows which subject it is about"
     if not alert.description.endswith("."):
-        yield "the description is a sentence"
+        yield "the description does not end with a full stop"
 
 
-def _value(alert: Alert, rules: _Rules) -> _Told:
+def _value(alert: Alert, rules: RuleSet) -> _Messages:
     for shown in _VALUE.findall(alert.description):
         if not _READABLE.search(shown):
-            yield f"{shown} shows 0.10000000000000001; say humanize, humanizePercentage, humanizeDuration or printf"
+            yield f"{shown} shows 0.10000000000000001; use humanize, humanizePercentage, humanizeDuration or printf"
 
 
-def _static(alert: Alert, rules: _Rules) -> _Told:
-    """Alertmanager groups and finds again by labels; a value in one makes a new alert at every evaluation."""
+def _static(alert: Alert, rules: RuleSet) -> _Messages:
+    """Alertmanager identifies alerts by labels; a value in one makes a new alert at every evaluation."""
     for label, value in alert.labels.items():
         if "{{" in value:
             yield f"the label {label} holds a template"
 
 
-def _summary(alert: Alert, rules: _Rules) -> _Told:
-    if "{{" in alert.summary or not re.fullmatch(r"[A-Z][^.]*\.", alert.summary):
-        yield "the summary is one fixed sentence"
+def _summary(alert: Alert, rules: RuleSet) -> _Messages:
+    if _labels(alert.expr, rules) and not _LABEL.search(alert.summary):
+        yield "the summary names no label, so nobody knows which subject it is about"
+    if "$value" in alert.summary:
+        yield "the summary holds $value; put the value into the description"
+    if alert.summary.endswith("."):
+        yield "the summary ends with a full stop; it is a title: subject, symptom, labels"
 
 
-def _owner(alert: Alert, rules: _Rules) -> _Told:
+def _owner(alert: Alert, rules: RuleSet) -> _Messages:
     if not alert.owner.strip():
         yield "it has no owner"
 
 
-def _muted(alert: Alert, rules: _Rules) -> _Told:
+def _muted(alert: Alert, rules: RuleSet) -> _Messages:
     for source in alert.muted_by:
         if source == alert.name or source not in {other.name for other in rules.alerts}:
-            yield f"muted by {source}, {'which is itself' if source == alert.name else 'which there is not'}"
+            yield f"muted by {source}, {'which is itself' if source == alert.name else 'which does not exist'}"
 
 
-ALERT_RULES: dict[str, Callable[[Alert, _Rules], _Told]] = {
+ALERT_RULES: dict[str, Callable[[Alert, RuleSet], _Messages]] = {
     "condition": _condition,
     "durations": _durations,
-    "labels-told": _labels_told,
+    "label-names": _label_names,
     "description": _description,
     "value": _value,
     "static-labels": _static,
@@ -255,28 +256,28 @@ ALERT_RULES: dict[str, Callable[[Alert, _Rules], _Told]] = {
 # ---- recordings
 
 
-def _level(recording: Recording, rules: _Rules) -> _Told:
-    """level:metric:operations, where the level is the labels that are left."""
-    level, left = recording.record.split(":")[0], sorted(_labels(recording.expr, rules))
-    if level not in {"_".join(order) for order in permutations(left)}:
-        yield f"its level is {level}, and the labels that are left are {', '.join(left) or 'none'}"
+def _level(recording: Recording, rules: RuleSet) -> _Messages:
+    """The name is level:metric:operations, where the level is the labels of the result."""
+    level, labels = recording.record.split(":")[0], sorted(_labels(recording.expr, rules))
+    if level not in {"_".join(order) for order in permutations(labels)}:
+        yield f"its level is {level}, and the labels of the result are {', '.join(labels) or 'none'}"
 
 
-def _window_named(recording: Recording, rules: _Rules) -> _Told:
-    """What is recorded over a window says so, and over no other."""
+def _window_named(recording: Recording, rules: RuleSet) -> _Messages:
+    """The name of a series that is recorded over a window ends in that window."""
     named = _WINDOW_IN_NAME.search(recording.record)
     over = {round(window_s) for window_s in promql_ast.windows_s(recording.expr)}
     if over and (named is None or parse_window(named[1]) not in over):
         yield f"it is over {' and '.join(f'{window_s} s' for window_s in sorted(over))}, which its name does not say"
 
 
-def _static_recorded(recording: Recording, rules: _Rules) -> _Told:
+def _static_recorded(recording: Recording, rules: RuleSet) -> _Messages:
     for label, value in recording.labels.items():
         if "{{" in value:
             yield f"the label {label} holds a template"
 
 
-RECORDING_RULES: dict[str, Callable[[Recording, _Rules], _Told]] = {
+RECORDING_RULES: dict[str, Callable[[Recording, RuleSet], _Messages]] = {
     "level": _level,
     "window-named": _window_named,
     "static-labels": _static_recorded,
@@ -286,15 +287,15 @@ RECORDING_RULES: dict[str, Callable[[Recording, _Rules], _Told]] = {
 # ---- all together
 
 
-def _unlike(rules: _Rules) -> Iterator[tuple[str, str]]:
+def _duplicates(rules: RuleSet) -> Iterator[tuple[str, str]]:
     names = Counter([*(alert.name for alert in rules.alerts), *(recording.record for recording in rules.recordings)])
     yield from ((name, f"{count} rules have this name") for name, count in names.items() if count > 1)
 
 
-def _critical(rules: _Rules) -> Iterator[tuple[str, str]]:
-    pages = [alert.name for alert in rules.alerts if alert.severity is Severity.CRITICAL]
-    yield from ((name, f"{len(pages)} alerts wake someone; at most {CRITICAL}") for name in pages[CRITICAL:])
+def _critical(rules: RuleSet) -> Iterator[tuple[str, str]]:
+    critical = [alert.name for alert in rules.alerts if alert.severity is Severity.CRITICAL]
+    yield from ((name, f"{len(critical)} alerts are critical; at most {CRITICAL}") for name in critical[CRITICAL:])
 
 
-SET_RULES: dict[str, Callable[[_Rules], Iterator[tuple[str, str]]]] = {"names": _unlike, "critical": _critical}
+SET_RULES: dict[str, Callable[[RuleSet], Iterator[tuple[str, str]]]] = {"names": _duplicates, "critical": _critical}
 RULES = ("promql", *EXPRESSION_RULES, *ALERT_RULES, *RECORDING_RULES, *SET_RULES)

@@ -1,5 +1,7 @@
-"""Files for somebody else's program. Law: what did not come from here, or was changed since, is overwritten only by
-force, and half an export is never written."""
+"""Export of files into folders of other programs.
+
+Invariant: a file that we did not write, or that was changed since, is overwritten only with force; an export is
+written completely or not at all."""
 
 from __future__ import annotations
 
@@ -8,20 +10,20 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-Foreign = Callable[[Path], str]  # why a file is not ours; empty when it is
+Foreign = Callable[[Path], str]  # returns why a file is not ours; empty if it is
 
 
 class NotOurs(ValueError):
-    """A file in the way that is not ours to overwrite."""
+    """An existing file is not ours to overwrite."""
 
 
 def write(folder: Path, files: Mapping[str, str], foreign: Foreign, force: bool = False) -> dict[Path, bool]:
-    """Write files by name, which may have folders in it; whether each one changed. Raises NotOurs before anything is
-    written, and OSError."""
-    strange = {name: why for name in files if (folder / name).exists() and (why := foreign(folder / name))}
-    if strange and not force:
-        name, why = next(iter(strange.items()))
-        more = f" (and {len(strange) - 1} more)" if len(strange) > 1 else ""
+    """Write files by relative path, and return for each whether it changed. Raises NotOurs before anything is written,
+    and OSError."""
+    foreign_files = {name: why for name in files if (folder / name).exists() and (why := foreign(folder / name))}
+    if foreign_files and not force:
+        name, why = next(iter(foreign_files.items()))
+        more = f" (and {len(foreign_files) - 1} more)" if len(foreign_files) > 1 else ""
         raise NotOurs(f"{folder / name}{more} {why}; choose another --out, or overwrite with --force")
     changed = {}
     for name, text in files.items():
@@ -34,26 +36,26 @@ def write(folder: Path, files: Mapping[str, str], foreign: Foreign, force: bool 
 
 
 def left_over(folder: Path, files: Iterable[str], foreign: Foreign, pattern: str) -> list[Path]:
-    """Files of an earlier export that this one does not hold."""
+    """Return the files of an earlier export that this one does not contain."""
     printed = set(files)
     return sorted(path for path in folder.glob(pattern) if path.name not in printed and not foreign(path))
 
 
-# ---- files with comments: the first line says where they come from, and whether they are as they were
+# ---- files with comments: the first line names their origin and a digest of the rest
 
 
 def marked(text: str, command: str) -> str:
-    """The text below a line that a later export recognises."""
+    """Return the text below a line that a later export recognises."""
     return f"# Printed by {command} (unchanged: {_digest(text)}).\n{text}"
 
 
 def unmarked(text: str) -> str:
-    """The text without such a line."""
+    """Return the text without that line."""
     return re.sub(r"\A# Printed by vllm-watch [^\n]*\(unchanged: \w+\)\.\n", "", text)
 
 
 def changed_since(path: Path) -> str:
-    """Why a file with a mark is not ours (any more); empty when it is."""
+    """Return why a marked file is not ours, or no longer; empty if it is."""
     try:
         text = path.read_text(encoding="utf-8")
     except (ValueError, OSError):

@@ -1,5 +1,6 @@
-"""Which panel of which board an alert points at; addresses are pure functions of two slugs, so alerts need not import
-dashboards."""
+"""Reference from an alert to a panel of a dashboard.
+
+Addresses are pure functions of two slugs, so alerts do not import dashboards."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ _SLUG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 @dataclass(frozen=True, slots=True)
 class PanelRef:
-    """A board slug and a panel slug. Raises ValueError for what is no slug."""
+    """Slugs of a dashboard and a panel. Raises ValueError for text that is not a slug."""
 
     board: str
     panel: str
@@ -20,16 +21,16 @@ class PanelRef:
     def __post_init__(self) -> None:
         for slug in (self.board, self.panel):
             if not _SLUG.fullmatch(slug):
-                raise ValueError(f"{slug!r} is no slug; write it like kv-cache")
+                raise ValueError(f"{slug!r} is not a slug; write it like kv-cache")
 
     @property
     def uid(self) -> str:
-        """Grafana's dashboard uid: at most 40 characters, and ours alone."""
+        """Return the uid in Grafana: at most 40 characters, with our prefix."""
         return board_uid(self.board)
 
     @property
     def panel_id(self) -> int:
-        """A panel id that stays when panels move: 1 to 999983, distinct within a board (a test says so)."""
+        """Return a panel id that stays when panels move: 1 to 999983, distinct within a dashboard."""
         return zlib.crc32(self.panel.encode()) % 999_983 + 1
 
     def url(self, base: str) -> str:

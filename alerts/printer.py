@@ -1,5 +1,4 @@
-"""Alerts and recordings -> rule files for Prometheus, one for each thing a reader does, and one for the recorded
-series."""
+"""Rule files for Prometheus: one for each severity, and one for the recorded series."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ _HEADER = "# Printed by `vllm-watch render` from alerts/*.py. Change the source,
 
 @dataclass(frozen=True, slots=True)
 class RuleGroup:
-    """A group of rules as Prometheus reads them. every: how often, where that is not as often as everything else."""
+    """Rule group of Prometheus. every: evaluation interval such as 1m; empty for the default."""
 
     name: str
     rules: list[dict[str, Any]]
@@ -37,8 +36,8 @@ def rule_files(
     objectives: slo.Objectives | None = None,
     header: str = _HEADER,
 ) -> Iterator[tuple[str, str]]:
-    """File name and text of every rule file. Recorded series come first: Prometheus evaluates files side by side, but a
-    reader follows."""
+    """Yield file name and text of every rule file, recorded series first for the reader; Prometheus evaluates files
+    concurrently."""
     links = links or Links()
     yield "recording.yaml", rule_file(header, recorded_groups(settings, objectives))
     for severity, name in FILES.items():
@@ -57,7 +56,9 @@ def rule_files(
 def recorded_groups(
     settings: Settings = SHIPPED, objectives: slo.Objectives | None = None, only: Container[str] | None = None
 ) -> Iterator[RuleGroup]:
-    """Groups of recorded series, at the intervals that sums over them rest on (recorded.py). only: these series."""
+    """Yield the groups of recording rules at the intervals that sums over them need (recorded.py).
+
+    only: names of the series to include; None for all."""
     for family, each in recorded_families(settings, objectives).items():
         rules = [one.as_rule() for one in each if only is None or one.record in only]
         if rules:
@@ -67,7 +68,7 @@ def recorded_groups(
 
 
 class _Dumper(yaml.SafeDumper):
-    """Text of several lines stands as it is read, after a bar; what stands twice is written twice."""
+    """YAML with literal blocks for text of several lines, and without aliases."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -80,10 +81,10 @@ _Dumper.add_representer(
 
 
 def rule_file(header: str, groups: Iterable[RuleGroup]) -> str:
-    """Groups of rules as text."""
+    """Return groups of rules as the text of a rule file."""
     return header + as_yaml({"groups": [group.as_dict() for group in groups]})
 
 
 def as_yaml(content: object) -> str:
-    """YAML as it is printed everywhere: in the order given, text of several lines as it is read."""
+    """Return YAML in the order given, with text of several lines as literal blocks."""
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=140, allow_unicode=True)

@@ -1,4 +1,4 @@
-"""Every alert, grouped by what it watches, and the series recorded for them: functions of a deployment's settings."""
+"""All alerts by family, and the recording rules that they need, as functions of a deployment's settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from exporters.catalogue import promql, vllm
 
 
 def families(s: Settings = SHIPPED, objectives: slo.Objectives | None = None) -> dict[str, tuple[Alert, ...]]:
-    """Alerts by family, with their waiting times at the settings' pace."""
+    """Return the alerts by family, with hold times divided by the pace of the settings."""
     made = {
         "engine": engine.alerts(s), "slo": slo.alerts(objectives or slo.shipped(), s), "latency": latency.alerts(s),
         "cache": cache.alerts(s),
@@ -29,27 +29,35 @@ def recordings(s: Settings = SHIPPED, objectives: slo.Objectives | None = None) 
 def recorded_families(
     s: Settings = SHIPPED, objectives: slo.Objectives | None = None
 ) -> dict[str, tuple[Recording, ...]]:
-    """What the rules rest on, what the objectives make of it, the hours of both, and the figures that people ask for
-    over long ranges, for a model and for a fleet."""
+    """Return the recording rules by family: growth, objectives, hourly growth of both, values for long ranges by model
+    (figures), and by fleet."""
     objectives = objectives or slo.shipped()
-    return {
-        "growth": tuple(recorded.recordings(s)), "slo": tuple(slo.recordings(objectives, s)),
-        "hours": tuple(recorded.hours(s, (*slo.recorded_names(objectives), *fleet.COUNTED))), "figures": _figures(s),
-        "fleet": tuple(fleet.recordings(s)),
-    }  # fmt: skip
+    growth, promised = tuple(recorded.recordings(s)), tuple(slo.recordings(objectives, s))
+    of_fleet = tuple(fleet.recordings(s))
+    by_hour = recorded.hours(s, (*growth, *promised, *of_fleet), (*slo.recorded_names(objectives), *fleet.COUNTED))
+    return {"growth": growth, "slo": promised, "hours": tuple(by_hour), "figures": _figures(s), "fleet": of_fleet}
 
 
 def _figures(s: Settings) -> tuple[Recording, ...]:
     window = s.window(recorded.OVER)
     return (
-        Recording("model_name:vllm_ttft_seconds:p95_5m", _p95(recorded.TTFT)),
-        Recording("model_name:vllm_inter_token_latency_seconds:p95_5m", _p95(recorded.INTER_TOKEN)),
+        Recording("model_name:vllm_ttft_seconds:p95_5m", _p95(recorded.TTFT), recorded.TTFT_P95),
+        Recording(
+            "model_name:vllm_inter_token_latency_seconds:p95_5m", _p95(recorded.INTER_TOKEN), recorded.INTER_TOKEN_P95
+        ),
         Recording(
             "model_name:vllm_prefix_cache_hits:ratio_5m",
             promql.per(*(f"sum by (model_name) ({what}{recorded.OVER})" for what in _RATIO)),
+            "share of looked up prompt tokens that were found",
         ),
-        Recording("model_name:vllm_generation_tokens:rate5m", promql.per_second(vllm.GENERATION_TOKENS, window)),
-        Recording("model_name:vllm_prompt_tokens:rate5m", promql.per_second(vllm.PROMPT_TOKENS, window)),
+        Recording(
+            "model_name:vllm_generation_tokens:rate5m",
+            promql.per_second(vllm.GENERATION_TOKENS, window),
+            recorded.GENERATED,
+        ),
+        Recording(
+            "model_name:vllm_prompt_tokens:rate5m", promql.per_second(vllm.PROMPT_TOKENS, window), recorded.PROMPTED
+        ),
     )
 
 

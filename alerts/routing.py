@@ -1,20 +1,18 @@
-"""Who is told of an alert, and which alerts are kept back while another one says more: Alertmanager's configuration,
-made from the alerts.
+"""Configuration of Alertmanager, generated from the alerts: routes, receivers and inhibition.
 
-Laws of keeping back (`inhibitions` refuses what breaks them):
-- Only by what is at least as severe. A ticket never keeps back a page.
-- Only within one subject. Every label that says what the muting alert is about must be on the muted one, and `equal`
-  holds exactly those:
-  the muted alert is about the same thing or about a part of it, and one about another model, job or card differs in one
-  of them. An engine job that is down therefore mutes what its own engines show, and no objective: those know the model
-  but not the job, and what is left in common, the cluster, would mute the pages of every other model in it.
-- Alertmanager takes a label that both alerts lack for equal. That is meant for cluster and namespace, which many
-  deployments do not have;
-  the labels that tell things apart must not be empty on the muting alert.
-Two exceptions. The books, for tickets only: while part of the log or of the engines of a cluster is not counted, a
-difference between the two means nothing for any of its models. And the watchdog: it is kept back while notifications
-fail, so that the service that expects it calls by a channel of its own. Not for webhooks, since its own receiver is
-one: kept back, it could not show that its receiver works again."""
+Invariants of inhibition (`inhibitions` raises for a violation):
+- The source is at least as severe as the target. A ticket never inhibits a page.
+- Both have the same subject. Every label that names the subject of the source is on the target, and `equal` holds
+  exactly those: the target is about the same thing or a part of it, and an alert about another model, job or GPU
+  differs in one of them. An engine job that is down therefore inhibits the symptoms of its own engines, and no
+  objective: those have the model but not the job, and the only label in common, the cluster, would inhibit the pages
+  of every other model in it.
+- Alertmanager treats a label that both alerts lack as equal. That is intended for cluster and namespace, which many
+  deployments do not have; the other labels of the subject must not be empty on the source.
+Two exceptions. Reconciliation, for tickets only: while part of the log or of the engines of a cluster is not counted,
+a difference between the two means nothing for any of its models. And the watchdog: it is inhibited while notifications
+fail, so that the service that expects it alerts by a channel of its own. Not for webhooks, since its own receiver is
+one: inhibited, it could not show that its receiver works again."""
 
 from __future__ import annotations
 
@@ -26,57 +24,61 @@ from typing import Any
 import yaml
 
 from alerts import registry, slo
-from alerts.labels import PLACE, TARGET
+from alerts.labels import PLACE, TARGET, TARGET_POD
 from alerts.rules import Alert, Recording, Severity
 from alerts.settings import SHIPPED, Settings
 from exporters.catalogue import EVERYTHING, promql_ast
 
 WATCHDOG, FAILING = "VLLMWatchdog", "VLLMNotificationsFailing"
-BOOKS = ("VLLMEngineExceedsLog", "VLLMLogExceedsEngine")
+RECONCILIATION = ("VLLMEngineExceedsLog", "VLLMLogExceedsEngine")
 PAGE, TICKET, NOBODY, DEADMAN = "page", "ticket", "nobody", "deadman"  # receivers
 SECRETS = "/run/secrets"
-_CARD = ("uuid",)  # names one card in the world, whichever exporter tells of it
+_GPU = ("uuid",)  # globally unique, whichever exporter reports it
 _ORDER = (*TARGET, "model_name", "uuid")
 _RANK = list(Severity)  # the most severe first
-_LABELS = {sample: frozenset(metric.labels) | set(TARGET) for metric in EVERYTHING for sample in metric.samples}
+_LABELS = {sample: frozenset(metric.labels) | set(TARGET_POD) for metric in EVERYTHING for sample in metric.samples}
 
 _HEADER = "# Printed by `vllm-watch render` from alerts/routing.py. For a file of your own: vllm-watch alerts export.\n"
 _ROUTES = """
-# Pages wait ten seconds for what breaks together and come again every hour; tickets wait a minute, in which a page may
-# come that keeps them back, and come again every twelve hours. What has a severity that nobody thought of becomes a
-# ticket. Information goes to nobody: it is read beside something else. The watchdog always fires; `deadman` is for a
-# service that expects to hear from it and tells you when it does not. That notifications fail is sent to the receivers
-# of pages and of tickets, because one of them may be the one that fails.
+# Pages wait 10 s, so that alerts with one cause arrive together, and repeat every hour. Tickets wait a minute, in which
+# a page may inhibit them, and repeat every 12 h. An alert with an unknown severity becomes a ticket. Severity info goes
+# to nobody: it is read beside something else. The watchdog always fires; `deadman` is for a service that expects it
+# and alerts you when it no longer arrives. Failing notifications are sent to the receivers of pages and of tickets,
+# because one of them may be the one that fails.
 """
 _MUTES = """
-# While the source fires, the targets are kept back where all labels of `equal` are the same; a label that both lack
+# While the source fires, targets with the same values of all labels in `equal` are inhibited; a label that both lack
 # counts as the same.
 """
 _WHY = {
-    "job": "Nothing of this job answers: what its members showed last is old news.",
-    "instance": "The same process: the source is why.",
-    "model_name": "The same model: the source says more, or more urgently.",
-    "uuid": "The same card.",
+    "job": "Nothing of this job answers: the last values of its members are stale.",
+    "instance": "The same process: the source is the cause.",
+    "model_name": "The same model: the source is more specific or more urgent.",
+    "uuid": "The same GPU.",
     "cluster": "The log or the engines of this cluster are not fully counted, so their difference means nothing yet.",
 }
-_WHY_SILENT = "Notifications fail: the service that expects the watchdog calls instead, by another channel."
+_WHY_SILENT = "Notifications fail: the service that expects the watchdog alerts instead, by another channel."
 
 _TITLE = (
-    '{{ if eq .Status "resolved" }}over{{ else }}{{ .CommonLabels.severity }}{{ end }}: {{ .CommonLabels.alertname }}'
+    '{{ if eq .Status "resolved" }}resolved{{ else }}{{ .CommonLabels.severity }}{{ end }}'
+    ": {{ .CommonLabels.alertname }}"
     "{{ with .CommonLabels.model_name }}, {{ . }}{{ end }}{{ with .CommonLabels.instance }}, {{ . }}{{ end }}"
 )
+# Annotations of several alerts differ by their labels, so each alert of the group is listed with its own. A list and
+# then a line `Dashboard: ...` is no YAML, so Alertmanager leaves it a string in PagerDuty's details.
 _TEXT = """\
-{{ .CommonAnnotations.summary }}
-{{ range .Alerts }}- {{ if eq .Status "resolved" }}over: {{ end }}{{ .Annotations.description }}
-{{ end }}What to do: {{ .CommonAnnotations.runbook_url }}
-{{ with .CommonAnnotations.dashboard_url }}What it looks like: {{ . }}
-{{ end }}"""
+{{ range .Alerts }}- {{ if eq .Status "resolved" }}resolved: {{ end }}{{ .Annotations.summary }}
+  {{ .Annotations.description }}
+  {{ .Annotations.runbook_url }}
+{{ end }}Dashboard: {{ (index .Alerts 0).Annotations.dashboard_url }}
+"""
+# Link of a notification as a whole: the runbook of its first alert.
+_FIRST = "{{ (index .Alerts 0).Annotations.%s_url }}"
 
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """A way to tell people. secret: what its files hold; make: file of the secret -> what Alertmanager calls an
-    integration."""
+    """Kind of notification. secret: content of its files; make: path of the secret -> integration of Alertmanager."""
 
     secret: str
     make: Callable[[str], dict[str, Any]]
@@ -87,12 +89,12 @@ def _webhook(file: str) -> dict[str, Any]:
 
 
 def _slack(file: str) -> dict[str, Any]:
-    shown = {"title": _TITLE, "title_link": "{{ .CommonAnnotations.runbook_url }}", "text": _TEXT}
+    shown = {"title": _TITLE, "title_link": _FIRST % "runbook", "text": _TEXT}
     return {"slack_configs": [{"api_url_file": file, "send_resolved": True, **shown}]}
 
 
 def _pagerduty(file: str) -> dict[str, Any]:
-    links = [{"href": f"{{{{ .CommonAnnotations.{name}_url }}}}", "text": name} for name in ("runbook", "dashboard")]
+    links = [{"href": _FIRST % name, "text": name} for name in ("runbook", "dashboard")]
     shown = {
         "description": _TITLE,
         "severity": '{{ or .CommonLabels.severity "error" }}',
@@ -116,7 +118,7 @@ def _email(file: str) -> dict[str, Any]:
     }
 
 
-_ADDRESS = "the address to post to (Alertmanager 0.28 or later)"  # earlier ones fall over a url_file
+_ADDRESS = "the address to post to (Alertmanager 0.28 or later)"  # earlier releases reject url_file
 RECEIVERS: Mapping[str, Receiver | None] = {
     "none": None,
     "webhook": Receiver(_ADDRESS, _webhook),
@@ -127,7 +129,7 @@ RECEIVERS: Mapping[str, Receiver | None] = {
 
 
 def printed_files() -> Iterator[tuple[str, str]]:
-    """Name and text of the shipped configurations: one that tells nobody, and one for each receiver."""
+    """Yield name and text of the default configurations: one without notifications, and one for each receiver."""
     for receiver in RECEIVERS:
         yield "alertmanager.yml" if receiver == "none" else f"{receiver}.yml", configuration(receiver)
 
@@ -141,12 +143,12 @@ def configuration(
     deadman: bool = False,
     header: str = _HEADER,
 ) -> str:
-    """A whole configuration. Configurations for two receivers differ in their receivers alone."""
+    """Return a complete configuration. Configurations for two receivers differ in their receivers only."""
     rules = inhibitions(registry.alerts(settings, objectives), registry.recordings(settings, objectives))
     muting = "".join(f"  # {_why(rule)}\n{textwrap.indent(_yaml([rule]), '  ')}" for rule in rules)
-    told = _yaml({"receivers": list(_receivers(RECEIVERS[receiver], secrets, deadman))})
+    receivers = _yaml({"receivers": list(_receivers(RECEIVERS[receiver], secrets, deadman))})
     about = _about(receiver, secrets, deadman)
-    return f"{header}{_ROUTES}{_yaml({'route': _route()})}{_MUTES}inhibit_rules:\n{muting}\n{about}{told}"
+    return f"{header}{_ROUTES}{_yaml({'route': _route()})}{_MUTES}inhibit_rules:\n{muting}\n{about}{receivers}"
 
 
 def _why(rule: Mapping[str, Any]) -> str:
@@ -201,7 +203,7 @@ def secret_file(receiver: str, folder: str = SECRETS) -> str:
 
 
 def secret_files(receiver: str, secrets: str = SECRETS, deadman: bool = False) -> dict[str, str]:
-    """The files that a configuration reads -> what belongs into each."""
+    """Return the paths that a configuration reads, each with the content that it needs."""
     chosen = RECEIVERS[receiver]
     files = {secret_file(name, secrets): chosen.secret for name in (PAGE, TICKET)} if chosen else {}
     return files | ({secret_file(DEADMAN, secrets): _ADDRESS} if deadman else {})
@@ -210,18 +212,18 @@ def secret_files(receiver: str, secrets: str = SECRETS, deadman: bool = False) -
 def _about(receiver: str, secrets: str, deadman: bool) -> str:
     files = secret_files(receiver, secrets, deadman)
     if not files:
-        return "# A receiver without anything in it tells nobody: alerts are only shown, at Alertmanager's own page.\n"
+        return "# An empty receiver sends nothing: alerts are only shown in Alertmanager's own interface.\n"
     return "# Secrets are read from files, each time they are needed:\n" + "".join(
         f"#   {path}: {what}\n" for path, what in files.items()
     )
 
 
-# ---- keeping back
+# ---- inhibition
 
 
 def inhibitions(alerts: Iterable[Alert], recordings: Iterable[Recording]) -> list[dict[str, Any]]:
-    """Alertmanager's inhibit_rules: what the same alerts mute in the same way stands together. Raises ValueError for
-    what breaks a law."""
+    """Return Alertmanager's inhibit_rules, with sources of the same targets in one rule. Raises ValueError for a
+    violated invariant."""
     by_name, recorded = (
         {alert.name: alert for alert in alerts},
         {recording.record: recording for recording in recordings},
@@ -229,7 +231,7 @@ def inhibitions(alerts: Iterable[Alert], recordings: Iterable[Recording]) -> lis
     targets: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for alert in by_name.values():
         for source in alert.muted_by:
-            if source in by_name:  # a deployment's own objectives may leave one out
+            if source in by_name:  # a deployment's own objectives may lack it
                 targets.setdefault((source, _equal(by_name[source], alert, recorded)), []).append(alert.name)
     alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
     for (source, equal), names in targets.items():
@@ -239,14 +241,10 @@ def inhibitions(alerts: Iterable[Alert], recordings: Iterable[Recording]) -> lis
 
 def _rule(sources: Iterable[str], equal: Iterable[str], targets: Iterable[str]) -> dict[str, Any]:
     targets = list(targets)
-    told_apart = [f'{label}!=""' for label in equal if label not in PLACE] + (
+    required = [f'{label}!=""' for label in equal if label not in PLACE] + (
         ['integration!="webhook"'] if targets == [WATCHDOG] else []
     )
-    return {
-        "source_matchers": [_named(sources), *told_apart],
-        "target_matchers": [_named(targets)],
-        "equal": list(equal),
-    }
+    return {"source_matchers": [_named(sources), *required], "target_matchers": [_named(targets)], "equal": list(equal)}
 
 
 def _named(names: Iterable[str]) -> str:
@@ -254,18 +252,18 @@ def _named(names: Iterable[str]) -> str:
 
 
 def _equal(source: Alert, target: Alert, recorded: Mapping[str, Recording]) -> tuple[str, ...]:
-    """The labels in which both must agree; raises ValueError where that would not make them one subject."""
+    """Return the labels in which both must agree. Raises ValueError if these would not make them one subject."""
     if _RANK.index(source.severity) > _RANK.index(target.severity):
         raise ValueError(f"{target.name} ({target.severity}) must not be muted by {source.name} ({source.severity})")
-    about, borne = subject(source, recorded), subject(target, recorded)
-    if about and about <= borne:
+    about, available = subject(source, recorded), subject(target, recorded)
+    if about and about <= available:
         return tuple(label for label in _ORDER if label in about)
-    if (target.name in BOOKS and target.severity is not Severity.CRITICAL) or (source.name, target.name) == (
+    if (target.name in RECONCILIATION and target.severity is not Severity.CRITICAL) or (source.name, target.name) == (
         FAILING,
         WATCHDOG,
     ):
         return ("cluster",)
-    missing = ", ".join(sorted(about - borne)) or "any subject"
+    missing = ", ".join(sorted(about - available)) or "any subject"
     raise ValueError(
         f"{target.name} must not be muted by {source.name}: nothing says that they are about the same, as it lacks"
         f" {missing}"
@@ -273,7 +271,7 @@ def _equal(source: Alert, target: Alert, recorded: Mapping[str, Recording]) -> t
 
 
 def subject(alert: Alert, recorded: Mapping[str, Recording]) -> Set[str]:
-    """The labels that say what an alert is about, read off its expression. A card is named by its uuid alone."""
+    """Return the labels that name the subject of an alert, from its expression. A GPU is named by its uuid alone."""
 
     def of(sample: str) -> Set[str]:
         if sample in recorded:
@@ -281,7 +279,7 @@ def subject(alert: Alert, recorded: Mapping[str, Recording]) -> Set[str]:
         return _LABELS[sample] | ({"le"} if sample.endswith("_bucket") else set())
 
     if alert.owner == "hardware":
-        return set(_CARD)
+        return set(_GPU)
     return promql_ast.labels(alert.expr, of) & set(_ORDER)
 
 
@@ -289,8 +287,7 @@ def subject(alert: Alert, recorded: Mapping[str, Recording]) -> Set[str]:
 
 
 class _Readable(yaml.SafeDumper):
-    """Text of several lines as one reads it, without quotes; lists of words on one line, others indented below their
-    key."""
+    """YAML with literal blocks for text of several lines, lists of strings on one line, and other lists indented."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)

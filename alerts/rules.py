@@ -1,4 +1,6 @@
-"""Alerts and recording rules as values. What an alert must have, it cannot be made without."""
+"""Alerts and recording rules as values.
+
+Invariant: an Alert without a subject in its texts, or with a malformed duration, cannot be constructed."""
 
 from __future__ import annotations
 
@@ -16,20 +18,23 @@ from exporters.catalogue import promql_ast
 _ALERT = re.compile(r"VLLM[A-Z][A-Za-z]*")
 _RECORD = re.compile(r"[a-z_]+:[a-z_0-9]+:[a-z0-9_]+")
 _DURATION = re.compile(r"\d+(s|m|h|d)")
+_LABEL_VALUE = re.compile(r"\{\{ \$labels\.(\w+) \}\}")
+_OPTIONAL_LABEL = re.compile(r"\{\{ with \$labels\.(\w+) \}\}(.*?)\{\{ end \}\}")
+SUMMARY_LENGTH, DESCRIPTION_LENGTH = 120, 400  # characters of the template: a chat line, and a screen of a phone
 
 
 class Severity(StrEnum):
-    """What the reader does."""
+    """Urgency of an alert, by what its reader does."""
 
-    CRITICAL = "critical"  # gets up
-    WARNING = "warning"  # finds it in the ticket queue
-    INFO = "info"  # reads it beside something else; routed to no one
+    CRITICAL = "critical"  # gets up at night
+    WARNING = "warning"  # finds it in the ticket queue by day
+    INFO = "info"  # reads it beside something else; no notification
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Where pages and panels are served; no dashboards, no link to one. The default is this machine, as in compose and
-    the lab."""
+    """Base addresses of runbooks and dashboards; without dashboards alerts have no link to one. The default is this
+    machine, as in compose and the lab."""
 
     runbooks: str = "http://127.0.0.1:9402/runbooks"
     dashboards: str | None = "http://127.0.0.1:3000"
@@ -38,16 +43,24 @@ class Links:
         return f"{self.runbooks.rstrip('/')}/{alert}"
 
 
+# Query string of a runbook link: the page opens filled with the labels of the alert, and evaluated. Prometheus renders
+# it with Go's text/template, whose urlquery escapes the values and whose range sorts the names.
+LABELS_QUERY = (
+    '?live=1{{ range $name, $value := $labels }}{{ if ne $name "__name__" }}&{{ $name }}={{ $value | urlquery }}'
+    "{{ end }}{{ end }}"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One alert. summary is static, description names this instance by its labels.
+    """Alerting rule.
 
-    threshold: the number it compares with; drawn: whether its panel shows the same quantity, so that the line belongs
-    there.
-    muted_by: alerts that say more about the same thing; while one of them fires for the same labels, Alertmanager keeps
-    this one back.
-    always: it fires at all times, and its silence is what tells.
-    Raises ValueError for what would not work at night."""
+    summary: title of at most 120 characters: subject, symptom, labels. description: at most 400 characters: value,
+    window and first action. hold, keep_firing: durations such as 5m.
+    threshold: the value that `expr` compares with. drawn: its panel shows the same quantity, so it draws the line.
+    muted_by: alerts that explain this one; while one of them fires for the same labels, Alertmanager inhibits this one.
+    always: fires at all times; its absence is the signal.
+    Raises ValueError for a name, text or duration that would not work in a notification."""
 
     name: str
     severity: Severity
@@ -65,30 +78,39 @@ class Alert:
 
     def __post_init__(self) -> None:
         if not _ALERT.fullmatch(self.name) or len(self.name) > 40:
-            raise ValueError(f"{self.name!r}: an alert is called VLLMSomething, in at most 40 letters")
-        if "{{" in self.summary or not self.summary.endswith("."):
-            raise ValueError(f"{self.name}: the summary is one fixed sentence, so that alerts group under it")
-        if "{{" not in self.description and self.severity is not Severity.INFO:
-            raise ValueError(f"{self.name}: the description names the instance by a label")
+            raise ValueError(f"{self.name!r}: an alert must be named VLLMSomething, with at most 40 letters")
+        for text, longest in ((self.summary, SUMMARY_LENGTH), (self.description, DESCRIPTION_LENGTH)):
+            if len(text) > longest:
+                raise ValueError(f"{self.name}: {text!r} has {len(text)} characters; at most {longest}")
+        if not self.always and "$labels." not in self.summary:
+            raise ValueError(f"{self.name}: the summary must name its subject by a label: {{{{ $labels.instance }}}}")
+        if not self.always and "$labels." not in self.description:
+            raise ValueError(f"{self.name}: the description must name its subject by a label")
         if self.always and self.severity is not Severity.INFO:
-            raise ValueError(f"{self.name}: what always fires must not be {self.severity}")
+            raise ValueError(f"{self.name}: an alert that always fires must not be {self.severity}")
         for duration in filter(None, (self.hold, self.keep_firing)):
             if not _DURATION.fullmatch(duration):
-                raise ValueError(f"{self.name}: {duration!r} is no duration such as 5m")
+                raise ValueError(f"{self.name}: {duration!r} is not a duration such as 5m")
+
+    @property
+    def title(self) -> str:
+        """Return the summary with label names in place of values, for lists and pages: `vLLM hung: {model_name}`."""
+        text = _OPTIONAL_LABEL.sub(lambda found: found[2].replace("{{ . }}", f"{{{found[1]}}}"), self.summary)
+        return _LABEL_VALUE.sub(r"{\1}", text)
 
     @property
     def labels(self) -> dict[str, str]:
-        """What routing and muting go by. What always fires must not be muted, and kube-prometheus-stack mutes all that
-        says `info` by its InfoInhibitor; so its label is `none`, as on the Watchdog there."""
+        """Return the labels for routing and inhibition. The watchdog has severity `none`, as in kube-prometheus-stack,
+        whose InfoInhibitor would inhibit `info`."""
         return {"severity": "none" if self.always else str(self.severity), "owner": self.owner}
 
     def paced(self, settings: Settings) -> Alert:
-        """The same with its waiting times at the pace of a drill."""
+        """Return the alert with its hold times divided by the pace of a drill."""
         keep = settings.window(self.keep_firing) if self.keep_firing else None
         return replace(self, hold=settings.window(self.hold), keep_firing=keep)
 
     def as_rule(self, links: Links) -> dict[str, Any]:
-        """The rule as Prometheus reads it."""
+        """Return the rule in the format of Prometheus."""
         rule: dict[str, Any] = {"alert": self.name, "expr": promql_ast.pretty(self.expr), "for": self.hold}
         if self.keep_firing:
             rule["keep_firing_for"] = self.keep_firing
@@ -96,7 +118,7 @@ class Alert:
         rule["annotations"] = {
             "summary": self.summary,
             "description": self.description,
-            "runbook_url": links.runbook(self.name),
+            "runbook_url": f"{links.runbook(self.name)}{LABELS_QUERY}",
         }
         if links.dashboards:
             rule["annotations"]["dashboard_url"] = self.panel.url(links.dashboards)
@@ -105,15 +127,21 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A series computed ahead. record: level:metric:operations, with the window in the last part."""
+    """Recording rule. record: level:metric:operations, with the window in the last part. meaning: what a sample of it
+    holds, for the reference.
+
+    Raises ValueError for another form of name, or for an empty meaning."""
 
     record: str
     expr: str
+    meaning: str
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not _RECORD.fullmatch(self.record):
-            raise ValueError(f"{self.record!r}: a recorded series is called level:metric:operations")
+            raise ValueError(f"{self.record!r}: a recorded series must be named level:metric:operations")
+        if not self.meaning:
+            raise ValueError(f"{self.record}: say what it holds")
 
     def as_rule(self) -> dict[str, Any]:
         return {"record": self.record, "expr": promql_ast.pretty(self.expr)} | (

@@ -1,9 +1,11 @@
-"""Those who watch: when one of them is gone, the others fall silent, and silence must not look like health."""
+"""Self-monitoring alerts: gateway, sidecar, Prometheus and Alertmanager.
+
+If one of them fails, other alerts can no longer fire, and their absence must not look like health."""
 
 from __future__ import annotations
 
 from alerts import recorded, thresholds
-from alerts.labels import JOB, TARGET, by
+from alerts.labels import JOB, TARGET_POD, by
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Severity
 from alerts.settings import Settings
@@ -11,26 +13,27 @@ from exporters.catalogue import promql, self_monitoring, sidecar
 from exporters.catalogue.prometheus import SAMPLE_LIMIT, SCRAPE_SAMPLES_KEPT, UP
 
 _OUR_RULES = ('rule_group=~".*;vllm-.*"',)  # the label is file;group
-# a card that is gone has its own alert, and so has a state that cannot be written
-_OTHERS = ('kind!~"gpu|checkpoint"',)
+# a missing GPU and a checkpoint that cannot be written have alerts of their own
+_OTHER_KINDS = ('kind!~"gpu|checkpoint"',)
 
-_REFUSED = ('reason!="contextCanceled"',)  # a reload cancels what is being sent, and sends it again
+_FAILED = ('reason!="contextCanceled"',)  # a reload cancels notifications in flight, and sends them again
 
 
 def alerts(s: Settings) -> tuple[Alert, ...]:
     five, ten, gateways = s.window("5m"), s.window("10m"), promql.series(UP, (s.gateway,))
     failed = self_monitoring.ALERTMANAGER_NOTIFICATIONS_FAILED
-    near, mine = s.at(thresholds.SCRAPE_NEAR_LIMIT), s.ours
+    near, ours = s.at(thresholds.SCRAPE_NEAR_LIMIT), s.ours
     return (
         Alert(
             "VLLMGatewayDown",
             Severity.CRITICAL,
             f"group {by(JOB)} ({gateways}) unless group {by(JOB)} ({gateways} == 1)",
             hold="1m",
-            summary="No gateway answers.",
+            summary="Gateway down: no gateway of job {{ $labels.job }} answers",
             description=(
-                "None of the gateways of job {{ $labels.job }} has answered for a minute: who comes through it is not"
-                " served, however well the engines are."
+                "No gateway of job {{ $labels.job }} has answered Prometheus for 1 min: its clients are not served,"
+                " even if the engines are healthy. Check whether requests still pass (runbook step 1): if they do,"
+                " only its metrics port cannot be reached."
             ),
             panel=PanelRef("monitoring-health", "targets-up"),
         ),
@@ -39,11 +42,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.CRITICAL,
             recorded.lost_jobs(s, s.gateway),
             hold="3m",
-            summary="A scrape job of gateways has no target any more.",
+            summary="Gateway targets lost: service discovery finds no gateway of job {{ $labels.job }}",
             description=(
-                "Job {{ $labels.job }} had a gateway within the last day, and service discovery has found none for"
-                " three minutes: its pod may be evicted or pending, and nothing else about it can alert. If it was"
-                " removed on purpose, silence this alert: it ends after a day."
+                "Job {{ $labels.job }} had a gateway within the last day; service discovery has found none for 3"
+                " min: its pod may be evicted or pending, and no other alert about it can fire. Check whether it"
+                " still answers clients. If it was removed on purpose, silence this alert: it ends after a day."
             ),
             panel=PanelRef("monitoring-health", "targets-up"),
         ),
@@ -52,10 +55,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.WARNING,
             f"{promql.series(UP, (s.sidecar,))} == 0",
             hold="2m",
-            summary="The sidecar exporter does not answer.",
+            summary="Sidecar down: {{ $labels.instance }} of job {{ $labels.job }}",
             description=(
-                "{{ $labels.instance }} does not answer: figures per team, from the request log and the GPU stand"
-                " still. Serving goes on."
+                "The sidecar {{ $labels.instance }} has not answered Prometheus for 2 min: metrics per team, of the"
+                " request log and of the GPUs are stale. Serving goes on. Check whether its process runs, read the"
+                " end of its log, and start it again."
             ),
             panel=PanelRef("monitoring-health", "targets-up"),
         ),
@@ -64,35 +68,38 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.WARNING,
             recorded.lost_jobs(s, s.sidecar),
             hold="15m",
-            summary="A scrape job of sidecars has no target any more.",
+            summary="Sidecar targets lost: service discovery finds no sidecar of job {{ $labels.job }}",
             description=(
-                "Job {{ $labels.job }} had a sidecar within the last day, and service discovery has found none for a"
-                " quarter of an hour: metrics per team, from the request log and the GPU stand still, and nothing else"
-                " about it can alert. Serving goes on."
+                "Job {{ $labels.job }} had a sidecar within the last day; service discovery has found none for 15"
+                " min: metrics per team, of the request log and of the GPUs are missing, and no other alert about"
+                " it can fire. Serving goes on. Check whether it runs. If it was removed on purpose, silence this"
+                " alert: it ends after a day."
             ),
             panel=PanelRef("monitoring-health", "targets-up"),
         ),
         Alert(
             "VLLMSidecarSourceFailing",
             Severity.WARNING,
-            f"{promql.current(sidecar.SOURCE_UP, (*TARGET, 'kind', 'source'), _OTHERS)} == 0",
+            f"{promql.current(sidecar.SOURCE_UP, (*TARGET_POD, 'kind', 'source'), _OTHER_KINDS)} == 0",
             hold="5m",
-            summary="The sidecar cannot read one of its sources.",
+            summary="Sidecar source failing: {{ $labels.kind }} {{ $labels.source }} on {{ $labels.instance }}",
             description=(
-                "The sidecar {{ $labels.instance }} cannot read its {{ $labels.kind }} {{ $labels.source }}: what it"
-                " shows of it stands still."
+                "The sidecar {{ $labels.instance }} has failed to read its {{ $labels.kind }} {{ $labels.source }}"
+                " for 5 min: the metrics from it are stale. Check the reason (runbook step 1), and read what the"
+                " sidecar logged when the failure began (step 3)."
             ),
             panel=PanelRef("monitoring-health", "sources-up"),
         ),
         Alert(
             "VLLMCheckpointFailing",
             Severity.WARNING,
-            f"{promql.current(sidecar.CHECKPOINT_UP, TARGET)} == 0",
+            f"{promql.current(sidecar.CHECKPOINT_UP, TARGET_POD)} == 0",
             hold="2m",
-            summary="The sidecar cannot save what it counted.",
+            summary="Sidecar cannot save its state: {{ $labels.instance }}",
             description=(
-                "The sidecar {{ $labels.instance }} cannot write its state: what it shows of the request log stands"
-                " still until it can."
+                "The sidecar {{ $labels.instance }} has failed to write its checkpoint for 2 min; metrics of the"
+                " request log do not change until it can. Check free space and permissions where its state is kept,"
+                " and read the error in its log (runbook step 3)."
             ),
             panel=PanelRef("monitoring-health", "checkpoint"),
             muted_by=("VLLMSidecarDown",),
@@ -100,12 +107,14 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMSpansDropped",
             Severity.WARNING,
-            f"{promql.growth(sidecar.SPANS_DROPPED, five, (*TARGET, 'reason'))} > 0",
+            f"{promql.growth(sidecar.SPANS_DROPPED, five, (*TARGET_POD, 'reason'))} > 0",
             hold="10m",
-            summary="Spans of requests are lost.",
+            summary="Trace spans dropped: {{ $labels.reason }} on {{ $labels.instance }}",
             description=(
-                "The sidecar {{ $labels.instance }} has lost {{ $value | humanize }} spans within five minutes ({{"
-                " $labels.reason }}): traces of these requests lack the gateway's part."
+                "The sidecar {{ $labels.instance }} dropped {{ $value | humanize }} spans within 5 min (reason:"
+                " {{ $labels.reason }}), and has dropped some for 10 min: traces of these requests lack the"
+                " gateway's span. Check that the collector answers at the configured OTLP endpoint (runbook step"
+                " 3)."
             ),
             panel=PanelRef("monitoring-health", "spans-dropped"),
             muted_by=("VLLMSidecarDown",),
@@ -113,12 +122,13 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMRuleFailing",
             Severity.WARNING,
-            f"{promql.growth(self_monitoring.RULE_FAILURES, five, (*TARGET, 'rule_group'), _OUR_RULES)} > 0",
+            f"{promql.growth(self_monitoring.RULE_FAILURES, five, (*TARGET_POD, 'rule_group'), _OUR_RULES)} > 0",
             hold="5m",
-            summary="A rule cannot be evaluated.",
+            summary="Rule evaluation failing: {{ $labels.rule_group }} on {{ $labels.instance }}",
             description=(
-                "Evaluations of the group {{ $labels.rule_group }} fail at {{ $labels.instance }}: its alerts cannot"
-                " fire."
+                "{{ $value | humanize }} evaluations of the group {{ $labels.rule_group }} have failed on"
+                " Prometheus {{ $labels.instance }} within 5 min: its alerts cannot fire. Read the error of the"
+                " failing rule at /rules of this Prometheus (runbook step 2)."
             ),
             panel=PanelRef("monitoring-health", "rule-failures"),
             owner="platform",
@@ -126,13 +136,16 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMScrapeNearLimit",
             Severity.WARNING,
-            f"{promql.current(SCRAPE_SAMPLES_KEPT, TARGET, (mine,))} / ({promql.current(SAMPLE_LIMIT, TARGET, (mine,))}"
-            f" > 0) > {near} or {promql.growth(self_monitoring.SCRAPES_OVER_LIMIT, five, TARGET)} > 0",
+            f"{promql.current(SCRAPE_SAMPLES_KEPT, TARGET_POD, (ours,))}"
+            f" / ({promql.current(SAMPLE_LIMIT, TARGET_POD, (ours,))} > 0) > {near}"
+            f" or {promql.growth(self_monitoring.SCRAPES_OVER_LIMIT, five, TARGET_POD)} > 0",
             hold="10m",
-            summary="A page has nearly as many samples as its job lets in.",
+            summary="Scrape near sample_limit: {{ $labels.instance }} of job {{ $labels.job }}",
             description=(
-                "{{ $labels.instance }} of job {{ $labels.job }} shows nearly as many samples as sample_limit lets in;"
-                " above it the whole page is thrown away. Where this is Prometheus itself, that has begun."
+                f"{{{{ $labels.instance }}}} of job {{{{ $labels.job }}}} has exposed more than {near.shown} of the"
+                " samples that sample_limit allows for 10 min; above it Prometheus discards the whole scrape. If"
+                " {{ $labels.instance }} is Prometheus itself, scrapes are already discarded. Compare the samples"
+                " with a day ago (runbook step 2), then raise sample_limit."
             ),
             panel=PanelRef("monitoring-health", "sample-limit"),
             owner="platform",
@@ -141,12 +154,13 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMTeamLabelOverflow",
             Severity.WARNING,
-            f"{promql.growth(sidecar.TEAMS_OVERFLOW, five, TARGET)} > 0",
+            f"{promql.growth(sidecar.TEAMS_OVERFLOW, five, TARGET_POD)} > 0",
             hold="10m",
-            summary="There are more teams than have series of their own.",
+            summary="Team label overflow: sidecar {{ $labels.instance }}",
             description=(
-                "The sidecar {{ $labels.instance }} has counted {{ $value | humanize }} requests of teams beyond its"
-                " limit within five minutes: they are under __other__, on every board and bill."
+                "The sidecar {{ $labels.instance }} counted {{ $value | humanize }} requests of teams beyond its"
+                " limit within 5 min: dashboards and cost reports show them as team __other__. Check which teams"
+                " have series of their own (runbook step 3), then raise teams.limit in the sidecar's configuration."
             ),
             panel=PanelRef("monitoring-health", "folded"),
             muted_by=("VLLMSidecarDown",),
@@ -154,13 +168,14 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMAlertmanagerUnreachable",
             Severity.WARNING,
-            f"{promql.current(self_monitoring.ALERTMANAGERS, TARGET)} < 1 "
-            f"or {promql.growth(self_monitoring.NOTIFICATIONS_ERRORS, five, (*TARGET, 'alertmanager'))} > 0",
+            f"{promql.current(self_monitoring.ALERTMANAGERS, TARGET_POD)} < 1 "
+            f"or {promql.growth(self_monitoring.NOTIFICATIONS_ERRORS, five, (*TARGET_POD, 'alertmanager'))} > 0",
             hold="2m",
-            summary="Prometheus cannot reach Alertmanager.",
+            summary="Alertmanager unreachable: Prometheus {{ $labels.instance }}",
             description=(
-                "Prometheus {{ $labels.instance }} cannot hand its alerts to Alertmanager: they fire, and nobody is"
-                " told."
+                "Prometheus {{ $labels.instance }} has failed to send its alerts to Alertmanager for 2 min: they"
+                " fire, but nobody is notified. Check that Alertmanager runs and answers on the host of Prometheus;"
+                " watch the firing alerts by hand until it does."
             ),
             panel=PanelRef("monitoring-health", "alertmanagers"),
             owner="platform",
@@ -168,13 +183,14 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMNotificationsFailing",
             Severity.WARNING,
-            f"{promql.growth(failed, ten, (*TARGET, 'integration'), _REFUSED)} > 0",
+            f"{promql.growth(failed, ten, (*TARGET_POD, 'integration'), _FAILED)} > 0",
             hold="1m",
-            summary="Alertmanager cannot deliver notifications.",
+            summary="Notifications failing: {{ $labels.integration }} of Alertmanager {{ $labels.instance }}",
             description=(
-                "Alertmanager {{ $labels.instance }} failed to deliver {{ $value | humanize }} notifications by {{"
-                " $labels.integration }} within ten minutes: alerts fire, and who should act on them does not hear"
-                " of it."
+                "Alertmanager {{ $labels.instance }} failed to deliver {{ $value | humanize }} notifications by"
+                " {{ $labels.integration }} within 10 min: alerts fire, but nobody is notified of them. Read the"
+                " receiver's error in the Alertmanager log (runbook step 3), and watch the firing alerts by hand"
+                " until it is fixed."
             ),
             panel=PanelRef("monitoring-health", "alertmanager-notifications"),
             owner="platform",
@@ -184,9 +200,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.INFO,
             "vector(1) > 0",
             hold="0s",
-            summary="Alerting works from end to end.",
+            summary="Watchdog: alerting works from end to end",
             description=(
-                "This alert always fires. When it stops arriving, Prometheus, Alertmanager or the way to you is broken."
+                "This alert always fires. If it no longer arrives, Prometheus, Alertmanager or the path to its"
+                " receiver is broken. Check that Prometheus runs and shows it as firing (runbook step 1), then that"
+                " Alertmanager has it."
             ),
             panel=PanelRef("overview", "firing-alerts"),
             owner="platform",

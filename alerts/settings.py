@@ -1,9 +1,7 @@
-"""What a deployment may set about its alerts: thresholds, the names of its scrape jobs, and the pace of time in a
-drill.
+"""Settings of a deployment's alerts: thresholds, names of scrape jobs, and the pace of time in a drill.
 
-Law: every alert is a function of these settings, and what is shipped is that function at the defaults. So a rule file
-with a team's own numbers, the pages that explain it and the drills that prove it can never be three different
-things."""
+Invariant: every alert is a function of these settings, and the default rules are that function at the defaults. So a
+rule file with a team's own thresholds, the runbooks that explain it and the drills that test it always agree."""
 
 from __future__ import annotations
 
@@ -19,9 +17,10 @@ from exporters.text import format_duration, parse_window
 
 
 class Overrides(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """thresholds.yml. thresholds: name -> number in base units, see `vllm-watch alerts list`. Jobs are regular
-    expressions that match whole job names. Raises ValueError for a name that no threshold has or a number that cannot
-    be."""
+    """Content of thresholds.yml.
+
+    thresholds: name -> value in base units, see `vllm-watch alerts list`. Jobs are regular expressions that match
+    complete job names. Raises ValueError for an unknown threshold, a value out of range or a malformed expression."""
 
     thresholds: Mapping[str, float] = {}
     engine_job: str = "vllm.*"
@@ -35,7 +34,7 @@ class Overrides(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             try:
                 re.compile(job)
             except re.error as error:
-                raise ValueError(f"job {job!r} is no regular expression: {error}") from error
+                raise ValueError(f"job {job!r} is not a regular expression: {error}") from error
             if not job or '"' in job or "\\" in job:
                 raise ValueError(
                     f"job {job!r} must be a regular expression without quotes and backslashes, such as vllm.*"
@@ -44,19 +43,18 @@ class Overrides(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """An overlay, and how much faster than shipped the alerts run: pace 15 makes 20 seconds of every 5 minutes. Only
-    drills have a pace."""
+    """Overrides of the defaults, and the pace of drills: pace 15 shortens 5 minutes to 20 seconds."""
 
     overlay: Overrides = field(default_factory=Overrides)
     pace: int = 1
 
     def at(self, threshold: Threshold) -> Threshold:
-        """A threshold with this deployment's number."""
+        """Return a threshold with this deployment's value."""
         own = self.overlay.thresholds.get(threshold.name)
         return threshold if own is None else threshold.at(own)
 
     def window(self, duration: str) -> str:
-        """A duration such as 5m at this pace. Raises ValueError for what is no duration."""
+        """Return a duration such as 5m at this pace. Raises ValueError for text that is not a duration."""
         return duration if self.pace == 1 else format_duration(self.seconds(duration))
 
     def seconds(self, duration: str) -> int:
@@ -64,7 +62,7 @@ class Settings:
 
     @property
     def engine(self) -> str:
-        """The matcher for scrape jobs that hold engines."""
+        """Return the matcher for scrape jobs of engines."""
         return f'job=~"{self.overlay.engine_job}"'
 
     @property
@@ -77,7 +75,7 @@ class Settings:
 
     @property
     def ours(self) -> str:
-        """The matcher for all three."""
+        """Return the matcher for scrape jobs of engines, gateways and sidecars."""
         return f'job=~"{self.overlay.engine_job}|{self.overlay.gateway_job}|{self.overlay.sidecar_job}"'
 
     def paced(self, pace: int) -> Settings:

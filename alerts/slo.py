@@ -1,10 +1,9 @@
-"""Objectives -> recorded series and burn-rate alerts: how fast the error budget goes, told over a short and a long
-window at once.
+"""Recording rules and burn-rate alerts of service level objectives.
 
-factor = share of the budget x period / long window. A pair fires when both windows burn faster than factor x (1 -
-objective); the short one makes it stop soon after the trouble does. Source: Google, The Site Reliability Workbook,
-chapter 5 (multiwindow, multi-burn-rate alerts); the shares for seven days are those of Sloth's table. Bad and all are
-recorded as growth and divided late (recorded.py)."""
+factor = share of the budget x period / long window. A pair of windows fires when both burn faster than factor x (1 -
+objective); the short one ends the alert soon after the fault ends. Source: Google, The Site Reliability Workbook,
+chapter 5 (multiwindow, multi-burn-rate alerts); the shares for seven days are those of Sloth's table. Bad and all
+events are recorded as growth and divided after summing (recorded.py)."""
 
 from __future__ import annotations
 
@@ -28,7 +27,8 @@ from exporters.text import parse_window
 
 SHIPPED_FILE = Path(__file__).with_name("slo.yaml")
 
-# Long window, short window, share of the budget that may go within the long one, by period. The first two wake someone.
+# Long window, short window, share of the budget that may be used within the long one, by period. The first two pairs
+# are critical.
 WINDOWS: dict[str, tuple[tuple[str, str, Decimal], ...]] = {
     "7d": (
         ("1h", "5m", Decimal("0.08")),
@@ -44,6 +44,22 @@ WINDOWS: dict[str, tuple[tuple[str, str, Decimal], ...]] = {
     ),
 }
 _HISTOGRAMS = {"ttft": recorded.TTFT, "inter_token": recorded.INTER_TOKEN}
+_FIRST_STEP = {
+    "ttft": (
+        "Compare its engines, and queue time with prefill time: one slow engine is the cause itself, all of them mean"
+        " load."
+    ),
+    "inter_token": (
+        "Compare its engines, and how many requests share a step: one slow engine is the cause itself, all of them mean"
+        " load."
+    ),
+    None: "Check the failure reason in the request log, then whether every engine answers.",
+}
+# What is bad, and what is counted, by latency; None is success.
+_LATENCIES = {
+    "ttft": ("first tokens later", "first tokens"), "inter_token": ("gaps between tokens longer", "gaps"),
+    None: ("requests that ended in an error or a timeout", "requests"),
+}  # fmt: skip
 _PANELS = {
     "ttft": PanelRef("overview", "ttft-p95"), "inter_token": PanelRef("overview", "inter-token-latency"),
     None: PanelRef("overview", "error-ratio"),
@@ -51,10 +67,10 @@ _PANELS = {
 
 
 class Objective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One promise: a share (0 to 1) of good events. Either `latency` with `within_s` (seconds, a bucket bound), or
-    `success: true`.
+    """Service level objective: a share (0 to 1) of good events.
 
-    Raises ValueError for what promises nothing."""
+    Either `latency` with `within_s` (seconds, a bucket bound), or `success: true`. Raises ValueError for any other
+    combination, and for a name or a share that cannot be used."""
 
     name: str
     objective: float
@@ -84,7 +100,7 @@ class Objective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Objectives(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of objectives; see slo.yaml. Raises ValueError where two share a name."""
+    """Content of a file of objectives; see slo.yaml. Raises ValueError if two share a name, or there is none."""
 
     objectives: tuple[Objective, ...]
     period: Literal["7d", "30d"] = "7d"
@@ -93,9 +109,9 @@ class Objectives(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         names = [objective.slug for objective in self.objectives]
         if len(set(names)) != len(names) or not names:
-            raise ValueError("objectives need at least one, and different names")
+            raise ValueError("objectives: at least one is needed, and names must differ")
         if self.at_least < 1:
-            raise ValueError("at_least is 1 or more: a ratio of nothing is no ratio")
+            raise ValueError("at_least must be 1 or more: 0 requests have no ratio")
 
 
 def shipped() -> Objectives:
@@ -103,77 +119,83 @@ def shipped() -> Objectives:
 
 
 def factor(period: str, long: str, share: Decimal) -> Decimal:
-    """How many times faster than allowed the budget goes when `share` of it goes within the long window; exact."""
+    """Return the burn rate (1 uses the budget up in the period) at which `share` of it is used in the long window."""
     return (share * parse_window(period) / parse_window(long)).normalize()
 
 
 def recordings(file: Objectives, s: Settings) -> Iterator[Recording]:
-    """Bad and all events, for each objective and model."""
+    """Return the rules that record bad and all events of each objective, by model."""
     for objective in file.objectives:
         for which, expr in zip(("bad", "all"), _events(objective, s), strict=True):
-            yield Recording(_what(objective, which) + recorded.OVER, expr)
+            yield Recording(_what(objective, which) + recorded.OVER, expr, _meaning(objective, which))
+
+
+def _meaning(objective: Objective, which: str) -> str:
+    late, counted = _LATENCIES[objective.latency]
+    if which == "all":
+        return f"{counted} that the promise is about"
+    return late if objective.within_s is None else f"{late} than {objective.within_s:g} s"
 
 
 def recorded_names(file: Objectives) -> Iterator[str]:
-    """What is recorded for the objectives, without its window."""
+    """Return the names of the recorded series of the objectives, without their window."""
     return (_what(objective, which) for objective in file.objectives for which in ("bad", "all"))
 
 
 def alerts(file: Objectives, s: Settings) -> tuple[Alert, ...]:
-    """Two for each objective: the fast burn wakes someone, the slow one is a ticket."""
+    """Return two alerts for each objective: a critical one for a fast burn, a warning for a slow one."""
     return tuple(alert for objective in file.objectives for alert in _alerts(objective, file, s))
 
 
 def _alerts(objective: Objective, file: Objectives, s: Settings) -> tuple[Alert, Alert]:
-    promise = f"{Decimal(str(objective.objective)) * 100:f}".rstrip("0").rstrip(".")
     threshold = Threshold(
         f"{objective.slug}_objective",
         objective.objective,
         Unit.RATIO,
-        f"{objective.why} " + _burns(file.period),
+        f"{objective.why} " + _burn_rates(file.period),
         objective.source,
     )
     pairs = [_pair(objective, file, s, *window) for window in WINDOWS[file.period]]
-    burn, drain = f"VLLM{objective.name}BudgetBurn", f"VLLM{objective.name}BudgetSlowBurn"
+    fast, slow = f"VLLM{objective.name}BudgetBurn", f"VLLM{objective.name}BudgetSlowBurn"
     panel = _PANELS[objective.latency]
-    promised = f"{promise} % within {objective.within_s:g} s" if objective.within_s else f"{promise} % without an error"
+    one, two, three, four = (window[0] for window in WINDOWS[file.period])
     return (
         Alert(
-            burn,
+            fast,
             Severity.CRITICAL,
             " or ".join(pairs[:2]),
             hold="2m",
-            summary=f"The error budget for {_called(objective)} is burning fast.",
+            summary=f"{objective.name} SLO burning fast: {{{{ $labels.model_name }}}}",
             description=(
-                "{{ $value | humanizePercentage }} of what {{ $labels.model_name }} did was worse than"
-                f" promised ({promised}); at this pace the budget of {file.period} is gone within {_gone(file.period)}"
-                " days or less."
+                f"{_bad(objective)} over {one} or {two}: at this rate the error budget of {file.period} is used up"
+                f" within {_days_left(file.period)} days or less. {_FIRST_STEP[objective.latency]}"
             ),
             panel=panel,
             threshold=threshold,
             drawn=False,
         ),
         Alert(
-            drain,
+            slow,
             Severity.WARNING,
             " or ".join(pairs[2:]),
             hold="15m",
-            summary=f"The error budget for {_called(objective)} drains.",
+            summary=f"{objective.name} SLO burning slowly: {{{{ $labels.model_name }}}}",
             description=(
-                "{{ $value | humanizePercentage }} of what {{ $labels.model_name }} did was worse than"
-                f" promised ({promised}), which uses up about the whole budget of {file.period}."
+                f"{_bad(objective)} over {three} or {four}: this uses up about the whole error budget of"
+                f" {file.period}. Check whether it continues in the last hour and at which hours it happened, then"
+                " look for a load pattern or a change."
             ),
             panel=panel,
             threshold=threshold,
             drawn=False,
-            muted_by=(burn,),
+            muted_by=(fast,),
         ),
     )
 
 
 def _pair(objective: Objective, file: Objectives, s: Settings, long: str, short: str, share: Decimal) -> str:
-    """Both windows burn, and the long one holds enough requests to judge by: one answer has hundreds of gaps between
-    tokens. The value is the long window's share of bad events."""
+    """Return the condition of one pair of windows: both burn, and the long one has enough requests, because one
+    response has hundreds of gaps between tokens. The value is the share of bad events in the long window."""
     budget = factor(file.period, long, share) * (1 - Decimal(str(objective.objective)))
     bad = (
         f"{_share(objective, s, long)} > {budget.normalize():f} and {_share(objective, s, short)} >"
@@ -188,11 +210,10 @@ def _share(objective: Objective, s: Settings, window: str) -> str:
 
 
 def _events(objective: Objective, s: Settings) -> tuple[str, str]:
-    """Bad and all events within five minutes. Latency counts observations, success the requests that are no refusal and
-    no hang-up.
+    """Return expressions for bad and all events within 5 min. Latency counts observations; success counts requests
+    except rejections and client disconnects.
 
-    Where an engine of the model lacks the bound of the objective there is neither: what is not measured is not
-    judged."""
+    Both are absent if an engine of the model lacks the bound of the objective: then the objective is not evaluated."""
     if objective.latency is None:
         everything = recorded.requests(s, ('outcome!~"rejected|client_abort"',))
         return f"({recorded.requests(s, sidecar.FAILED)} or {everything} * 0)", everything
@@ -205,22 +226,30 @@ def _what(objective: Objective, which: str) -> str:
     return f"cluster_model_name:vllm_slo_{objective.slug}_{which}:increase"
 
 
-def _gone(period: str) -> str:
-    """After how many days the budget is gone, at the slower of the two paces that wake someone."""
+def _bad(objective: Objective) -> str:
+    """Return the template of an alert's first clause: the share of bad events, what they are, and how many may be."""
+    allowed = f"{(1 - Decimal(str(objective.objective))) * 100:f}".rstrip("0").rstrip(".")
+    late = f"took longer than {objective.within_s or 0:g} s"
+    events, fault = {
+        "ttft": ("first tokens", late), "inter_token": ("gaps between tokens", late),
+        None: ("requests", "failed or timed out"),
+    }[objective.latency]  # fmt: skip
+    return (
+        f"{{{{ $value | humanizePercentage }}}} of the {events} of {{{{ $labels.model_name }}}} {fault}"
+        f" (allowed: {allowed} %)"
+    )
+
+
+def _days_left(period: str) -> str:
+    """Return the days until the budget of a period is used up, at the slower of the two critical burn rates."""
     slower = min(factor(period, long, share) for long, _, share in WINDOWS[period][:2])
     return f"{parse_window(period) / 86400 / float(slower):.0f}"
 
 
-def _called(objective: Objective) -> str:
-    return {"ttft": "the time to the first token", "inter_token": "the time between tokens", None: "success"}[
-        objective.latency
-    ]
-
-
-def _burns(period: str) -> str:
-    """What the windows mean, for the page."""
-    told = (
+def _burn_rates(period: str) -> str:
+    """Return the burn rates of the alerts in words, for the runbook."""
+    rates = (
         f"{factor(period, long, share):f} times as fast as allowed over {long} and {short}"
         for long, short, share in WINDOWS[period]
     )
-    return f"Told when the budget of {period} goes {', '.join(told)}; the first two of these wake someone."
+    return f"Alerts when the budget of {period} burns {', '.join(rates)}; the first two of these are critical."

@@ -1,8 +1,6 @@
-"""Numbers at which someone is told, each with its reason and source. The alert, the red line on the panel and the page
-read the same value.
+"""Thresholds of alerts, each with its reason and source. Alert, red line on the panel and runbook read the same value.
 
-A deployment may put its own number in place of any of them (alerts/settings.py); the name is what it writes in its
-file."""
+A deployment may override any of them by name (alerts/settings.py)."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ from exporters.catalogue.metric import Unit
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """value in base units; why: what makes this number and no other; source: where it comes from. Raises ValueError
-    when they are empty, or for a number that cannot be."""
+    """Threshold of an alert. value: in base units of `unit`; why: reason for this value; source: its origin. Raises
+    ValueError without reason and source, and for a value out of range."""
 
     name: str
     value: float
@@ -29,7 +27,7 @@ class Threshold:
             raise ValueError(f"a threshold of {self.value} needs its reason and its source")
         if not math.isfinite(self.value) or self.value < 0 or (self.unit is Unit.RATIO and self.value > 1):
             raise ValueError(
-                f"{self.name}: {self.value:g} is no number of {self.unit} to alert on"
+                f"{self.name}: {self.value:g} is not a threshold in {self.unit}"
                 + " (0 to 1)" * (self.unit is Unit.RATIO)
             )
 
@@ -38,7 +36,7 @@ class Threshold:
 
     @property
     def shown(self) -> str:
-        """For people: 90 %, 2.5 s, 85 °C."""
+        """Return the value with its unit: 90 %, 2.5 s, 85 °C."""
         match self.unit:
             case Unit.RATIO:
                 return f"{self.value * 100:g} %"
@@ -52,10 +50,10 @@ class Threshold:
                 return f"{self.value:g} {unit}"
 
     def at(self, value: float) -> Threshold:
-        """The same with a deployment's own number. Raises ValueError for one that cannot be."""
+        """Return the threshold with a deployment's own value. Raises ValueError for a value out of range."""
         if value == self.value:
             return self
-        return replace(self, value=value, why=f"Set for this deployment. As shipped it is {self.shown}: {self.why}")
+        return replace(self, value=value, why=f"Set for this deployment. The default is {self.shown}: {self.why}")
 
 
 KV_CACHE_USAGE = Threshold(
@@ -70,7 +68,7 @@ KV_CACHE_FULL = Threshold(
     "kv_cache_full",
     0.95,
     Unit.RATIO,
-    "Together with preemptions this is no longer a forecast: blocks are taken from running requests. Either sign alone"
+    "Together with preemptions this is no forecast any more: blocks are taken from running requests. Either sign alone"
     " is common and harmless.",
     "The one compound rule found in published sets (cache above 0.95 and preemptions above 0).",
 )
@@ -86,7 +84,7 @@ QUEUE_TIME_P95 = Threshold(
     "queue_time_p95",
     5.0,
     Unit.SECONDS,
-    "A chat user gives up on a first word after a few seconds; five of them spent waiting for a slot leave nothing for"
+    "A chat user gives up on the first token after a few seconds; five seconds in the queue leave no time for"
     " prefill. It lies on a bound of vLLM's histogram, so the estimate is exact there.",
     "vLLM's request-time bounds (2.5, 5, 10 s); support-chat target of p95 under 2 s to the first token.",
 )
@@ -173,16 +171,14 @@ ERROR_RATIO = Threshold(
     "error_ratio",
     0.005,
     Unit.RATIO,
-    "One failed request in two hundred is what the service promises at most; above it someone's work breaks every few"
-    " minutes.",
+    "The service allows at most one failed request in two hundred; above it some user's work fails every few minutes.",
     "Pass table of the serving course: error ratio at most 0.5 %.",
 )
 ERRORS_AT_LEAST = Threshold(
     "errors_at_least",
     5.0,
     Unit.REQUESTS,
-    "Of ten requests in a quiet hour one that fails is 10 %, and nobody needs to look; five in five minutes are a"
-    " pattern.",
+    "One failure of ten requests in a quiet hour is 10 % and needs no action; five in five minutes are a pattern.",
     "Low-traffic guard as in burn-rate practice; the smallest count that one client's single retry loop of three does"
     " not reach.",
 )
@@ -190,58 +186,58 @@ ENGINE_REFUSALS = Threshold(
     "engine_refusals",
     10.0,
     Unit.REQUESTS,
-    "The engine's limit is the last one and should never be what users meet; ten in five minutes are more than one"
-    " client's retries.",
-    "Judgement; of 28 refusals measured on vLLM 0.32 only 9 were an HTTP 503, so the status alone hides two thirds.",
+    "The engine's own limit is the last resort and users should not reach it; ten rejections in five minutes are"
+    " more than one client's retries.",
+    "Judgement; of 28 rejections measured on vLLM 0.32 only 9 were an HTTP 503, so the status alone hides two thirds.",
 )
 REFUSAL_RATIO = Threshold(
     "refusal_ratio",
     0.1,
     Unit.RATIO,
-    "Refusing is policy and works as meant; a team that loses every tenth request has outgrown its limit, or its client"
+    "Rejecting is policy; a team that loses every tenth request has outgrown its limit, or its client"
     " does not back off.",
-    "Judgement; about 6 % of offered load was found hidden behind refusals in one published deployment.",
+    "Judgement; about 6 % of offered load was found hidden behind rejections in one published deployment.",
 )
 HANGUP_RATIO = Threshold(
     "hangup_ratio",
     0.1,
     Unit.RATIO,
-    "People close a tab in a few requests of a hundred; one in ten, and twice as many as usual, do not wait any longer"
-    " for what they asked.",
-    "Judgement on chat traffic. vLLM's own abort counter stayed at 0 for all of 15 hang-ups in 0.10, 0.20 and 0.32"
-    " (measured).",
+    "People close a tab in a few requests of a hundred; one in ten, and twice as many as usual, means that clients stop"
+    " waiting.",
+    "Judgement on chat traffic. vLLM's own abort counter stayed at 0 for all of 15 client disconnects in 0.10, 0.20"
+    " and 0.32 (measured).",
 )
 LOG_DIFFERS = Threshold(
     "log_differs",
     0.05,
     Unit.RATIO,
-    "In half an hour the log and the engines differ by what was under way at its two ends; a twentieth of the requests"
-    " is more than that, and figures per team are off by as much.",
-    "Accounting that closes: offered = finished + aborted + rejected + failed.",
+    "In half an hour log and engines differ by the requests in flight at its two ends; a twentieth of the requests is"
+    " more than that, and metrics per team are wrong by as much.",
+    "Reconciliation: offered = finished + aborted + rejected + failed.",
 )
 LOG_DIFFERS_AT_LEAST = Threshold(
     "log_differs_at_least", 10.0, Unit.REQUESTS,
-    "A handful of requests by hand, straight to the engine, is nobody's missing bill.",
+    "A few manual requests, sent directly to the engine, do not distort the cost of a team.",
     "Low-traffic guard.",
 )  # fmt: skip
 BOOKS_DIFFER = Threshold(
     "books_differ",
     0.01,
     Unit.RATIO,
-    "What the sidecar books as missing or extra in the log is sure to the last request, so this is no matter of"
-    " precision: at a hundredth a team's bill is off by more than anyone rounds.",
-    "The reconciliation of log and engines closes to the last token; what remains open is not booked.",
+    "The sidecar counts missing and extra requests exactly, so this is no matter of precision: at a hundredth the cost"
+    " of a team is wrong by more than rounding.",
+    "The reconciliation of log and engines is exact to the token; requests that are still open are not counted.",
 )
 BOOKS_DIFFER_AT_LEAST = Threshold(
     "books_differ_at_least", 3.0, Unit.REQUESTS,
-    "One or two requests by hand, straight to the engine, are nobody's way around the gateway.",
+    "One or two manual requests, sent directly to the engine, do not mean that clients bypass the gateway.",
     "Low-traffic guard.",
 )  # fmt: skip
 LOG_LAG = Threshold(
     "log_lag",
     60.0,
     Unit.SECONDS,
-    "A record is written when its request ends and read within a second; a minute later figures per team describe"
+    "A record is written when its request ends and read within a second; a minute later metrics per team describe"
     " another time than the engine's.",
     "The sidecar looks for new lines ten times a second (measured lag in the lab: under 1 s).",
 )
@@ -249,22 +245,22 @@ LOG_UNREAD = Threshold(
     "log_unread",
     1048576.0,
     Unit.BYTES,
-    "A reader that keeps up has nothing left to read after a second; a mebibyte, some two thousand records, that was"
-    " there at every look for five minutes is one that does not.",
+    "A reader that keeps up has nothing left to read after a second; one with a mebibyte (some 2,000 records) left at"
+    " every scrape for five minutes does not keep up.",
     "A record is at most 600 bytes.",
 )
 GPU_TEMPERATURE = Threshold(
     "gpu_temperature",
     85.0,
     Unit.CELSIUS,
-    "Data-centre cards slow themselves down a few degrees above; at 85 there is still time to act.",
-    "NVIDIA's slowdown temperatures for A100, H100 and H200 lie between 85 and 95 degrees, by card: nvidia-smi -q -d"
+    "Data-centre GPUs throttle a few degrees above; at 85 there is still time to act.",
+    "NVIDIA's slowdown temperatures for A100, H100 and H200 lie between 85 and 95 degrees, by model: nvidia-smi -q -d"
     " TEMPERATURE.",
 )
 THROTTLED = Threshold(
     "throttled", 0.1, Unit.RATIO,
-    "A tenth of the time at lower clocks is seen in the inter-token latency of every request on that card.",
-    "Judgement. Only heat and the power brake count; a card at its own power limit works as set.",
+    "A tenth of the time at lower clocks shows in the inter-token latency of every request on that GPU.",
+    "Judgement. Only heat and the power brake count; a GPU at its own power limit works as configured.",
 )  # fmt: skip
 GPU_MEMORY = Threshold(
     "gpu_memory",
@@ -286,9 +282,9 @@ SCRAPE_NEAR_LIMIT = Threshold(
     "scrape_near_limit",
     0.8,
     Unit.RATIO,
-    "A new release, an adapter or a rank adds tens to hundreds of series at once, and a page above its limit is thrown"
-    " away whole: a fifth of the limit is room for one such step.",
-    "Our fleet configuration sets sample_limit to twice the budget (stack/deploy/fleet/budget.py), so a page at this"
+    "A new release, an adapter or a rank adds tens to hundreds of series at once, and a scrape above its limit is"
+    " discarded: a fifth of the limit is room for one such step.",
+    "Our fleet configuration sets sample_limit to twice the budget (stack/deploy/fleet/budget.py), so a scrape at this"
     " line is far above it.",
 )
 
@@ -296,9 +292,9 @@ ALL: tuple[Threshold, ...] = tuple(value for value in list(globals().values()) i
 
 
 def named(name: str) -> Threshold:
-    """The threshold of this name. Raises ValueError, with the nearest name, for any other."""
-    found = next((threshold for threshold in ALL if threshold.name == name), None)
-    if found is None:
-        near = difflib.get_close_matches(name, [threshold.name for threshold in ALL], n=1)
+    """Return the threshold of this name. Raises ValueError, with the nearest name, for an unknown one."""
+    threshold = next((each for each in ALL if each.name == name), None)
+    if threshold is None:
+        near = difflib.get_close_matches(name, [each.name for each in ALL], n=1)
         raise ValueError(f"thresholds.{name} is unknown" + (f"; did you mean thresholds.{near[0]}?" if near else ""))
-    return found
+    return threshold

@@ -1,9 +1,9 @@
-"""Requests: who fails, who is refused, who gives up, and whether the log and the engines tell the same story."""
+"""Alerts on requests: failed, rejected, abandoned or truncated; on differences between log and engines; and on cost."""
 
 from __future__ import annotations
 
 from alerts import recorded, thresholds
-from alerts.labels import ENGINE, MODEL, TARGET, TEAM, by, on
+from alerts.labels import ENGINE_POD, MODEL, TARGET_POD, TEAM, by, on
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Severity
 from alerts.settings import Settings
@@ -11,14 +11,14 @@ from exporters.catalogue import attributed, gateway, promql, reconciled, sidecar
 from exporters.catalogue.metric import Metric
 
 _OK = ('outcome="ok"',)
-_ALL = ("cluster",)  # all models together: an adapter or an alias has another name in the log than at the engine
+_ALL = ("cluster",)  # all models together: an adapter or alias has another name in the log than on the engine
 _MONEY = ("cluster", "currency")
-_ALL_THE_TIME = ('basis="allocation"',)
-_REACHED = ('outcome!="rejected"',)  # what an engine may have seen
-_BY_POLICY = ('outcome="rejected"', 'reason!~"engine_busy|bad_request"')  # refused by us, not by the engine
-_CUT_OFF = ('finished_reason="length"',)
+_ALLOCATION = ('basis="allocation"',)
+_REACHED = ('outcome!="rejected"',)  # requests that reached an engine
+_BY_POLICY = ('outcome="rejected"', 'reason!~"engine_busy|bad_request"')  # rejected by the gateway, not by the engine
+_TRUNCATED = ('finished_reason="length"',)
 _REQUESTS = 'kind="requests"'
-# what an engine finished and took with it, or before anybody looked, is nobody's fault
+# counts lost with a restarted engine, or before the sidecar started, are no fault
 _UNEXPLAINED = 'cause!~"restart|start"'
 
 
@@ -35,18 +35,18 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         )
     )
     few = s.at(thresholds.ERRORS_AT_LEAST)
-    finished = recorded.FINISHED_IN_ALL
+    finished = recorded.FINISHED_TOTAL
     failed = recorded.requests(s, sidecar.FAILED)
-    reached, ok = (f"sum {by(_ALL)} ({recorded.LOGGED_IN_ALL}{{{', '.join(where)}}})" for where in (_REACHED, _OK))
-    cut_off = recorded.share(recorded.BY_REASON, recorded.FINISHED, "30m", s, _CUT_OFF)
-    cut_often = f"sum {by(MODEL)} ({recorded.counted(recorded.BY_REASON, '30m', s, where=_CUT_OFF)}) >= {few}"
+    reached, ok = (f"sum {by(_ALL)} ({recorded.LOGGED_TOTAL}{{{', '.join(where)}}})" for where in (_REACHED, _OK))
+    cut_off = recorded.share(recorded.BY_REASON, recorded.FINISHED, "30m", s, _TRUNCATED)
+    cut_often = f"sum {by(MODEL)} ({recorded.counted(recorded.BY_REASON, '30m', s, where=_TRUNCATED)}) >= {few}"
     spent = f"{promql.current(sidecar.GPU_COST, _MONEY)} / 3600"
-    attributed_cost = promql.per_second(attributed.COST, hour, _MONEY, _ALL_THE_TIME)
+    attributed_cost = promql.per_second(attributed.COST, hour, _MONEY, _ALLOCATION)
     tokens = " + ".join(
         promql.per_second(made, hour, ("cluster",)) for made in (vllm.PROMPT_TOKENS, vllm.GENERATION_TOKENS)
     )
-    unread = promql.lowest(sidecar.LOG_BYTES_BEHIND, five, (*TARGET, "path"))
-    behind = promql.worst(sidecar.LOG_LAG, (*TARGET, "path"))
+    unread = promql.lowest(sidecar.LOG_BYTES_BEHIND, five, (*TARGET_POD, "path"))
+    behind = promql.worst(sidecar.LOG_LAG, (*TARGET_POD, "path"))
     return (
         Alert(
             "VLLMErrorRatioHigh",
@@ -54,10 +54,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             f"{promql.per(failed, recorded.requests(s))} > {errors} and {failed} >= {few}",
             hold="5m",
             keep_firing="5m",
-            summary="Too many requests fail.",
+            summary="Error ratio high: {{ $labels.model_name }}",
             description=(
-                "{{ $value | humanizePercentage }} of the requests for {{ $labels.model_name }} end in an error or a"
-                " timeout."
+                "{{ $value | humanizePercentage }} of the requests for {{ $labels.model_name }} ended in an error"
+                " or a timeout over 5 min. Check the failure reason and the team in the request log (runbook step"
+                " 1), then whether every engine answers."
             ),
             panel=PanelRef("overview", "error-ratio"),
             threshold=errors,
@@ -66,13 +67,14 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMEngineRejecting",
             Severity.WARNING,
-            f"{promql.growth(vllm.ADMISSION_REJECTIONS, five, ENGINE)} >= {refusals}",
+            f"{promql.growth(vllm.ADMISSION_REJECTIONS, five, ENGINE_POD)} >= {refusals}",
             hold="2m",
             keep_firing="5m",
-            summary="An engine refuses requests by its own limit.",
+            summary="Engine rejects requests: {{ $labels.model_name }} on {{ $labels.instance }}",
             description=(
-                "{{ $labels.instance }} has refused {{ $value | humanize }} requests for {{ $labels.model_name }}"
-                " within five minutes; a refused stream looks like HTTP 200 to who only counts statuses."
+                "{{ $labels.instance }} has rejected {{ $value | humanize }} requests for {{ $labels.model_name }}"
+                " within 5 min by its own queue limit; a rejected stream still has HTTP status 200. Check whether"
+                " other engines of the model have room, and ask the largest sender to pause batch work."
             ),
             panel=PanelRef("tuning-options", "refused"),
             threshold=refusals,
@@ -86,10 +88,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             f"and {promql.growth(sidecar.REASONS, five, TEAM, _BY_POLICY)} >= {few}",
             hold="5m",
             keep_firing="5m",
-            summary="A team has many requests refused.",
+            summary="Gateway rejects requests: team {{ $labels.team }}",
             description=(
-                "{{ $value | humanizePercentage }} of the requests of team {{ $labels.team }} are refused by the"
-                " gateway."
+                "The gateway rejected {{ $value | humanizePercentage }} of the requests of team {{ $labels.team }}"
+                " over 5 min. Check the reason (runbook step 1): it distinguishes a limit that is too low from a"
+                " client that does not back off or sends a wrong key."
             ),
             panel=PanelRef("teams", "refused"),
             threshold=refused,
@@ -98,13 +101,14 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMClientHangupsRising",
             Severity.WARNING,
-            _hangups(s),
+            _disconnects(s),
             hold="5m",
             keep_firing="5m",
-            summary="Clients give up waiting.",
+            summary="Client disconnects rising: {{ $labels.model_name }}",
             description=(
-                "{{ $value | humanizePercentage }} of the clients of {{ $labels.model_name }} close the connection"
-                " before their answer is complete."
+                "{{ $value | humanizePercentage }} of the clients of {{ $labels.model_name }} closed the connection"
+                " over 5 min before their response was complete. Check after how many seconds they left (runbook"
+                " step 1): one age for all is a client timeout, many ages are people who stopped waiting."
             ),
             panel=PanelRef("teams", "outcomes"),
             threshold=s.at(thresholds.HANGUP_RATIO),
@@ -115,10 +119,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.INFO,
             f"{cut_off} > {cut} and {cut_often}",
             hold="15m",
-            summary="Many answers end at their length limit.",
+            summary="Outputs truncated: {{ $labels.model_name }}",
             description=(
-                "{{ $value | humanizePercentage }} of the answers of {{ $labels.model_name }} are cut off by max_tokens"
-                " or the context length."
+                "{{ $value | humanizePercentage }} of the outputs of {{ $labels.model_name }} were cut off by"
+                " max_tokens or the context length over 30 min. Find the team they belong to (runbook step 1), and"
+                " compare its max_tokens with the length of its outputs."
             ),
             panel=PanelRef("tuning-options", "finish-reasons"),
             threshold=cut,
@@ -127,13 +132,17 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMEngineExceedsLog",
             Severity.WARNING,
-            _booked(s, reconciled.MISSING_IN_LOG, reconciled.ENGINE, _more(s, finished, reached)),
+            _reconciled(s, reconciled.MISSING_IN_LOG, reconciled.ENGINE, _excess(s, finished, reached)),
             hold="15m",
-            summary="Engines finish requests that nobody logged.",
+            summary=(
+                "Request log incomplete{{ with $labels.model_name }}: {{ . }}{{ end }}{{ with $labels.cluster }} in"
+                " {{ . }}{{ end }}"
+            ),
             description=(
                 "The engines{{ with $labels.cluster }} of {{ . }}{{ end }} finished {{ $value | humanize }} more"
-                " requests{{ with $labels.model_name }} for {{ . }}{{ end }} in half an hour than the request log"
-                " knows: somebody passes by the gateway, or records are lost."
+                " requests{{ with $labels.model_name }} for {{ . }}{{ end }} within 30 min than the request log"
+                " contains: clients bypass the gateway, or records are lost. Check which model and cause the"
+                " sidecar reports (runbook step 1)."
             ),
             panel=PanelRef("monitoring-health", "missing-in-log"),
             threshold=s.at(thresholds.BOOKS_DIFFER),
@@ -149,13 +158,17 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMLogExceedsEngine",
             Severity.WARNING,
-            _booked(s, reconciled.EXTRA_IN_LOG, reconciled.LOGGED, _more(s, ok, finished), _UNEXPLAINED),
+            _reconciled(s, reconciled.EXTRA_IN_LOG, reconciled.LOGGED, _excess(s, ok, finished), _UNEXPLAINED),
             hold="15m",
-            summary="The log holds requests that no engine finished.",
+            summary=(
+                "Request log exceeds engines{{ with $labels.model_name }}: {{ . }}{{ end }}"
+                "{{ with $labels.cluster }} in {{ . }}{{ end }}"
+            ),
             description=(
-                "The request log{{ with $labels.cluster }} of {{ . }}{{ end }} has {{ $value | humanize }} more good"
-                " requests{{ with $labels.model_name }} for {{ . }}{{ end }} in half an hour than the engines finished:"
-                " an engine is not watched, or records were written twice."
+                "The request log{{ with $labels.cluster }} of {{ . }}{{ end }} contains {{ $value | humanize }}"
+                " more successful requests{{ with $labels.model_name }} for {{ . }}{{ end }} within 30 min than the"
+                " engines finished: an engine is not scraped, or records were written twice. Compare the engines"
+                " that the gateway uses with those that Prometheus scrapes."
             ),
             panel=PanelRef("monitoring-health", "extra-in-log"),
             threshold=s.at(thresholds.BOOKS_DIFFER),
@@ -165,13 +178,14 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMRequestLogLagging",
             Severity.WARNING,
-            f"{behind} > {lag} and {on(TARGET)} {promql.growth(sidecar.LOG_LINES, five, TARGET)} > 0 or {unread} >"
-            f" {s.at(thresholds.LOG_UNREAD)}",
+            f"{behind} > {lag} and {on(TARGET_POD)} {promql.growth(sidecar.LOG_LINES, five, TARGET_POD)} > 0"
+            f" or {unread} > {s.at(thresholds.LOG_UNREAD)}",
             hold="5m",
-            summary="Request records are counted late.",
+            summary="Request log lagging: {{ $labels.path }} on {{ $labels.instance }}",
             description=(
-                "{{ $labels.instance }} counts the records of {{ $labels.path }} more than a minute late, or cannot"
-                " keep up with them: figures per team are that late."
+                "For 5 min, {{ $labels.instance }} has counted the records of {{ $labels.path }} more than"
+                f" {lag.shown} late or left part of the file unread: metrics per team are as late. Check whether"
+                " the lag still grows (runbook step 1); if it shrinks, wait until the sidecar has caught up."
             ),
             panel=PanelRef("monitoring-health", "log-lag"),
             threshold=lag,
@@ -180,14 +194,16 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMRequestLogUnwritable",
             Severity.WARNING,
-            f"{promql.growth(gateway.LOG_ERRORS, five, TARGET)} > 0 or {promql.growth(gateway.LOG_LOST, five, TARGET)}"
-            f" > 0 or {promql.current(gateway.LOG_LOST_BEFORE, TARGET)} > 0",
+            f"{promql.growth(gateway.LOG_ERRORS, five, TARGET_POD)} > 0"
+            f" or {promql.growth(gateway.LOG_LOST, five, TARGET_POD)} > 0"
+            f" or {promql.current(gateway.LOG_LOST_BEFORE, TARGET_POD)} > 0",
             hold="1m",
-            summary="The gateway cannot write its request log, or a crash lost records.",
+            summary="Request log not writable: gateway {{ $labels.instance }}",
             description=(
-                "{{ $labels.instance }} failed to write request records: they wait in memory, and are lost when there"
-                " are too many. Or it ended within the last hour without writing the records of requests that it had"
-                " accepted."
+                "The gateway {{ $labels.instance }} failed to write request records within 5 min: they wait in"
+                " memory, and are lost when there are too many. Or it ended within the last hour without writing"
+                " the records of accepted requests. Check free space, inodes and permissions on the disk of the"
+                " request log."
             ),
             panel=PanelRef("monitoring-health", "gateway-log"),
             muted_by=("VLLMGatewayDown",),
@@ -198,49 +214,53 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             f"({attributed_cost} or {spent} unless {on(_ALL)} {attributed_cost}) / {on(_ALL)} group_left () (({tokens})"
             f" > 0) * 1000 > {on(_MONEY)} {promql.current(sidecar.COST_BUDGET, _MONEY)}",
             hold="1h",
-            summary="A thousand tokens cost more than the budget.",
+            summary=(
+                "Cost over budget: {{ $labels.currency }} per 1,000 tokens{{ with $labels.cluster }} in cluster"
+                " {{ . }}{{ end }}"
+            ),
             description=(
-                'A thousand tokens cost {{ $value | printf "%.3g" }} {{ $labels.currency }} over the last hour, '
-                "cards that stood idle included."
+                '1,000 tokens have cost {{ $value | printf "%.3g" }} {{ $labels.currency }} over the last hour,'
+                " idle GPUs included, which is more than the configured budget. Check how much of the cost is idle"
+                " time (team __idle__, runbook step 1) before changing anything: it falls with more load or fewer"
+                " GPUs."
             ),
             panel=PanelRef("cost", "cost-per-1k"),
         ),
     )
 
 
-def _hangups(s: Settings) -> str:
-    """The share of clients that left: from the request log, and where a model has none, from requests whose first token
-    was made and whose end never came. Those that still run are no hang-ups, so all of them are taken off, which makes
-    that half slow to fire and never hasty."""
+def _disconnects(s: Settings) -> str:
+    """Return the share of clients that disconnected: from the request log, and for a model without one, from requests
+    that made a first token and never ended. All running requests are subtracted from those, so this half may fire late
+    but not falsely."""
     ratio, few = s.at(thresholds.HANGUP_RATIO), s.at(thresholds.ERRORS_AT_LEAST)
-    left, everyone = (recorded.requests(s, where) for where in (recorded.HUNG_UP, ()))
-    usually = promql.per(*(recorded.requests(s, where, "1d") for where in (recorded.HUNG_UP, ())))
-    logged = f"({promql.per(left, everyone)} > {ratio}) > 2 * ({usually}) and {left} >= {few}"
+    disconnected, requests = (recorded.requests(s, where) for where in (recorded.DISCONNECTED, ()))
+    usually = promql.per(*(recorded.requests(s, where, "1d") for where in (recorded.DISCONNECTED, ())))
+    logged = f"({promql.per(disconnected, requests)} > {ratio}) > 2 * ({usually}) and {disconnected} >= {few}"
     begun, ended = (
         recorded.observed(recorded.TTFT),
         promql.observation_count(vllm.E2E_REQUEST_LATENCY, s.window("5m"), MODEL),
     )
     open_ended = f"({begun} - {ended} - {promql.current(vllm.NUM_REQUESTS_RUNNING, MODEL)})"
     missing_in_log = f"{promql.per(open_ended, begun)} > {ratio} and {open_ended} >= {few}"
-    return f"({logged}) or ({missing_in_log}) unless {on(MODEL)} {everyone}"
+    return f"({logged}) or ({missing_in_log}) unless {on(MODEL)} {requests}"
 
 
-def _booked(s: Settings, amiss: Metric, whole: Metric, otherwise: str, *where: str) -> str:
-    """How many requests a sidecar booked as amiss within half an hour, by model, where they are more than a share of
-    the whole; where no sidecar compares the log with engines, what Prometheus can compare."""
-    half, each = s.window(recorded.BOOKS), (_REQUESTS,)
-    counted = promql.growth(amiss, half, MODEL, (*each, *where))
-    much = f"{counted} > {s.at(thresholds.BOOKS_DIFFER)} * ({promql.growth(whole, half, MODEL, each)})"
+def _reconciled(s: Settings, difference: Metric, total: Metric, fallback: str, *where: str) -> str:
+    """Return the requests that a sidecar counted as different within 30 min, by model, if they exceed a share of the
+    total. `fallback` is the comparison within Prometheus, for deployments without a sidecar that reconciles."""
+    half, each = s.window(recorded.RECONCILE_OVER), (_REQUESTS,)
+    counted = promql.growth(difference, half, MODEL, (*each, *where))
+    much = f"{counted} > {s.at(thresholds.BOOKS_DIFFER)} * ({promql.growth(total, half, MODEL, each)})"
     return (
-        f"({counted} >= {s.at(thresholds.BOOKS_DIFFER_AT_LEAST)} and {much}) or ({otherwise}) unless {on(_ALL)}"
+        f"({counted} >= {s.at(thresholds.BOOKS_DIFFER_AT_LEAST)} and {much}) or ({fallback}) unless {on(_ALL)}"
         f" {promql.series(reconciled.SETTLED)}"
     )
 
 
-def _more(s: Settings, these: str, those: str) -> str:
-    """By how many requests one count is ahead of the other, where it is ahead by more than what is under way
-    explains."""
-    ahead = f"({these} - {those})"
+def _excess(s: Settings, larger: str, smaller: str) -> str:
+    """Return by how many requests one count exceeds the other, if requests in flight do not explain it."""
+    ahead = f"({larger} - {smaller})"
     return (
-        f"{ahead} >= {s.at(thresholds.LOG_DIFFERS_AT_LEAST)} and {ahead} > {s.at(thresholds.LOG_DIFFERS)} * ({these})"
+        f"{ahead} >= {s.at(thresholds.LOG_DIFFERS_AT_LEAST)} and {ahead} > {s.at(thresholds.LOG_DIFFERS)} * ({larger})"
     )

@@ -93,6 +93,12 @@ def p95(metric: Metric, by: Sequence[str] = BY, called: str = "", offset: str = 
     return quantile(RESOLVED, metric, by, called, offset)
 
 
+def stat_p95(metric: Metric, by: Sequence[str] = BY) -> Query:
+    """Return a p95 for a large number: without the bounds of its bucket, for which there is no room."""
+    expr = promql.bounded_quantile(RESOLVED, metric, RATE, by, where(metric), "", resolution=False)
+    return Query(expr, legend((*by, promql.BOUND), ""), shown_unit(metric.unit))
+
+
 def mean(metric: Metric, by: Sequence[str] = BY, called: str = "", only: Sequence[str] = (), offset: str = "") -> Query:
     """The mean of a histogram or summary."""
     return Query(

@@ -29,7 +29,9 @@ from exporters.engine.client import EngineClient
 from exporters.events import http
 from exporters.events import log as events
 from exporters.exposition import Sample
-from exporters.gpu import source as gpu
+from exporters.gpu import readings as gpu
+from exporters.gpu.series import families
+from exporters.gpu.source import GpuSource
 from exporters.ingest import LogIngest
 from exporters.net.http_client import HttpClientConfig
 from exporters.net.listener import listen, new_rejections
@@ -169,7 +171,7 @@ class Sidecar:
             )
         if self.config.gpu == "auto":
             self._gpu_source = SourceStatus("gpu", "gpu")
-            self._gpu_reader = gpu.GpuSource(energy_gap_s=max(30.0, 3 * self.config.gpu_interval_s))
+            self._gpu_reader = GpuSource(energy_gap_s=max(30.0, 3 * self.config.gpu_interval_s))
             self._follow(self._gpu_source, self._read_gpu, self.config.gpu_interval_s)
         if self.config.events:
             self._follow(SourceStatus("events", self.config.events), self._read_events, 2.0)
@@ -225,7 +227,7 @@ class Sidecar:
             yield from self.spans.samples()
         last = self._gpu_source.last_success_s if self._gpu_source else None
         if last is not None and now_s - last <= 3 * self.config.gpu_interval_s + self.config.timeout_s / 2:
-            yield from gpu.families(self._gpus)
+            yield from families(self._gpus)
             if isinstance(prices := self.config.prices, Prices):
                 yield (
                     sidecar_series.GPU_COST,

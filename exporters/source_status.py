@@ -14,7 +14,7 @@ import aiohttp
 from exporters.catalogue import exposition_parser
 from exporters.catalogue import sidecar as sidecar_series
 from exporters.exposition import Sample
-from exporters.gpu import source as gpu
+from exporters.gpu import readings as gpu
 
 log = logging.getLogger("vllm_watch.sidecar")
 

@@ -24,7 +24,8 @@ from exporters.net.alertmanager import Firing
 from exporters.net.prometheus import Address, Prometheus, QueryResult
 from exporters.text import printable
 from runbooks import page as runbook_page
-from runbooks.page import SEVERITIES, DiagnosisRow, RunbookPage, placeholders
+from runbooks.diagnosis.row import DiagnosisRow
+from runbooks.page import SEVERITIES, RunbookPage, placeholders
 
 ALERTMANAGER = "http://127.0.0.1:9093"
 MOST_ROWS = 8  # of one answer
@@ -38,7 +39,7 @@ def links_of(alert: Firing | None, base: str | None) -> Links:
     """Where pages and panels are: at the base that a person gave, else where the alert itself says, else on this
     machine."""
     told = alert.annotations if alert else {}
-    page, panel = printable(told.get("runbook_url", "")), printable(told.get("dashboard_url", ""))
+    page, panel = printable(told.get("runbook_url", "")).partition("?")[0], printable(told.get("dashboard_url", ""))
     own = page.removesuffix(f"/{alert.name}") if alert else ""
     boards, found, _ = panel.partition(f"/d/{board_uid('')}")
     return Links(base or (own if own != page else Links().runbooks), boards if found else Links().dashboards)
@@ -168,14 +169,35 @@ class Live:
         return told.pop() if len(told) == 1 else ""
 
 
-async def ask(page: RunbookPage, where: Address, now_s: float, settings: Settings = SHIPPED) -> Live:
-    """Runs the rule of the page's alert, the queries of its first five minutes and the conditions of its diagnosis.
-    Never fails."""
+async def ask(page: RunbookPage, labels: Labels, where: Address, now_s: float, settings: Settings = SHIPPED) -> Live:
+    """Connect to a Prometheus and evaluate a page. Never fails."""
+    async with Prometheus(where, timeout_s=EACH_S) as prometheus:
+        return await evaluate(page, labels, prometheus, now_s, settings, ALL_S)
+
+
+async def evaluate(
+    page: RunbookPage,
+    labels: Labels,
+    prometheus: Prometheus,
+    now_s: float,
+    settings: Settings = SHIPPED,
+    within_s: float = ALL_S,
+) -> Live:
+    """Run the rule of the page's alert, the queries of its first steps and the conditions of its diagnosis.
+
+    page: filled with `labels`. Of the rule's result, series with other values of these labels are left out. A query
+    that fails or takes longer than `within_s` carries its error. Never fails."""
     alert = next((one for one in registry.alerts(settings) if one.name == page.name), None)
     rule = alert.expr if alert else ""
     threshold = f"{alert.threshold.shown} ({alert.threshold})" if alert and alert.threshold else ""
-    answers = await _answers([one for one in (rule, *queries(page)) if one], where, now_s)
-    return Live(f"{datetime.fromtimestamp(now_s, UTC):%Y-%m-%d %H:%M:%S} UTC", where.shown, threshold, rule, answers)
+    exprs = [one for one in (rule, *queries(page)) if one]
+    results = await _results(exprs, prometheus, now_s, within_s)
+    answers = {
+        expr: _asked(result, "_seconds_bucket" in expr, labels if expr == rule else {})
+        for expr, result in results.items()
+    }
+    at = f"{datetime.fromtimestamp(now_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return Live(at, prometheus.where.shown, threshold, rule, answers)
 
 
 def queries(page: RunbookPage) -> list[str]:
@@ -184,20 +206,19 @@ def queries(page: RunbookPage) -> list[str]:
     return list(dict.fromkeys([*first, *(row.condition for row in page.rows if row.condition)]))
 
 
-async def _answers(exprs: Iterable[str], where: Address, now_s: float) -> dict[str, LiveQuery]:
-    async with Prometheus(where, timeout_s=EACH_S) as prometheus:
-        tasks = {expr: asyncio.create_task(prometheus.as_of(_with_bounds(expr), now_s)) for expr in exprs}
-        if tasks:
-            _, late = await asyncio.wait(tasks.values(), timeout=ALL_S)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
-        return {
-            expr: LiveQuery(error=f"no answer within {ALL_S:.0f} s")
-            if task.cancelled()
-            else _asked(task.result(), "_seconds_bucket" in expr)
-            for expr, task in tasks.items()
-        }
+async def _results(
+    exprs: Iterable[str], prometheus: Prometheus, now_s: float, within_s: float
+) -> dict[str, QueryResult]:
+    tasks = {expr: asyncio.create_task(prometheus.as_of(_with_bounds(expr), now_s)) for expr in exprs}
+    if tasks:
+        _, late = await asyncio.wait(tasks.values(), timeout=within_s)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+    return {
+        expr: QueryResult(error=f"no answer within {within_s:.0f} s") if task.cancelled() else task.result()
+        for expr, task in tasks.items()
+    }
 
 
 _QUANTILE = re.compile(
@@ -226,9 +247,14 @@ def _bounded(found: re.Match[str]) -> str:
     return f"({promql.bounded_quantile(float(found['q']), metric, found['window'], by, where, found['offset'] or '')})"
 
 
-def _asked(answer: QueryResult, in_seconds: bool = False) -> LiveQuery:
+def _asked(answer: QueryResult, in_seconds: bool, only: Labels) -> LiveQuery:
+    """Return values and labels, highest first. only: series that contradict these labels are left out."""
     try:
-        values = [(series.metric, float(series.value[1])) for series in answer.series if series.value]
+        values = [
+            (series.metric, float(series.value[1]))
+            for series in answer.series
+            if series.value and all(series.metric.get(name, value) == value for name, value in only.items())
+        ]
     except ValueError as error:
         return LiveQuery(error=f"what came back is no figure ({printable(str(error))})")
     values.sort(key=lambda row: (math.isnan(row[1]), -row[1], sorted(row[0].items())))
@@ -344,10 +370,11 @@ def _rows(asked: LiveQuery) -> list[str]:
     if asked.error:
         return [f"   {asked.error}"]
     more = [f"   and {asked.found - len(asked.rows)} more"] * (asked.found > len(asked.rows))
-    return [f"   {value:>10}  {_labels(labels)}" for labels, value in asked.rows] + more
+    return [f"   {value:>10}  {label_text(labels)}" for labels, value in asked.rows] + more
 
 
-def _labels(labels: Labels) -> str:
+def label_text(labels: Labels) -> str:
+    """Return labels on one line, safe for a terminal."""
     return printable(", ".join(f"{name}={value}" for name, value in sorted(labels.items()))) or "in all"
 
 
@@ -395,7 +422,7 @@ def _alert_told(alert: Firing, page: RunbookPage | None) -> str:
     severity = printable(alert.labels.get("severity", "-"))
     told = [
         f"{severity:8}  {printable(alert.name) or 'without a name'}{since}{', muted' if alert.is_muted else ''}",
-        f"          {_labels(labels)}",
+        f"          {label_text(labels)}",
     ]
     if page is None:
         return "\n".join([*told, "          no page of this book"])

@@ -16,13 +16,15 @@ from typing import Any
 
 import yaml
 
-from exporters.text import escaped_letter
+from exporters.text import escaped_letter, markdown_table
+from runbooks.diagnosis.row import DiagnosisRow
 
 FOLDER = Path(__file__).resolve().parent
 HEADINGS = ("Meaning", "Impact", "First five minutes", "Diagnosis", "Mitigation", "Why this threshold", "Escalation")
 SEVERITIES = ("critical", "warning", "info", "none")
 KEYS = ("alert", "severity", "board", "panel", "related", "reviewed")  # of the front matter; the first four are printed
-REGIONS = {"rule": "Meaning", "threshold": "Why this threshold"}  # printed parts, and the section that each stands in
+# printed parts, and the section that each stands in
+REGIONS = {"rule": "Meaning", "diagnosis": "Diagnosis", "threshold": "Why this threshold"}
 
 _FRONT = re.compile(r"---\n(.*?)^---\n", re.DOTALL | re.MULTILINE)
 _COMMENT = re.compile(r"^<!--.*?-->\n?", re.DOTALL | re.MULTILINE)
@@ -49,16 +51,6 @@ class RunbookStep:
     number: int
     text: str
     blocks: tuple[Block, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class DiagnosisRow:
-    """One line of the Diagnosis. condition: PromQL that returns something exactly when this row holds."""
-
-    what: str
-    condition: str
-    cause: str
-    go_to: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +379,8 @@ def _bare(before: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a page says of its alert, printed from the alert. hold: how long expr must hold; threshold: paragraphs."""
+    """What a page says of its alert, printed from the alert. hold: how long expr must hold; threshold: paragraphs;
+    rows: of the diagnosis."""
 
     alert: str
     severity: str
@@ -396,6 +389,7 @@ class Facts:
     expr: str
     hold: str
     threshold: tuple[str, ...]
+    rows: tuple[DiagnosisRow, ...] = ()
 
 
 def stamped(text: str, facts: Facts) -> str:
@@ -414,8 +408,13 @@ def stamped(text: str, facts: Facts) -> str:
         else f"when this has returned something for {facts.hold}"
     )
     body = _printed(body, "rule", f"It fires {holds}:\n\n```promql\n{facts.expr}\n```")
+    rows = ((row.what, f"`{row.condition}`", row.cause, row.go_to) for row in facts.rows)
+    body = _printed(body, "diagnosis", "\n".join(markdown_table(_COLUMNS, rows)))
     body = _printed(body, "threshold", "\n\n".join(facts.threshold))
     return f"---\n{front}---\n{body}"
+
+
+_COLUMNS = ("What you see", "Condition", "Likely cause", "Go to")
 
 
 def _printed(body: str, region: str, content: str) -> str:

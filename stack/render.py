@@ -15,6 +15,7 @@ from dashboards.grafana_json import to_json
 from dashboards.registry import BOARDS
 from exporters.catalogue import promql_ast
 from exporters.compat.check import QueryRef
+from runbooks import diagnosis
 from runbooks import page as runbook_page
 from stack.deploy.fleet import files as fleet
 from stack.doctor import symptoms
@@ -73,7 +74,10 @@ def facts(alert: Alert) -> runbook_page.Facts:
         own = number.name in (known.name for known in thresholds.ALL)
         told += [f"Another number for your deployment: `{number.name}` in thresholds.yml."] * own
     ref, expr = alert.panel, promql_ast.pretty(alert.expr)
-    return runbook_page.Facts(alert.name, alert.labels["severity"], ref.board, ref.panel, expr, alert.hold, tuple(told))
+    rows = diagnosis.ROWS.get(alert.name, ())
+    return runbook_page.Facts(
+        alert.name, alert.labels["severity"], ref.board, ref.panel, expr, alert.hold, tuple(told), rows
+    )
 
 
 def stale(root: Path = ROOT) -> list[Path]:

@@ -53,6 +53,79 @@ BOARD = Dashboard(
             "",
             (
                 Panel(
+                    "engines-up",
+                    "Engines up",
+                    "yes while Prometheus reaches an engine; every target that showed vLLM's series within the last day"
+                    " is here. One that is no target any more, such as a replaced pod, stays no for an hour.",
+                    "All yes.",
+                    "Open the runbook; the Fleet board shows restarts and engines that are up and frozen.",
+                    (_engines(),),
+                    Shape.NUMBER,
+                    detail="fleet",
+                    width=5,
+                    height=5,
+                ),
+                Panel(
+                    "firing-alerts",
+                    "Firing alerts",
+                    "Our alerts that fire right now; the watchdog always does, which shows that alerting works.",
+                    "VLLMWatchdog alone.",
+                    "Open the runbook of the alert: its link is in the notification and under /runbooks/.",
+                    (queries.firing(("alertname", "severity")),),
+                    Shape.TABLE,
+                    detail="monitoring-health",
+                    width=7,
+                    height=5,
+                ),
+                Panel(
+                    "ttft-now",
+                    "TTFT p95",
+                    "Time to first token of the last minutes; one request in twenty takes longer.",
+                    "Under 2 s for chat.",
+                    "See the trend below, then queue time.",
+                    (queries.stat_p95(vllm.TIME_TO_FIRST_TOKEN),),
+                    Shape.NUMBER,
+                    threshold=thresholds.TTFT_P95,
+                    detail="latency",
+                    width=4,
+                    height=5,
+                ),
+                Panel(
+                    "tpot-now",
+                    "TPOT p95",
+                    "Time per output token, the mean of each finished request; one request in twenty is slower.",
+                    "50 ms is twenty tokens a second.",
+                    "See the trend below, then running requests and preemptions.",
+                    (queries.stat_p95(vllm.REQUEST_TIME_PER_OUTPUT_TOKEN),),
+                    Shape.NUMBER,
+                    detail="latency",
+                    optional="vLLM has this series since 0.11; older engines have inter-token latency.",
+                    width=4,
+                    height=5,
+                ),
+                Panel(
+                    "error-ratio-now",
+                    "Error ratio",
+                    "Share of requests that ended in an error or timeout, as the engine counts it.",
+                    "Zero, and under 0.5 % at any time.",
+                    "Open the runbook; the Teams dashboard shows route, reason and team.",
+                    (
+                        queries.share(
+                            vllm.REQUEST_SUCCESS, vllm.REQUEST_SUCCESS, part_only=('finished_reason="error"',)
+                        ),
+                    ),
+                    Shape.NUMBER,
+                    threshold=thresholds.ERROR_RATIO,
+                    detail="teams",
+                    width=4,
+                    height=5,
+                ),
+            ),
+        ),
+        DashboardRow(
+            "Latency, queue and cache",
+            (
+                Panel(
                     "ttft-p95",
                     "Time to first token, p95",
                     "From a request's arrival at the engine to its first token; one request in twenty takes longer. A"
@@ -63,19 +136,58 @@ BOARD = Dashboard(
                     (queries.p95(vllm.TIME_TO_FIRST_TOKEN),),
                     threshold=thresholds.TTFT_P95,
                     detail="latency",
+                    width=6,
                 ),
                 Panel(
-                    "inter-token-latency",
-                    "Inter-token latency, p95",
-                    "Gap between two outputs of a running request: the pace at which users read. Below 10 ms, the first"
-                    " bound of vLLM's histogram, it is shown as < 10 ms.",
-                    "Steady; 50 ms is twenty tokens a second, faster than anyone reads.",
-                    "It grows with the batch: compare with running requests. Spikes while long prompts arrive mean"
-                    " head-of-line blocking.",
-                    (queries.p95(vllm.INTER_TOKEN_LATENCY),),
-                    threshold=thresholds.INTER_TOKEN_P95,
+                    "tpot",
+                    "Time per output token, mean of requests, p95",
+                    "For each finished request the mean time per token after the first; one request in twenty is"
+                    f" slower on average. {TWO_SIDES}",
+                    "Close to inter-token latency.",
+                    "Far above it, some requests are starved or preempted: see preemptions on the KV cache board.",
+                    (
+                        queries.p95(vllm.REQUEST_TIME_PER_OUTPUT_TOKEN, called="engine"),
+                        queries.p95(sidecar.TPOT, called="client"),
+                    ),
                     detail="latency",
+                    optional=(
+                        "vLLM shows this since 0.11, and the sidecar from the request log; older engines have"
+                        " inter-token latency."
+                    ),
+                    width=6,
                 ),
+                Panel(
+                    "queue-time",
+                    "Queue time, mean and p95",
+                    "Waiting in the engine until first scheduled. vLLM's first bound is 0.3 s: below it the p95 is"
+                    " shown as < 300 ms, and the mean says more.",
+                    "Near zero.",
+                    "When it grows, the engine is full: admit less, cap outputs, or add a replica.",
+                    (
+                        queries.mean(vllm.REQUEST_QUEUE_TIME, called="mean"),
+                        queries.p95(vllm.REQUEST_QUEUE_TIME, called="p95"),
+                    ),
+                    threshold=thresholds.QUEUE_TIME_P95,
+                    detail="latency",
+                    width=6,
+                ),
+                Panel(
+                    "cache-hit-ratio",
+                    "Prefix cache hit ratio",
+                    "Share of looked-up prompt tokens that were found in the prefix cache. Absent while nothing is"
+                    " asked.",
+                    "Depends on how much your prompts share; what matters is that it does not fall.",
+                    "After a sudden fall look for a changed template, a timestamp early in the prompt, or a new way of"
+                    " routing.",
+                    (queries.share(vllm.PREFIX_CACHE_HITS, vllm.PREFIX_CACHE_QUERIES),),
+                    detail="kv-cache",
+                    width=6,
+                ),
+            ),
+        ),
+        DashboardRow(
+            "Errors and rejections",
+            (
                 Panel(
                     "error-ratio",
                     "Error ratio",
@@ -103,23 +215,57 @@ BOARD = Dashboard(
                     detail="teams",
                     full_scale=False,
                 ),
+                Panel(
+                    "rejection-ratio",
+                    "Rejection ratio",
+                    "Share of requests that were refused: by the gateway for a team's limits, as the log knows it, and"
+                    " by the engine's own queue limit. Requests with an unknown key or model stand apart, below."
+                    f" {TWO_SIDES}",
+                    "Zero, or what your admission policy means to refuse.",
+                    "Open the Teams board: it says which team and for which reason.",
+                    (
+                        queries.share(
+                            sidecar.REQUESTS,
+                            sidecar.REQUESTS,
+                            called="log",
+                            part_only=('outcome="rejected"',),
+                            only=queries.KNOWN,
+                        ),
+                        _refused_by_the_engine(),
+                    ),
+                    detail="teams",
+                    full_scale=False,
+                ),
+                Panel(
+                    "unknown",
+                    "Unknown key or model",
+                    "Requests per second that no team or served model stands behind, by reason. They are in no ratio"
+                    " above. A served model counts here too where the sidecar's table of names is full.",
+                    "Next to none.",
+                    "unknown_key, no_key: somebody's client has a wrong key, or tries keys. bad_request: a client asks"
+                    " for a model that no engine serves; the Teams board says whose.",
+                    (_unknown(),),
+                    detail="teams",
+                    optional=(
+                        "No request with an unknown key or model in this range, or no sidecar reads a request log."
+                    ),
+                    width=8,
+                ),
             ),
         ),
         DashboardRow(
-            "Waiting",
+            "Requests",
             (
                 Panel(
-                    "queue-time",
-                    "Queue time, mean and p95",
-                    "Waiting in the engine until first scheduled. vLLM's first bound is 0.3 s: below it the p95 is"
-                    " shown as < 300 ms, and the mean says more.",
-                    "Near zero.",
-                    "When it grows, the engine is full: admit less, cap outputs, or add a replica.",
-                    (
-                        queries.mean(vllm.REQUEST_QUEUE_TIME, called="mean"),
-                        queries.p95(vllm.REQUEST_QUEUE_TIME, called="p95"),
-                    ),
-                    threshold=thresholds.QUEUE_TIME_P95,
+                    "inter-token-latency",
+                    "Inter-token latency, p95",
+                    "Gap between two outputs of a running request: the pace at which users read. Below 10 ms, the first"
+                    " bound of vLLM's histogram, it is shown as < 10 ms.",
+                    "Steady; 50 ms is twenty tokens a second, faster than anyone reads.",
+                    "It grows with the batch: compare with running requests. Spikes while long prompts arrive mean"
+                    " head-of-line blocking.",
+                    (queries.p95(vllm.INTER_TOKEN_LATENCY),),
+                    threshold=thresholds.INTER_TOKEN_P95,
                     detail="latency",
                 ),
                 Panel(
@@ -154,7 +300,7 @@ BOARD = Dashboard(
             ),
         ),
         DashboardRow(
-            "Work",
+            "Throughput and KV cache",
             (
                 Panel(
                     "generation-throughput",
@@ -176,17 +322,6 @@ BOARD = Dashboard(
                     detail="latency",
                 ),
                 Panel(
-                    "cache-hit-ratio",
-                    "Prefix cache hit ratio",
-                    "Share of looked-up prompt tokens that were found in the prefix cache. Absent while nothing is"
-                    " asked.",
-                    "Depends on how much your prompts share; what matters is that it does not fall.",
-                    "After a sudden fall look for a changed template, a timestamp early in the prompt, or a new way of"
-                    " routing.",
-                    (queries.share(vllm.PREFIX_CACHE_HITS, vllm.PREFIX_CACHE_QUERIES),),
-                    detail="kv-cache",
-                ),
-                Panel(
                     "kv-cache-usage",
                     "KV cache use, fullest engine",
                     "Share of KV-cache blocks in use on the fullest engine of a model.",
@@ -196,90 +331,6 @@ BOARD = Dashboard(
                     (queries.worst(vllm.KV_CACHE_USAGE),),
                     threshold=thresholds.KV_CACHE_USAGE,
                     detail="kv-cache",
-                ),
-                Panel(
-                    "tpot",
-                    "Time per output token, mean of requests, p95",
-                    "For each finished request the mean time per token after the first; one request in twenty is"
-                    f" slower on average. {TWO_SIDES}",
-                    "Close to inter-token latency.",
-                    "Far above it, some requests are starved or preempted: see preemptions on the KV cache board.",
-                    (
-                        queries.p95(vllm.REQUEST_TIME_PER_OUTPUT_TOKEN, called="engine"),
-                        queries.p95(sidecar.TPOT, called="client"),
-                    ),
-                    detail="latency",
-                    optional=(
-                        "vLLM shows this since 0.11, and the sidecar from the request log; older engines have"
-                        " inter-token latency."
-                    ),
-                ),
-                Panel(
-                    "rejection-ratio",
-                    "Rejection ratio",
-                    "Share of requests that were refused: by the gateway for a team's limits, as the log knows it, and"
-                    " by the engine's own queue limit. Requests with an unknown key or model stand apart, below."
-                    f" {TWO_SIDES}",
-                    "Zero, or what your admission policy means to refuse.",
-                    "Open the Teams board: it says which team and for which reason.",
-                    (
-                        queries.share(
-                            sidecar.REQUESTS,
-                            sidecar.REQUESTS,
-                            called="log",
-                            part_only=('outcome="rejected"',),
-                            only=queries.KNOWN,
-                        ),
-                        _refused_by_the_engine(),
-                    ),
-                    detail="teams",
-                    full_scale=False,
-                ),
-            ),
-        ),
-        DashboardRow(
-            "Availability and alerts",
-            (
-                Panel(
-                    "engines-up",
-                    "Engines up",
-                    "yes while Prometheus reaches an engine; every target that showed vLLM's series within the last day"
-                    " is here. One that is no target any more, such as a replaced pod, stays no for an hour.",
-                    "All yes.",
-                    "Open the runbook; the Fleet board shows restarts and engines that are up and frozen.",
-                    (_engines(),),
-                    Shape.NUMBER,
-                    detail="fleet",
-                    width=10,
-                    height=5,
-                ),
-                Panel(
-                    "unknown",
-                    "Unknown key or model",
-                    "Requests per second that no team or served model stands behind, by reason. They are in no ratio"
-                    " above. A served model counts here too where the sidecar's table of names is full.",
-                    "Next to none.",
-                    "unknown_key, no_key: somebody's client has a wrong key, or tries keys. bad_request: a client asks"
-                    " for a model that no engine serves; the Teams board says whose.",
-                    (_unknown(),),
-                    detail="teams",
-                    width=6,
-                    height=5,
-                    optional=(
-                        "No request with an unknown key or model in this range, or no sidecar reads a request log."
-                    ),
-                ),
-                Panel(
-                    "firing-alerts",
-                    "Firing alerts",
-                    "Our alerts that fire right now; the watchdog always does, which shows that alerting works.",
-                    "VLLMWatchdog alone.",
-                    "Open the runbook of the alert: its link is in the notification and under /runbooks/.",
-                    (queries.firing(("alertname", "severity")),),
-                    Shape.TABLE,
-                    width=8,
-                    height=5,
-                    detail="monitoring-health",
                 ),
             ),
         ),

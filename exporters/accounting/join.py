@@ -19,7 +19,7 @@ from exporters.accounting.prices import Prices
 from exporters.accounting.reconciliation import Reconciler
 from exporters.engine import view as engine_view
 from exporters.engine.view import EngineView
-from exporters.gpu.source import GpuReading
+from exporters.gpu.readings import GpuReading
 from exporters.requests.bounded_names import OTHER
 from exporters.requests.counters import RequestCounters
 from exporters.requests.record import UNKNOWN_TEAM, RequestRecord, ended_at

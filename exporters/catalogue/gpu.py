@@ -137,7 +137,7 @@ ABSENT = Metric(
     Kind.GAUGE,
     Unit.COUNT,
     "Values not available at the last read, by reason: not_available, not_supported, not_known, deprecated,"
-    " permission, unknown_error, implausible, lost.",
+    " permission, unknown_error, implausible, lost, needs_nvml.",
     labels=("reason", "uuid"),
     notes=(
         (
@@ -158,7 +158,7 @@ MIG_INFO = Metric(
     labels=("gpu_instance", "mig_uuid", "profile", "uuid"),
     across=Across.MAX,
     notes=(
-        "uuid is the GPU's. profile and mig_uuid are empty if neither NVML nor `nvidia-smi -L` reports them.",
+        "uuid is the GPU's. profile and mig_uuid are empty if NVML does not report them.",
         "If an instance is split further, mig_uuid is that of its first compute instance.",
     ),
 )

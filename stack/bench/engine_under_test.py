@@ -15,7 +15,8 @@ from exporters.catalogue import exposition_parser, vllm
 from exporters.catalogue.exposition_parser import Exposition
 from exporters.engine import view as engine_view
 from exporters.engine.client import EngineClient, served_names
-from exporters.gpu import source
+from exporters.gpu.readings import GpuUnavailable
+from exporters.gpu.source import GpuSource
 from exporters.net.http_client import describe_error
 from stack.bench import measurements, result
 from stack.bench.load import BenchTarget
@@ -119,7 +120,7 @@ class Peak:
 
     async def watch(self, subject: Subject, read: Callable[[], Any]) -> None:
         """Until it is cancelled."""
-        cards = source.GpuSource() if subject.local else None
+        cards = GpuSource() if subject.local else None
         pause_s = FIRST_PEAK_S
         try:
             while True:
@@ -135,7 +136,7 @@ class Peak:
                             if card.memory_used_bytes is not None
                         ]
                         self.driver_bytes = max(self.driver_bytes or 0.0, sum(used)) if used else self.driver_bytes
-                    except source.GpuUnavailable:
+                    except GpuUnavailable:
                         await cards.close()
                         cards = None
         finally:

@@ -8,12 +8,14 @@ import importlib.resources
 import json
 import re
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any
+from urllib.parse import urlencode
 
 from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
 from alerts.panel_ref import PanelRef, board_uid
 from dashboards import annotations as noted
@@ -21,7 +23,7 @@ from dashboards import variables
 from dashboards.model import Dashboard, Panel
 from runbooks import page as runbook_pages
 from runbooks import page_check
-from runbooks.lookup import panel_url
+from runbooks.lookup import Live, LiveQuery, label_text, panel_url
 from stack.board.charts import plotly_js
 
 SCRIPTS = ("units.js", "draw.js", "board.js")
@@ -164,12 +166,61 @@ _GROUPS = {
 }
 
 
-def runbook_page(name: str, text: str) -> str:
-    """A page with nothing filled in: its queries ask about all, its commands name what is to be put there."""
-    page = runbook_pages.parse(name, runbook_pages.fill(text, {}))
-    shown = _rendered(page.readable()).replace("</h1>", f"</h1>{_about(page)}", 1)
-    plain = f'<p><a href="/runbooks/{name}.md">This page as plain text</a></p>'
-    return _reading(name, f"{_trail(name)}<article>{shown}</article>{plain}")
+def runbook_page(page: runbook_pages.RunbookPage, labels: Mapping[str, str], live: Live | None) -> str:
+    """Return a runbook page as HTML.
+
+    page: filled with `labels`, those of an alert. live: the results of its queries, which then stand below them; None
+    where they were not evaluated."""
+    about = f"{_about(page)}{_labels(labels)}{_now(page, live) if live else _not_evaluated(page, labels)}"
+    shown = _rendered(page.readable(), live.answers if live else {}).replace("</h1>", f"</h1>{about}", 1)
+    plain = f'<p><a href="/runbooks/{page.name}.md">This page as plain text</a></p>'
+    return _reading(page.name, f"{_trail(page.name)}<article>{shown}</article>{plain}")
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    listed = "".join(f"<code>{html.escape(f'{name}={value}')}</code> " for name, value in sorted(labels.items()))
+    return f'<p class="labels">Labels of the alert: {listed}</p>' if labels else ""
+
+
+def _not_evaluated(page: runbook_pages.RunbookPage, labels: Mapping[str, str]) -> str:
+    query = html.escape(urlencode({"live": "1", **labels}))
+    return f'<p><a href="/runbooks/{page.name}?{query}">Evaluate the queries of this page now</a></p>'
+
+
+def _now(page: runbook_pages.RunbookPage, live: Live) -> str:
+    """Return the box at the top: the value that fired, and the rows of the diagnosis that hold."""
+    asked = html.escape(f"Evaluated at {live.at} by {live.prometheus}.")
+    if live.error:
+        return f'<div class="now"><p class="wrong">Not evaluated: {html.escape(live.error)}</p></div>'
+    parts = [f"<p>{asked}</p>"]
+    if live.rule:
+        rule = live.answers[live.rule]
+        state = "could not be evaluated" if rule.error else "holds" if rule.holds else "does not hold now"
+        threshold = f" Threshold: {live.threshold}." if live.threshold else ""
+        parts.append(f"<p><strong>The alert's expression {state}.</strong>{html.escape(threshold)}</p>{_result(rule)}")
+    matching = [row for row in page.rows if row.condition and live.answers[row.condition].holds]
+    if matching:
+        rows = "".join(
+            f"<li>{_inline(row.what)}: {_inline(row.cause)}. Go to {_inline(row.go_to)}.</li>" for row in matching
+        )
+        parts.append(f"<p><strong>Diagnosis: what holds now</strong></p><ul>{rows}</ul>")
+    elif page.rows:
+        parts.append("<p>No row of the diagnosis holds now.</p>")
+    return f'<div class="now">{"".join(parts)}</div>'
+
+
+def _inline(markdown: str) -> str:
+    (inline,) = _markdown.parseInline(markdown)
+    return _with_page_links([inline])
+
+
+def _result(answer: LiveQuery) -> str:
+    """Return the result of one query: a row for each series."""
+    if answer.error:
+        return f'<p class="wrong">{html.escape(answer.error)}</p>'
+    rows = [f"{value:>10}  {label_text(labels)}" for labels, value in answer.rows]
+    rows += [f"and {answer.found - len(answer.rows)} more"] * (answer.found > len(answer.rows))
+    return f'<pre class="result">{html.escape(chr(10).join(rows) or "no data")}</pre>'
 
 
 def runbook_index(shown: Sequence[runbook_pages.RunbookPage]) -> str:
@@ -212,13 +263,24 @@ def _to_page(name: str, title: str = "") -> str:
     return f'<a href="/runbooks/{name}">{html.escape(title or name)}</a>'
 
 
-def _rendered(markdown: str) -> str:
-    """HTML in which headings can be linked to, and links between pages lead to pages instead of files."""
+def _rendered(markdown: str, results: Mapping[str, LiveQuery]) -> str:
+    """Return HTML with anchors at headings, links between pages, and below each query its result, if there is one."""
     tokens = _markdown.parse(markdown)
     for token, following in pairwise(tokens):
         if token.type == "heading_open":
             token.attrSet("id", page_check.slug(following.content))
-        for child in following.children or ():
+    with_results = list[Token]()
+    for token in tokens:
+        with_results.append(token)
+        if token.type == "fence" and (answer := results.get(token.content.strip())):
+            # a token of raw HTML, which only this code can make: the parser has HTML switched off
+            with_results.append(Token("html_block", "", 0, content=_result(answer)))
+    return _with_page_links(with_results)
+
+
+def _with_page_links(tokens: Sequence[Token]) -> str:
+    for token in tokens:
+        for child in token.children or ():
             if child.type == "link_open":
                 child.attrSet("href", re.sub(r"^([\w-]+)\.md(?=#|$)", r"/runbooks/\1", str(child.attrGet("href"))))
     return str(_markdown.renderer.render(tokens, _markdown.options, {}))

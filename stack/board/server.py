@@ -8,7 +8,7 @@ import ipaddress
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -29,6 +29,7 @@ from exporters import process
 from exporters.net.listener import listen, split_address
 from exporters.net.listener_auth import ListenerAuth
 from exporters.net.prometheus import DEFAULT_SCRAPE_S, Address, Prometheus, PrometheusError, QueryResult
+from runbooks import lookup
 from runbooks import page as runbook_pages
 from stack import render
 from stack.board import charts, marks, options, pages
@@ -45,6 +46,11 @@ _TYPES = {"js": "text/javascript", "css": "text/css"}
 
 # RFC 9110, section 7.2: an address of IPv6 in brackets, or a name; a port
 _HOST = re.compile(r"(?:\[([^][]+)\]|([^][:]+))(?::\d*)?")
+
+# A link to a runbook carries labels: at most so many, each of at most so many characters, as Prometheus names them.
+LABELS, LABEL_BYTES = 32, 1024
+_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,127}")
+EVALUATION_S = 5.0  # a page is shown after this time, whatever Prometheus has answered by then
 
 _log = logging.getLogger("board")
 
@@ -143,7 +149,7 @@ def application(
     now: Callable[[], float] = time.time,
 ) -> web.Application:
     """The routes. Everything is GET, nothing is kept, and no request can name a query."""
-    api, books = DashboardApi(desk, now), Runbooks(desk.settings)
+    api, books = DashboardApi(desk, now), Runbooks(desk.settings, desk.prometheus, now)
 
     async def home(_: web.Request) -> web.StreamResponse:
         raise web.HTTPFound(f"/d/{board_uid(desk.boards[0].slug)}")
@@ -226,9 +232,11 @@ class DashboardApi:
 
 @dataclass(frozen=True, slots=True)
 class Runbooks:
-    """The pages of the runbooks, with the thresholds of the settings in them."""
+    """Runbook pages with the thresholds of the settings, filled and evaluated for the alert that a link names."""
 
     settings: Settings
+    prometheus: Prometheus
+    now: Callable[[], float]
 
     async def index(self, _: web.Request) -> web.StreamResponse:
         return _html(await asyncio.to_thread(lambda: pages.runbook_index(render.pages(self.settings))))
@@ -238,7 +246,20 @@ class Runbooks:
         text = await asyncio.to_thread(render.page_text, asked.removesuffix(".md"), self.settings)
         if text is None:
             return _html(await asyncio.to_thread(lambda: pages.runbook_missing(asked, runbook_pages.pages())), 404)
-        return web.Response(text=text) if asked.endswith(".md") else _html(pages.runbook_page(asked, text))
+        if asked.endswith(".md"):
+            return web.Response(text=text)
+        labels = labels_of(request.query)
+        page = runbook_pages.parse(asked, runbook_pages.fill(text, labels))
+        live = None
+        if "live" in request.query:
+            live = await lookup.evaluate(page, labels, self.prometheus, self.now(), self.settings, EVALUATION_S)
+        return _html(await asyncio.to_thread(pages.runbook_page, page, labels, live))
+
+
+def labels_of(query: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels of an alert from the query string of its runbook link. What is no label is ignored."""
+    named = {name: value for name, value in query.items() if name != "live" and _LABEL.fullmatch(name)}
+    return dict(list({name: value for name, value in named.items() if 0 < len(value) <= LABEL_BYTES}.items())[:LABELS])
 
 
 async def _static(request: web.Request) -> web.StreamResponse:

@@ -4,8 +4,9 @@ or several cards; and those plans as tables."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
 from exporters.accounting.prices import Prices
 from exporters.requests.read import BadLines, read_records
@@ -21,32 +22,33 @@ from stack.capacity.model import ModelShape
 from stack.capacity.plan import Plan, PlanTargets, TooSlow, Tuning
 from stack.capacity.traffic import BadTraffic, TrafficProfile, of_log
 from stack.capacity.worksheet import WEIGHT_BYTES, Worksheet
+from stack.option import Opt
 
 _FULL_NAMES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityOptions:
-    """The options; None is not given. What stands here goes before the worksheet."""
+    """The options. values: those that a worksheet may have too; what is given goes before it."""
 
-    model: Path | None = None
-    gpus: tuple[str, ...] = ()
-    slices: bool = False
-    worksheet: Path | None = None
-    logs: tuple[Path, ...] = ()
-    name: str | None = None
-    rate_per_s: float | None = None
-    users: float | None = None
-    think_s: float | None = None
-    tensor_parallel: int | None = None
-    pipeline_parallel: int | None = None
-    max_model_len: int | None = None
-    cache_dtype: str | None = None
-    gpu_memory_utilization: float | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    measured_per_s: float | None = None
-    prices: Path | None = None
+    model: Annotated[Path | None, Opt(help="A model's folder, or its config.json.")] = None
+    gpus: Annotated[
+        tuple[str, ...], Opt(name="--gpu", metavar="NAME", help="Such as H200 or H200/1g.18gb; several are compared.")
+    ] = ()
+    slices: Annotated[bool, Opt(help="Compare each GPU with its MIG slices.")] = False
+    worksheet: Annotated[
+        Path | None,
+        Opt(name="--traffic", metavar="YAML", file=True, help="A worksheet; any of its values may be empty."),
+    ] = None
+    logs: Annotated[
+        tuple[Path, ...], Opt(name="--log", file=True, help="Request logs, for lengths, times and rate as they were.")
+    ] = ()
+    values: Worksheet = field(default_factory=Worksheet)
+    measured_per_s: Annotated[
+        float | None,
+        Opt(name="--measured-rate", metavar="R", read=worksheet.count, help="At which one replica kept its targets."),
+    ] = None
+    prices: Annotated[Path | None, Opt(file=True, help="prices.yaml; see docs/cost.md.")] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class WeightsOnly:
 def study(asked: CapacityOptions, somewhere: bool = True) -> Study | WeightsOnly:
     """Reads the files and reckons. somewhere: a card must be named. Raises BadConfig, BadModel, BadTraffic, ValueError
     and OSError, each with a sentence for the caller."""
-    form = worksheet.read(asked.worksheet) if asked.worksheet else Worksheet()
+    form = (worksheet.read(asked.worksheet) if asked.worksheet else Worksheet()).under(asked.values)
     named = asked.gpus or ((form.gpu,) if form.gpu else ())
     where = asked.model or form.config
     if where is None:
@@ -104,25 +106,20 @@ def study(asked: CapacityOptions, somewhere: bool = True) -> Study | WeightsOnly
             plans.append(
                 plan.plan(
                     shape,
-                    _serving(asked, form, shape, card),
+                    _serving(form, shape, card),
                     card,
                     traffic,
                     PlanTargets(form.ttft_p95, form.itl_p95, form.cost_per_1k_tokens),
-                    Tuning(
-                        form.enable_prefix_caching,
-                        form.speculative_config,
-                        asked.max_num_seqs or form.max_num_seqs,
-                        dtype,
-                    ),
+                    Tuning(form.enable_prefix_caching, form.speculative_config, form.max_num_seqs, dtype),
                     prices,
                     asked.measured_per_s,
-                    asked.name or form.name or "",
+                    form.name or "",
                 )
             )
         except (DoesNotFit, TooSlow) as error:
             refused.append((card, error))
     text = asked.worksheet.read_text(encoding="utf-8") if asked.worksheet else worksheet.FORM
-    serving = _serving(asked, form, shape, wanted[0] if wanted else None)
+    serving = _serving(form, shape, wanted[0] if wanted else None)
     return Study(shape, serving, tuple(plans), tuple(refused), text, notes)
 
 
@@ -165,23 +162,23 @@ def _typed(shape: ModelShape, form: Worksheet) -> tuple[ModelShape, tuple[str, .
     return quantized(shape, dtype), tuple(notes)
 
 
-def _serving(asked: CapacityOptions, form: Worksheet, shape: ModelShape, card: GpuModel | None) -> Serving:
-    length = asked.max_model_len or form.max_model_len or shape.served_len
+def _serving(form: Worksheet, shape: ModelShape, card: GpuModel | None) -> Serving:
+    length = form.max_model_len or shape.served_len
     if length > shape.max_positions > 0:
         raise ValueError(
             f"max_model_len {length:,} is more than the {shape.max_positions:,} positions that"
             f" {shape.name or 'the model'} was made for"
         )
     usual = Serving(length)
-    share = asked.gpu_memory_utilization or form.gpu_memory_utilization or usual.gpu_memory_utilization
+    share = form.gpu_memory_utilization or usual.gpu_memory_utilization
     batched = default_batched_tokens(card) if card else usual.max_num_batched_tokens
     return Serving(
         length,
-        asked.cache_dtype or form.kv_cache_dtype or usual.cache_dtype,
+        form.kv_cache_dtype or usual.cache_dtype,
         form.block_size or usual.block_size,
-        asked.tensor_parallel or form.tensor_parallel_size or 1,
-        asked.pipeline_parallel or form.pipeline_parallel_size or 1,
-        asked.max_num_batched_tokens or form.max_num_batched_tokens or batched,
+        form.tensor_parallel_size or 1,
+        form.pipeline_parallel_size or 1,
+        form.max_num_batched_tokens or batched,
         share,
         prefix_caching=shape.attends if form.enable_prefix_caching is None else form.enable_prefix_caching,
     )
@@ -190,14 +187,8 @@ def _serving(asked: CapacityOptions, form: Worksheet, shape: ModelShape, card: G
 def _traffic(asked: CapacityOptions, form: Worksheet, shape: ModelShape) -> TrafficProfile | None:
     """Of the logs where there are some, else of the worksheet; what was measured goes before targets, and options
     before both."""
-    found = None if asked.logs else form.traffic()
-    rate, users = asked.rate_per_s or form.requests_per_second, asked.users or form.concurrent_users
-    if asked.rate_per_s:
-        users = asked.users
-    elif asked.users:
-        rate = None
-    if asked.logs:
-        found = _logged(asked, form, shape)
+    found = _logged(asked, form, shape) if asked.logs else form.traffic()
+    rate, users = form.requests_per_second, form.concurrent_users
     if found is None:
         if rate or users:
             raise BadTraffic(
@@ -205,9 +196,8 @@ def _traffic(asked: CapacityOptions, form: Worksheet, shape: ModelShape) -> Traf
                 " --log"
             )
         return None
-    think_s = asked.think_s if asked.think_s is not None else form.think_time
     return replace(
-        found, rate_per_s=rate or (None if users else found.rate_per_s), users=users, think_s=think_s or 0.0,
+        found, rate_per_s=rate or (None if users else found.rate_per_s), users=users, think_s=form.think_time or 0.0,
         cached_share=form.cached_share if form.cached_share is not None else found.cached_share,
     )  # fmt: skip
 
@@ -218,16 +208,13 @@ def _logged(asked: CapacityOptions, form: Worksheet, shape: ModelShape) -> Traff
         raise ValueError("--log lists a file twice; it would be counted twice")
     bad = {path: BadLines() for path in asked.logs}
     models: set[str] = set()
-    found = of_log(_records(bad, models), ", ".join(path.name for path in asked.logs), asked.name)
+    found = of_log(_records(bad, models), ", ".join(path.name for path in asked.logs), asked.values.name)
     notes = [
         f"the log is of {name}: if that is another model than {shape.name}, or ran on another GPU, its TTFT and TPOT"
         " say nothing of this plan"
         for name in models
         if not (
-            asked.name
-            or form.name
-            or found.ttft_s is found.tpot_s is None
-            or name.rpartition("/")[2].lower() == shape.name.lower()
+            form.name or found.ttft_s is found.tpot_s is None or name.rpartition("/")[2].lower() == shape.name.lower()
         )
     ]
     notes += [

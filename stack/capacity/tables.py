@@ -22,7 +22,7 @@ from stack.capacity.worksheet import WEIGHT_BYTES, Entry
 
 
 def told(found: Study | WeightsOnly) -> dict[str, Any]:
-    """The answer as JSON; see docs/capacity.md for the names."""
+    """The answer as JSON; see docs/guides/capacity.md for the names."""
     if isinstance(found, WeightsOnly):
         weights = {
             "parameters": found.parameters,

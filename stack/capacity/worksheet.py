@@ -9,9 +9,10 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
 import yaml
@@ -20,134 +21,20 @@ from stack.capacity.config_json import shown
 from stack.capacity.traffic import BadTraffic, TrafficProfile, of_shape
 from stack.config import BadConfig, YamlFile, meant
 from stack.config import source as read_text
+from stack.option import Opt
 
 Cell = int | float | str | None
 
 
-class ModelPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """config: a model's folder or config.json, from where the worksheet stands. name: as clients ask for it.
-    quantization: of the weights."""
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Where a value stands in the file: its part and, of its name, what else it is called there. read: its plain value
+    from what is written; raises ValueError. written: what YAML may have there."""
 
-    parameters: Cell = None
-    dtype: str | None = None
-    max_model_len: Cell = None
-    config: str | None = None
-    name: str | None = None
-
-
-class TrafficPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Lengths in tokens of a request. A rate, or people and the time that they think; cached_share: of prompt tokens in
-    the prefix cache, 0 to 1."""
-
-    p50_prompt_tokens: Cell = None
-    p95_prompt_tokens: Cell = None
-    p50_output_tokens: Cell = None
-    p95_output_tokens: Cell = None
-    requests_per_second: Cell = None
-    rate_per_s: Cell = None
-    concurrent_users: Cell = None
-    users: Cell = None
-    think_time: Cell = None
-    think_time_s: Cell = None
-    cached_share: Cell = None
-
-
-class TargetsPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Times to the first token and between tokens; money for a thousand tokens, prompt and output together."""
-
-    ttft_p95: Cell = None
-    itl_p95: Cell = None
-    cost_per_1k_tokens: Cell = None
-
-
-class TuningPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Options of `vllm serve` under their own names."""
-
-    tensor_parallel_size: Cell = None
-    pipeline_parallel_size: Cell = None
-    gpu_memory_utilization: Cell = None
-    enable_prefix_caching: bool | str | None = None
-    speculative_config: str | dict[str, Any] | None = None
-    kv_cache_dtype: str | None = None
-    block_size: Cell = None
-    max_num_seqs: Cell = None
-    max_num_batched_tokens: Cell = None
-
-
-class Form(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The file as it is written. gpu: as --gpu."""
-
-    model: ModelPart | None = None
-    traffic: TrafficPart | None = None
-    targets: TargetsPart | None = None
-    tuning: TuningPart | None = None
-    gpu: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Worksheet:
-    """The file as it is meant: plain numbers, seconds, shares; None is empty."""
-
-    parameters: float | None = None
-    dtype: str | None = None
-    max_model_len: int | None = None
-    config: Path | None = None
-    name: str | None = None
-    p50_prompt_tokens: float | None = None
-    p95_prompt_tokens: float | None = None
-    p50_output_tokens: float | None = None
-    p95_output_tokens: float | None = None
-    requests_per_second: float | None = None
-    concurrent_users: float | None = None
-    think_time: float | None = None
-    cached_share: float | None = None
-    ttft_p95: float | None = None
-    itl_p95: float | None = None
-    cost_per_1k_tokens: float | None = None
-    tensor_parallel_size: int | None = None
-    pipeline_parallel_size: int | None = None
-    gpu_memory_utilization: float | None = None
-    enable_prefix_caching: bool | None = None
-    speculative_config: str | None = None
-    kv_cache_dtype: str | None = None
-    block_size: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    gpu: str | None = None
-
-    def traffic(self) -> TrafficProfile | None:
-        """What its lengths, rate and targets say; None where it has no lengths at all. Raises BadTraffic for some of
-        them only."""
-        lengths = {name: getattr(self, name) for name in _LENGTHS}
-        if not any(lengths.values()):
-            return None
-        half = [name for name in ("prompt", "output") if not any(lengths[f"{p}_{name}_tokens"] for p in ("p50", "p95"))]
-        if half:
-            raise BadTraffic(
-                f"p50_{half[0]}_tokens and p95_{half[0]}_tokens are empty; without them nothing can be said of this"
-                " traffic"
-            )
-        alone = [
-            f"{name} is empty; the other percentile stands for it" for name, value in lengths.items() if value is None
-        ]
-        prompt, output = (
-            [
-                lengths[f"{p}_{name}_tokens"] or lengths[f"{q}_{name}_tokens"]
-                for p, q in (("p50", "p95"), ("p95", "p50"))
-            ]
-            for name in ("prompt", "output")
-        )
-        shape = of_shape(prompt[0], prompt[1], output[0], output[1])
-        if self.ttft_p95 and self.itl_p95:
-            alone.append(
-                "the targets stand for the times that requests take; an engine that is faster has fewer of them at once"
-            )
-        return TrafficProfile(
-            shape.sizes, shape.prompt_tokens, shape.output_tokens, self.requests_per_second, self.ttft_p95,
-            self.itl_p95, self.concurrent_users,
-            self.think_time or 0.0, self.cached_share, "the worksheet's lengths; the targets as times",
-            (*shape.notes, *alone),
-        )  # fmt: skip
+    part: str
+    read: Callable[[Any], Any]
+    also: tuple[str, ...] = ()
+    written: Any = Cell
 
 
 # ---- numbers as people write them
@@ -267,26 +154,159 @@ def _word(value: str) -> str:
     return value.strip()
 
 
-_PARSERS: Mapping[str, Callable[[Any], Any]] = {
-    "parameters": parameters, "dtype": _word, "max_model_len": tokens, "config": Path, "name": _word,
-    "p50_prompt_tokens": tokens, "p95_prompt_tokens": tokens, "p50_output_tokens": tokens, "p95_output_tokens": tokens,
-    "requests_per_second": count, "concurrent_users": count, "think_time": think, "cached_share": _share,
-    "ttft_p95": lambda value: seconds(value, 60.0), "itl_p95": lambda value: seconds(value, 5.0),
-    "cost_per_1k_tokens": _money,
-    "tensor_parallel_size": _whole, "pipeline_parallel_size": _whole, "gpu_memory_utilization": _memory_share,
-    "enable_prefix_caching": _yes,
-    "speculative_config": _speculative, "kv_cache_dtype": _word, "block_size": _whole, "max_num_seqs": _whole,
-    "max_num_batched_tokens": tokens,
-}  # fmt: skip
-_ALSO = {"rate_per_s": "requests_per_second", "users": "concurrent_users", "think_time_s": "think_time"}
-_LENGTHS = tuple(f"{p}_{what}_tokens" for what in ("prompt", "output") for p in ("p50", "p95"))
-_PARTS: Mapping[str, type[msgspec.Struct]] = {
-    "model": ModelPart,
-    "traffic": TrafficPart,
-    "targets": TargetsPart,
-    "tuning": TuningPart,
+# ---- the values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worksheet:
+    """The file as it is meant: plain numbers, seconds, shares; None is empty. Its parts and their keys are made from
+    these fields, and so are options of the command, which go before the file.
+
+    config: a model's folder or config.json, from where the worksheet stands. name: as clients ask for it. dtype: of the
+    weights. Lengths are tokens of a request. A rate, or people and the time that they think; cached_share: of prompt
+    tokens in the prefix cache, 0 to 1. ttft_p95, itl_p95: times to the first token and between tokens;
+    cost_per_1k_tokens: money for a thousand tokens, prompt and output together. The rest are options of `vllm serve`
+    under their own names. gpu: as --gpu."""
+
+    parameters: Annotated[float | None, Key("model", parameters)] = None
+    dtype: Annotated[str | None, Key("model", _word, written=str | None)] = None
+    config: Annotated[Path | None, Key("model", Path, written=str | None)] = None
+    name: Annotated[
+        str | None,
+        Key("model", _word, written=str | None),
+        Opt(
+            name="--served-model-name", metavar="NAME", help="As clients ask for it; only its lines of the logs count."
+        ),
+    ] = None
+    p50_prompt_tokens: Annotated[float | None, Key("traffic", tokens)] = None
+    p95_prompt_tokens: Annotated[float | None, Key("traffic", tokens)] = None
+    p50_output_tokens: Annotated[float | None, Key("traffic", tokens)] = None
+    p95_output_tokens: Annotated[float | None, Key("traffic", tokens)] = None
+    requests_per_second: Annotated[
+        float | None,
+        Key("traffic", count, also=("rate_per_s",)),
+        Opt(name="--rate", metavar="R", read=count, help="New requests a second."),
+    ] = None
+    concurrent_users: Annotated[
+        float | None,
+        Key("traffic", count, also=("users",)),
+        Opt(name="--users", metavar="N", read=count, help="People at work at once, instead of a rate."),
+    ] = None
+    think_time: Annotated[
+        float | None,
+        Key("traffic", think, also=("think_time_s",)),
+        Opt(name="--think", metavar="TIME", read=think, help="From a reply to their next request."),
+    ] = None
+    cached_share: Annotated[float | None, Key("traffic", _share)] = None
+    ttft_p95: Annotated[float | None, Key("targets", partial(seconds, most=60.0))] = None
+    itl_p95: Annotated[float | None, Key("targets", partial(seconds, most=5.0))] = None
+    cost_per_1k_tokens: Annotated[float | None, Key("targets", _money)] = None
+    tensor_parallel_size: Annotated[
+        int | None,
+        msgspec.Meta(ge=1),
+        Key("tuning", _whole),
+        Opt(name="--tp", help="GPUs that share every layer.  [default: 1]"),
+    ] = None
+    pipeline_parallel_size: Annotated[
+        int | None,
+        msgspec.Meta(ge=1),
+        Key("tuning", _whole),
+        Opt(name="--pp", help="GPUs that have layers of their own.  [default: 1]"),
+    ] = None
+    max_model_len: Annotated[
+        int | None, Key("model", tokens), Opt(metavar="N", read=tokens, help="[default: what the model was made for]")
+    ] = None
+    kv_cache_dtype: Annotated[
+        str | None,
+        Key("tuning", _word, written=str | None),
+        Opt(name="--kv-dtype", metavar="TYPE", help="Of the KV cache: auto, fp8, ...  [default: auto]"),
+    ] = None
+    gpu_memory_utilization: Annotated[
+        float | None, msgspec.Meta(gt=0, le=1), Key("tuning", _memory_share), Opt(help="[default: vLLM's own]")
+    ] = None
+    enable_prefix_caching: Annotated[bool | None, Key("tuning", _yes, written=bool | str | None)] = None
+    speculative_config: Annotated[str | None, Key("tuning", _speculative, written=str | dict[str, Any] | None)] = None
+    block_size: Annotated[int | None, Key("tuning", _whole)] = None
+    max_num_seqs: Annotated[
+        int | None,
+        msgspec.Meta(ge=1),
+        Key("tuning", _whole),
+        Opt(help="[default: what the cache holds of the traffic]"),
+    ] = None
+    max_num_batched_tokens: Annotated[
+        int | None, Key("tuning", tokens), Opt(metavar="N", read=tokens, help="[default: vLLM's own for the GPU]")
+    ] = None
+    gpu: str | None = None
+
+    def under(self, given: Worksheet) -> Worksheet:
+        """The same with what is given in its place. A rate or users that are given leave no other rate, nor users."""
+        values = {field.name: getattr(given, field.name) for field in fields(given)}
+        changed = {name: value for name, value in values.items() if value is not None}
+        if given.requests_per_second or given.concurrent_users:
+            changed |= {name: values[name] for name in ("requests_per_second", "concurrent_users")}
+        return replace(self, **changed)
+
+    def traffic(self) -> TrafficProfile | None:
+        """What its lengths, rate and targets say; None where it has no lengths at all. Raises BadTraffic for some of
+        them only."""
+        lengths = {name: getattr(self, name) for name in _LENGTHS}
+        if not any(lengths.values()):
+            return None
+        half = [name for name in ("prompt", "output") if not any(lengths[f"{p}_{name}_tokens"] for p in ("p50", "p95"))]
+        if half:
+            raise BadTraffic(
+                f"p50_{half[0]}_tokens and p95_{half[0]}_tokens are empty; without them nothing can be said of this"
+                " traffic"
+            )
+        alone = [
+            f"{name} is empty; the other percentile stands for it" for name, value in lengths.items() if value is None
+        ]
+        prompt, output = (
+            [
+                lengths[f"{p}_{name}_tokens"] or lengths[f"{q}_{name}_tokens"]
+                for p, q in (("p50", "p95"), ("p95", "p50"))
+            ]
+            for name in ("prompt", "output")
+        )
+        shape = of_shape(prompt[0], prompt[1], output[0], output[1])
+        if self.ttft_p95 and self.itl_p95:
+            alone.append(
+                "the targets stand for the times that requests take; an engine that is faster has fewer of them at once"
+            )
+        return TrafficProfile(
+            shape.sizes, shape.prompt_tokens, shape.output_tokens, self.requests_per_second, self.ttft_p95,
+            self.itl_p95, self.concurrent_users,
+            self.think_time or 0.0, self.cached_share, "the worksheet's lengths; the targets as times",
+            (*shape.notes, *alone),
+        )  # fmt: skip
+
+
+_KEYS: Mapping[str, Key] = {
+    name: next(said for said in hint.__metadata__ if isinstance(said, Key))
+    for name, hint in get_type_hints(Worksheet, include_extras=True).items()
+    if hasattr(hint, "__metadata__")
 }
-_PART_OF = {key: part for part, kind in _PARTS.items() for key in kind.__struct_fields__}
+_ALSO = {other: name for name, key in _KEYS.items() for other in key.also}
+_LENGTHS = tuple(f"{p}_{what}_tokens" for what in ("prompt", "output") for p in ("p50", "p95"))
+_PART_OF = {each: key.part for name, key in _KEYS.items() for each in (name, *key.also)}
+PARTS: Mapping[str, type[msgspec.Struct]] = {
+    part: msgspec.defstruct(
+        f"{part.title()}Part",
+        [(each, _KEYS[_ALSO.get(each, each)].written, None) for each, of in _PART_OF.items() if of == part],
+        frozen=True,
+        forbid_unknown_fields=True,
+        kw_only=True,
+    )
+    for part in dict.fromkeys(_PART_OF.values())
+}
+# The file as it is written.
+Form = msgspec.defstruct(
+    "Form",
+    [*((part, kind | None, None) for part, kind in PARTS.items()), ("gpu", str | None, None)],
+    frozen=True,
+    forbid_unknown_fields=True,
+    kw_only=True,
+)
 
 
 # ---- reading
@@ -305,11 +325,11 @@ def read(path: Path) -> Worksheet:
 def parse(text: str, place: str = "worksheet", folder: Path = Path()) -> Worksheet:
     """Its text, understood. Raises BadConfig."""
     source = _indented(read_text(text, place))
-    form = source.into(Form)
-    values: dict[str, Any] = {"gpu": form.gpu}
+    form = msgspec.structs.asdict(source.into(Form))
+    values: dict[str, Any] = {"gpu": form["gpu"]}
     for key, name, value in _given(form):
         try:
-            read_value = _PARSERS[name](value)
+            read_value = _KEYS[name].read(value)
         except ValueError as error:
             raise BadConfig(source.locate(f"{key}: {error}")) from None
         if values.setdefault(name, read_value) != read_value:
@@ -360,10 +380,10 @@ WEIGHT_BYTES: Mapping[str, float] = {
 }  # fmt: skip
 
 
-def _given(form: Form) -> Iterator[tuple[str, str, Any]]:
+def _given(form: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
     """Every value that is not empty: where it stands, what we call it, and itself."""
-    for part in _PARTS:
-        held = getattr(form, part)
+    for part in PARTS:
+        held = form[part]
         for key, value in (msgspec.structs.asdict(held) if held is not None else {}).items():
             if value is not None and value != "":
                 yield f"{part}.{key}", _ALSO.get(key, key), value
@@ -400,7 +420,7 @@ def fill(text: str, entries: Mapping[str, Entry]) -> str:
 def _edits(root: yaml.Node | None, entries: Mapping[str, Entry]) -> Iterator[tuple[yaml.ScalarNode, Entry, bool]]:
     """Empty values that have an entry, and whether they stand on a line of their own."""
     for name, held in _pairs(root):
-        for key, value in _pairs(held) if name in _PARTS else [(name, held)]:
+        for key, value in _pairs(held) if name in PARTS else [(name, held)]:
             entry = entries.get(_ALSO.get(key, key))
             if entry and isinstance(value, yaml.ScalarNode) and value.tag == "tag:yaml.org,2002:null":
                 yield value, entry, not (isinstance(held, yaml.MappingNode) and held.flow_style)

@@ -29,84 +29,55 @@ class Later(click.Command):
         return command
 
 
-COMMANDS = (
-    Later("alerts", "alerts:alerts_group", "Alert rules, who is told of them, and the numbers behind them."),
-    Later("annotate", "events:annotate_command", "Write down what was changed; boards and alerts show it."),
-    Later("bench", "bench:bench", "Loads with known shapes against a running engine, measured as its clients see it."),
-    Later(
-        "board",
-        "board:board_command",
-        "The boards as a live page over any Prometheus, without Grafana; runbook pages are under /runbooks/.",
+# Commands by what they are for, in the order of --help.
+GROUPS: dict[str, tuple[Later, ...]] = {
+    "Observe": (
+        Later("metrics", "metrics:metrics", "Explain, check and compare vLLM metrics."),
+        Later("dashboards", "dashboards:dashboards", "Export dashboards, or push them to Grafana."),
+        Later("alerts", "alerts:alerts_group", "Export, list and derive alert rules."),
+        Later("board", "board:board_command", "Serve the dashboards as web pages, without Grafana."),
+        Later("sidecar", "sidecar:sidecar", "Run the exporter that joins request log, engine and GPU."),
+        Later("events", "events:events_command", "List configuration changes and other events."),
     ),
-    Later(
-        "capacity",
-        "capacity:capacity_command",
-        "How many users fit, on which GPU or slice, at what cost; flags and limits that follow.",
+    "Respond": (
+        Later("runbook", "runbook:runbook_command", "Show the runbook of an alert, filled with live values."),
+        Later("doctor", "doctor:doctor_command", "Find the bottleneck of a running engine."),
+        Later("annotate", "events:annotate_command", "Record a configuration change for dashboards and alerts."),
     ),
-    Later(
-        "compare",
-        "tuning:compare_command",
-        "What B does beside A: two saved benches, arms of one, or live traffic around an event or of two variants.",
+    "Serve": (
+        Later("gateway", "gateway:gateway", "Run the gateway: auth, admission, request log."),
+        Later("kubernetes", "kubernetes:kubernetes", "Export the stack as Kubernetes manifests."),
+        Later("secrets", "deploy:secrets", "Print the passwords and keys of the compose stack."),
     ),
-    Later("cost", "cost:cost_command", "GPU hours, cost, energy and tokens of each team and model."),
-    Later("dashboards", "dashboards:dashboards", "Our boards in a Grafana that is there already."),
-    Later(
-        "doctor",
-        "doctor:doctor_command",
-        "Which resource is the bottleneck, what says so, and which one lever to pull first.",
+    "Measure": (
+        Later("bench", "bench:bench", "Run a workload against an engine and measure it."),
+        Later("tune", "tuning:tune_command", "Run an experiment: compare engine configurations."),
+        Later("compare", "tuning:compare_command", "Compare two benchmark runs or live periods."),
+        Later("report", "tuning:report_command", "Write a report of a benchmark or an experiment."),
     ),
-    Later(
-        "drill",
-        "drill:drill_command",
-        "Break a real vLLM in a lab of its own, and see the alert arrive, and go when it is mended.",
+    "Plan": (
+        Later("capacity", "capacity:capacity_command", "Compute KV-cache capacity, GPUs and limits."),
+        Later("cost", "cost:cost_command", "Report GPU hours, energy, tokens and cost per team."),
     ),
-    Later(
-        "events",
-        "events:events_command",
-        "What was changed, restarted or noted, the newest last; regions with their end, open ones marked.",
+    "Try": (
+        Later("lab", "lab:lab", "Run the whole stack on this machine's CPU."),
+        Later("drill", "drill:drill_command", "Inject a fault and check that its alert fires."),
     ),
-    Later("gateway", "gateway:gateway", "The way in: who asks, how it went, one JSON line for each request."),
-    Later("kubernetes", "kubernetes:kubernetes", "The stack as Kubernetes manifests, for kustomize, Argo CD and Flux."),
-    Later("lab", "lab:lab", "A real vLLM on this machine's CPU, watched by the whole stack."),
-    Later("metrics", "metrics:metrics", "What vLLM exposes, and whether a page or dashboard fits it."),
-    Later("render", "render:render", "Write dashboards and rule files from their source, in place."),
-    Later(
-        "report",
-        "tuning:report_command",
-        "One page of a bench or an experiment, with everything in it; Markdown, CSV and JSON beside it.",
-    ),
-    Later(
-        "runbook",
-        "runbook:runbook_command",
-        "What to do about an alert: its page, by name, by a part of it, or by words that it holds.",
-    ),
-    Later(
-        "secrets",
-        "deploy:secrets",
-        "Print what the compose stack made at its first start: Grafana's password and a key for each team; with TLS the"
-        " operator's too.",
-    ),
-    Later("sidecar", "sidecar:sidecar", "The exporter that joins request log, engine and GPU."),
-    Later(
-        "tune",
-        "tuning:tune_command",
-        "An experiment: one workload, configurations of an engine in turns, and what the change did.",
-    ),
-)
-
-
+}
+COMMANDS = tuple(command for commands in GROUPS.values() for command in commands)
 DEVELOPMENT = (
-    Later(
-        "lint",
-        "lint:lint",
-        "Check alerts, recording rules, dashboards and runbooks; with FILES, dashboards of others as JSON.",
-        hidden=True,
-    ),
+    Later("lint", "lint:lint", "Check rules, dashboards and runbooks.", hidden=True),
+    Later("render", "render:render", "Regenerate dashboards, rules and reference pages.", hidden=True),
 )
 
 
 class Listing(click.Group):
-    """Lists and completes its commands from their one line, and imports the one that was meant."""
+    """Group whose commands are listed by purpose, and imported when they are called."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(str(command.name), str(command.help)) for command in commands])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

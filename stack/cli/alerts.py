@@ -35,7 +35,7 @@ from stack.cli.scraped import page_of
 
 @click.group("alerts")
 def alerts_group() -> None:
-    """Alert rules, who is told of them, and the numbers behind them."""
+    """Export, list and derive alert rules."""
 
 
 @alerts_group.command("export")
@@ -75,7 +75,7 @@ def alerts_export(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Write rule files for Prometheus, a configuration for Alertmanager, and every number that they rest on.
+    """Export rules, Alertmanager configuration and thresholds.
 
     \b
     Example:  vllm-watch alerts export --out rules --runbook-base https://wiki.example.org/vllm --receiver slack
@@ -93,7 +93,9 @@ def alerts_export(
 @THRESHOLDS
 @AS_JSON
 def alerts_list(thresholds: Path | None, as_json: bool) -> None:
-    """Print every alert with its number, and every number that may be set in a file for --thresholds.
+    """List alerts and the thresholds that can be changed.
+
+    A changed threshold goes into a file for --thresholds.
 
     \b
     Example:  vllm-watch alerts list
@@ -143,7 +145,7 @@ def alerts_slo(
     http_config: Path | None,
     as_json: bool,
 ) -> None:
-    """Turn objectives of your own into burn-rate alerts and the recorded series that they need.
+    """Export burn-rate alerts for your own objectives.
 
     FILE is YAML in the form of objectives.yml, which `alerts export` writes; without FILE the shipped ones are taken.
 
@@ -233,7 +235,9 @@ def alerts_derive(
     http_config: Path | None,
     as_json: bool,
 ) -> None:
-    """Find this deployment's own thresholds in what was recorded of it, each with its reason; where too little is
+    """Derive alert thresholds from recorded data.
+
+    Find this deployment's own thresholds in what was recorded of it, each with its reason; where too little is
     known, what is shipped stays.
 
     queue_length by Little's law, kv_cache_usage by where preemptions begin, ttft_p95 and inter_token_p95 by the knee of

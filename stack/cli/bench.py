@@ -51,7 +51,7 @@ FIGURES = (
 
 @click.group()
 def bench() -> None:
-    """Loads with known shapes against a running engine, measured as its clients see it."""
+    """Run a workload against an engine and measure it."""
 
 
 @bench.command("run")
@@ -104,7 +104,9 @@ def bench_run(
     name: str,
     as_json: bool,
 ) -> None:
-    """Run a WORKLOAD, a file or one of those that `bench list` names, and write every request and every run's figures
+    """Run a workload and record every request.
+
+    Run a WORKLOAD, a file or one of those that `bench list` names, and write every request and every run's figures
     to a folder.
 
     Ctrl-C keeps what was measured by then. Exit 1 when it broke off.
@@ -154,7 +156,7 @@ def bench_run(
 @bench.command("list")
 @AS_JSON
 def bench_list(as_json: bool) -> None:
-    """The workloads that come with us.
+    """List the included workloads.
 
     \b
     Example:  vllm-watch bench list
@@ -180,7 +182,9 @@ def bench_list(as_json: bool) -> None:
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="The folder to write.")
 def bench_import(files: tuple[Path, ...], out: Path) -> None:
-    """Take in results of `vllm bench serve --save-result --save-detailed`, or of AIPerf, to be compared and reported
+    """Import results of `vllm bench serve` or AIPerf.
+
+    Take in results of `vllm bench serve --save-result --save-detailed`, or of AIPerf, to be compared and reported
     like our own.
 
     \b

@@ -82,7 +82,7 @@ def board_command(
     end: str,
     thresholds: Path | None,
 ) -> None:
-    """The boards as a live page over any Prometheus, without Grafana; runbook pages are under /runbooks/.
+    """Serve the dashboards as web pages, without Grafana.
 
     \b
     Example:  vllm-watch board --prometheus http://127.0.0.1:9090

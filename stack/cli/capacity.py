@@ -13,71 +13,20 @@ from rich.markup import escape
 from rich.table import Table
 
 from exporters.net.http_client import HttpClientConfig
-from stack.capacity import command, tables, verify, worksheet
+from stack.capacity import command, tables, verify
 from stack.capacity.fit import NO_WAY, DoesNotFit, gib
 from stack.capacity.gpus import GIB
 from stack.cli.common import AS_JSON, json_text, mistakes_told
 from stack.cli.options import HTTP_CONFIG
+from stack.cli.struct_options import options_of
 from stack.gateway.config import read_key
 
 PIPED = 150  # columns where nobody says how many there are
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 
-def _parsed(read: Any) -> Any:
-    """A callback: numbers as the worksheet has them."""
-
-    def callback(_: click.Context, __: click.Parameter, text: str | None) -> Any:
-        try:
-            return None if text is None else read(text)
-        except ValueError as error:
-            raise click.BadParameter(str(error)) from None
-
-    return callback
-
-
 @click.command("capacity")
-@click.option("--model", type=click.Path(path_type=Path), help="A model's folder, or its config.json.")
-@click.option(
-    "--gpu", "gpus", multiple=True, metavar="NAME", help="Such as H200 or H200/1g.18gb; several are compared."
-)
-@click.option("--slices", is_flag=True, help="Compare each GPU with its MIG slices.")
-@click.option("--traffic", "sheet", type=FILE, metavar="YAML", help="A worksheet; any of its values may be empty.")
-@click.option("--log", "logs", multiple=True, type=FILE, help="Request logs, for lengths, times and rate as they were.")
-@click.option(
-    "--served-model-name", "name", metavar="NAME", help="As clients ask for it; only its lines of the logs count."
-)
-@click.option("--rate", "rate_per_s", callback=_parsed(worksheet.count), metavar="R", help="New requests a second.")
-@click.option(
-    "--users", callback=_parsed(worksheet.count), metavar="N", help="People at work at once, instead of a rate."
-)
-@click.option(
-    "--think", "think_s", callback=_parsed(worksheet.think), metavar="TIME", help="From a reply to their next request."
-)
-@click.option("--tp", "tensor_parallel", type=click.IntRange(1), help="GPUs that share every layer.  [default: 1]")
-@click.option(
-    "--pp", "pipeline_parallel", type=click.IntRange(1), help="GPUs that have layers of their own.  [default: 1]"
-)
-@click.option(
-    "--max-model-len", callback=_parsed(worksheet.tokens), metavar="N", help="[default: what the model was made for]"
-)
-@click.option("--kv-dtype", "cache_dtype", metavar="TYPE", help="Of the KV cache: auto, fp8, ...  [default: auto]")
-@click.option("--gpu-memory-utilization", type=click.FloatRange(0, 1, min_open=True), help="[default: vLLM's own]")
-@click.option("--max-num-seqs", type=click.IntRange(1), help="[default: what the cache holds of the traffic]")
-@click.option(
-    "--max-num-batched-tokens",
-    callback=_parsed(worksheet.tokens),
-    metavar="N",
-    help="[default: vLLM's own for the GPU]",
-)
-@click.option(
-    "--measured-rate",
-    "measured_per_s",
-    callback=_parsed(worksheet.count),
-    metavar="R",
-    help="At which one replica kept its targets.",
-)
-@click.option("--prices", type=FILE, help="prices.yaml; see docs/guides/cost.md.")
+@options_of(command.CapacityOptions, "asked")
 @click.option(
     "--live",
     "url",
@@ -90,16 +39,15 @@ def _parsed(read: Any) -> Any:
 @click.option("--fill", is_flag=True, help="Print the worksheet filled in, and nothing else.")
 @AS_JSON
 def capacity_command(
-    sheet: Path | None,
+    asked: command.CapacityOptions,
     fill: bool,
     as_json: bool,
     url: str | None,
     engine_log: Path | None,
     api_key_file: Path | None,
     http_config: Path | None,
-    **options: Any,
 ) -> None:
-    """How many users fit, on which GPU or slice, at what cost; flags and limits that follow.
+    """Compute KV-cache capacity, GPUs and limits.
 
     Exit 1 where the model fits none of the GPUs, or where only its weights can be told.
 
@@ -111,7 +59,7 @@ def capacity_command(
     if (engine_log or api_key_file or http_config) and not url:
         raise click.UsageError("--engine-log, --api-key-file and --http-config belong to --live URL")
     with mistakes_told():
-        found = command.study(command.CapacityOptions(worksheet=sheet, **options), somewhere=not url)
+        found = command.study(asked, somewhere=not url)
         looked = (
             _looked(found, url, engine_log, api_key_file, http_config)
             if url and isinstance(found, command.Study)

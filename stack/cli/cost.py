@@ -59,8 +59,9 @@ def cost_command(
     as_json: bool,
     as_csv: bool,
 ) -> None:
-    """GPU hours, cost, energy and tokens of each team and model. Idle, aborted and unattributed time have rows; the
-    total is their sum.
+    """Report GPU hours, energy, tokens and cost per team.
+
+    Idle, aborted and unattributed time have rows; the total is their sum.
 
     How much of a shared card was whose is an estimate of share; what is shared out is exact.
 

@@ -20,7 +20,7 @@ from stack.cli.options import RUNBOOK_BASE, THRESHOLDS, settings_of
 
 @click.group()
 def dashboards() -> None:
-    """Our boards in a Grafana that is there already."""
+    """Export dashboards, or push them to Grafana."""
 
 
 _PROFILE = click.option(
@@ -51,7 +51,9 @@ def dashboards_export(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Write the boards as files, with the data source as a variable: nothing to replace before an import.
+    """Write the dashboards as JSON files.
+
+    The data source is a variable: nothing has to be replaced before an import.
 
     \b
     Example:  vllm-watch dashboards export --out boards --for provisioning --path /var/lib/grafana/vllm
@@ -152,7 +154,9 @@ def dashboards_push(
     api: str,
     as_json: bool,
 ) -> None:
-    """Create or update the boards through Grafana's API; what is equal already is left alone.
+    """Create or update the dashboards in Grafana.
+
+    Equal dashboards are left alone.
 
     Exit 1 when a board was refused, 2 when nothing could be done.
 

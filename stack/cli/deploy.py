@@ -34,8 +34,9 @@ from stack.deploy import init
 )
 @AS_JSON
 def secrets(folder: Path | None, grafana: str, gateway: str, as_json: bool) -> None:
-    """Print what the compose stack made at its first start: Grafana's password and a key for each team; with TLS the
-    operator's too.
+    """Print the passwords and keys of the compose stack.
+
+    Grafana's password and a key for each team; with TLS the operator's too.
 
     \b
     Example:  docker compose run --rm cli secrets

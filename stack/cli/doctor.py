@@ -8,11 +8,13 @@ import shlex
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import click
+import msgspec
 
 from alerts.settings import Settings
 from exporters.catalogue import exposition_parser
@@ -20,89 +22,82 @@ from exporters.catalogue.exposition_parser import BadExposition, Exposition
 from exporters.engine.client import scrape_engine
 from exporters.net.http_client import HttpClientConfig
 from exporters.net.prometheus import Address, Prometheus, PrometheusError, address_from
-from exporters.text import format_duration
+from exporters.text import format_duration, parse_duration
 from stack.cli.common import AS_JSON, UsageMistake, json_text, mistakes_told
-from stack.cli.options import HTTP_CONFIG, THRESHOLDS, TOKEN_FILE, USER_FILE, duration, settings_of
+from stack.cli.options import HTTP_CONFIG, THRESHOLDS, TOKEN_FILE, USER_FILE, settings_of
 from stack.cli.scraped import text_of
+from stack.cli.struct_options import options_of
 from stack.doctor import advice, collect, report, series
 from stack.doctor.diagnose import diagnose, ranked, serious, undecided
 from stack.doctor.matrix.symptom import ANYWHERE, EvidenceSource
 from stack.doctor.series import Pages, SeriesWindow, gauges_of
+from stack.option import Opt
 from stack.tuning.samples import Span
 
 LOOK_S, LOOKS = 2.0, 60  # gauges between two looks: so often, and never more in all
 
-_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+
+def _typed(seconds: float) -> str:
+    return format_duration(round(seconds))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorOptions:
+    """What is looked at, and for how long."""
+
+    for_s: Annotated[
+        float, Opt(name="--for", metavar="TIME", read=parse_duration, write=_typed, help="Between two looks at URL.")
+    ] = 30.0
+    gateway_url: Annotated[
+        str | None, Opt(name="--gateway", metavar="URL", help="With URL: the gateway's metrics address as well.")
+    ] = None
+    prometheus_url: Annotated[str | None, Opt(name="--prometheus", metavar="URL", help="Ask a Prometheus instead.")] = (
+        None
+    )
+    window_s: Annotated[
+        float,
+        Opt(
+            name="--window", metavar="TIME", read=parse_duration, write=_typed, help="With --prometheus: how far back."
+        ),
+    ] = 900.0
+    model: Annotated[str | None, Opt(metavar="NAME", help="This model alone, as the engine's page calls it.")] = None
+    before: Annotated[
+        Path | None, Opt(file=True, exists=True, help="A saved page of an engine; with --after and --seconds.")
+    ] = None
+    after: Annotated[Path | None, Opt(file=True, exists=True, help="The same engine's page later.")] = None
+    gateway_before: Annotated[
+        Path | None, Opt(file=True, exists=True, help="A saved page of the gateway, beside --before.")
+    ] = None
+    gateway_after: Annotated[Path | None, Opt(file=True, exists=True, help="The same later, beside --after.")] = None
+    seconds: Annotated[float | None, msgspec.Meta(ge=0.1), Opt(help="How much later.")] = None
+    logs: Annotated[
+        tuple[Path, ...],
+        Opt(
+            name="--log",
+            file=True,
+            exists=True,
+            help="A request log of the same time; once for each file. Packed ones end in .gz.",
+        ),
+    ] = ()
+    words: Annotated[
+        str | None,
+        Opt(name="--workload", metavar="WORDS", help=f"Before there is traffic: what to expect of {advice.NAMES}."),
+    ] = None
+    goal: Annotated[
+        str | None, Opt(choices=tuple(one.name for one in advice.GOALS), help="First and second lever for a goal.")
+    ] = None
+    thresholds: Annotated[Path | None, THRESHOLDS] = None
+    token_file: Annotated[Path | None, TOKEN_FILE] = None
+    user_file: Annotated[Path | None, USER_FILE] = None
+    http_config: Annotated[Path | None, HTTP_CONFIG] = None
 
 
 @click.command("doctor")
 @click.argument("urls", nargs=-1, metavar="[URL]...")
-@click.option(
-    "--for",
-    "for_s",
-    metavar="TIME",
-    callback=duration,
-    default="30s",
-    show_default=True,
-    help="Between two looks at URL.",
-)
-@click.option("--gateway", "gateway_url", metavar="URL", help="With URL: the gateway's metrics address as well.")
-@click.option("--prometheus", "prometheus_url", metavar="URL", help="Ask a Prometheus instead.")
-@click.option(
-    "--window",
-    "window_s",
-    metavar="TIME",
-    callback=duration,
-    default="15m",
-    show_default=True,
-    help="With --prometheus: how far back.",
-)
-@click.option("--model", metavar="NAME", help="This model alone, as the engine's page calls it.")
-@click.option("--before", "before_path", type=_FILE, help="A saved page of an engine; with --after and --seconds.")
-@click.option("--after", "after_path", type=_FILE, help="The same engine's page later.")
-@click.option("--gateway-before", type=_FILE, help="A saved page of the gateway, beside --before.")
-@click.option("--gateway-after", type=_FILE, help="The same later, beside --after.")
-@click.option("--seconds", type=click.FloatRange(min=0.1), help="How much later.")
-@click.option(
-    "--log",
-    "logs",
-    multiple=True,
-    type=_FILE,
-    help="A request log of the same time; once for each file. Packed ones end in .gz.",
-)
-@click.option(
-    "--workload", "words", metavar="WORDS", help=f"Before there is traffic: what to expect of {advice.NAMES}."
-)
-@click.option(
-    "--goal", type=click.Choice([one.name for one in advice.GOALS]), help="First and second lever for a goal."
-)
-@THRESHOLDS
-@TOKEN_FILE
-@USER_FILE
-@HTTP_CONFIG
+@options_of(DoctorOptions, "asked")
 @AS_JSON
-def doctor_command(
-    urls: tuple[str, ...],
-    for_s: float,
-    gateway_url: str | None,
-    prometheus_url: str | None,
-    window_s: float,
-    model: str | None,
-    before_path: Path | None,
-    after_path: Path | None,
-    gateway_before: Path | None,
-    gateway_after: Path | None,
-    seconds: float | None,
-    logs: tuple[Path, ...],
-    words: str | None,
-    goal: str | None,
-    thresholds: Path | None,
-    token_file: Path | None,
-    user_file: Path | None,
-    http_config: Path | None,
-    as_json: bool,
-) -> None:
-    """Which resource is the bottleneck, what says so, and which one lever to pull first.
+def doctor_command(urls: tuple[str, ...], asked: DoctorOptions, as_json: bool) -> None:
+    """Find the bottleneck of a running engine.
 
     Reads an engine twice (URL, one or several), a Prometheus, or two saved pages; a request log adds what clients saw.
     See docs/guides/doctor.md. Exit 1 when a finding is serious, 2 for a mistake, 3 when an engine may stand still and
@@ -114,68 +109,93 @@ def doctor_command(
               vllm-watch doctor --before before.prom --after after.prom --seconds 30
               vllm-watch doctor --workload rag
     """
-    saved = (before_path, after_path, seconds)
+    saved = (asked.before, asked.after, asked.seconds)
     ways = [
         bool(urls),
-        bool(prometheus_url),
+        bool(asked.prometheus_url),
         any(one is not None for one in saved),
-        words is not None,
-        goal is not None,
+        asked.words is not None,
+        asked.goal is not None,
     ]
     if sum(ways) != 1:
         raise click.UsageError(
             "name one of: URL, --prometheus URL, --before FILE with --after FILE and --seconds N, --workload WORDS,"
             " --goal NAME"
         )
-    if words is not None or goal is not None:
+    if asked.words is not None or asked.goal is not None:
         with mistakes_told():
-            told = report.workload_as_json(words) if words is not None else report.goal_as_json(goal or "")
-        _echo(told, (report.workload_as_text if words is not None else report.goal_as_text)(told), as_json)
+            told = (
+                report.workload_as_json(asked.words)
+                if asked.words is not None
+                else report.goal_as_json(asked.goal or "")
+            )
+        _echo(told, (report.workload_as_text if asked.words is not None else report.goal_as_text)(told), as_json)
         return
     if any(ways[2:3]) and not all(one is not None for one in saved):
         raise click.UsageError("saved pages are --before FILE, --after FILE and --seconds N, all three")
     if (
-        bool(gateway_before) != bool(gateway_after)
-        or (gateway_before and not before_path)
-        or (gateway_url and not urls)
+        bool(asked.gateway_before) != bool(asked.gateway_after)
+        or (asked.gateway_before and not asked.before)
+        or (asked.gateway_url and not urls)
     ):
         raise click.UsageError(
             "--gateway goes with URL; --gateway-before and --gateway-after go together, with --before and --after"
         )
-    if bare := next((url for url in [*urls, *([gateway_url] if gateway_url else [])] if "://" not in url), None):
+    if bare := next(
+        (url for url in [*urls, *([asked.gateway_url] if asked.gateway_url else [])] if "://" not in url), None
+    ):
         raise click.UsageError(f"{bare} is no address; write it like http://127.0.0.1:8000")
-    if for_s <= 0 or window_s <= 0 or (seconds is not None and not math.isfinite(seconds)):
+    if asked.for_s <= 0 or asked.window_s <= 0 or (asked.seconds is not None and not math.isfinite(asked.seconds)):
         raise click.UsageError("--for, --window and --seconds are times longer than 0, such as 30s")
-    its = [f"--model {shlex.quote(model)}"] if model else []
+    its = [f"--model {shlex.quote(asked.model)}"] if asked.model else []
     with mistakes_told():
-        settings, spans = settings_of(thresholds), list[Span]()
-        if prometheus_url:
-            where = address_from(prometheus_url, token_file, user_file, http_config)
-            named = (("token-file", token_file), ("user-file", user_file), ("http-config", http_config))
+        settings, spans = settings_of(asked.thresholds), list[Span]()
+        if asked.prometheus_url:
+            where = address_from(asked.prometheus_url, asked.token_file, asked.user_file, asked.http_config)
+            named = (
+                ("token-file", asked.token_file),
+                ("user-file", asked.user_file),
+                ("http-config", asked.http_config),
+            )
             files = [f"--{name} {shlex.quote(str(path))}" for name, path in named if path]
-            again = ["--prometheus", where.shown, *files, "--window", format_duration(round(window_s)), *its]
-            found, span = asyncio.run(_recorded(where, window_s, model))
+            again = ["--prometheus", where.shown, *files, "--window", format_duration(round(asked.window_s)), *its]
+            found, span = asyncio.run(_recorded(where, asked.window_s, asked.model))
             spans.append(span)
         elif urls:
             urls = tuple(dict.fromkeys(url.rstrip("/") for url in urls))
-            files = [f"--http-config {shlex.quote(str(http_config))}"] if http_config else []
+            files = [f"--http-config {shlex.quote(str(asked.http_config))}"] if asked.http_config else []
             again = [
                 *urls,
-                *([f"--gateway {gateway_url}"] if gateway_url else []),
+                *([f"--gateway {asked.gateway_url}"] if asked.gateway_url else []),
                 *files,
                 "--for",
-                f"{for_s:g}s",
+                f"{asked.for_s:g}s",
                 *its,
             ]
             found, span = asyncio.run(
-                _looked(urls, gateway_url, for_s, HttpClientConfig(http_config) if http_config else None)
+                _looked(
+                    urls,
+                    asked.gateway_url,
+                    asked.for_s,
+                    HttpClientConfig(asked.http_config) if asked.http_config else None,
+                )
             )
             spans.append(span)
         else:
-            again = ["--before", "BEFORE", "--after", "AFTER", "--seconds", f"{seconds:g}", *its]
-            found = _saved([(before_path, after_path), (gateway_before, gateway_after)], seconds or 0.0)
-        log = " ".join(f"--log {shlex.quote(str(path))}" for path in logs) or ANYWHERE.log
-        _say(found, logs, spans, model, settings, EvidenceSource(" ".join(("vllm-watch doctor", *again)), log), as_json)
+            again = ["--before", "BEFORE", "--after", "AFTER", "--seconds", f"{asked.seconds:g}", *its]
+            found = _saved(
+                [(asked.before, asked.after), (asked.gateway_before, asked.gateway_after)], asked.seconds or 0.0
+            )
+        log = " ".join(f"--log {shlex.quote(str(path))}" for path in asked.logs) or ANYWHERE.log
+        _say(
+            found,
+            asked.logs,
+            spans,
+            asked.model,
+            settings,
+            EvidenceSource(" ".join(("vllm-watch doctor", *again)), log),
+            as_json,
+        )
 
 
 def _echo(told: Mapping[str, Any], text: str, as_json: bool) -> None:

@@ -20,7 +20,7 @@ from stack.drill import drills, run
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON; what happens meanwhile goes to stderr.")
 def drill_command(alerts: tuple[str, ...], only_list: bool, port_offset: int, as_json: bool) -> None:
-    """Break a real vLLM in a lab of its own, and see the alert arrive, and go when it is mended.
+    """Inject a fault and check that its alert fires.
 
     Windows and waiting times are fifteen times shorter than shipped, or sixty; cards are stand-ins. Exit 0 only if
     every alert fired and resolved.

@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import getpass
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Annotated
 
 import click
 import msgspec
 
 from exporters.events.log import Kind, ManualKind, NewEvent, TuningEvent, new_id
+from exporters.text import parse_duration
 from stack.cli import common
 from stack.cli.common import AS_JSON, json_text, mistakes_told
-from stack.cli.options import duration
+from stack.cli.struct_options import options_of
 from stack.lab import install
+from stack.option import Opt
 from stack.tuning import annotate
 
 if TYPE_CHECKING:
@@ -26,111 +28,124 @@ if TYPE_CHECKING:
 FILE_VARIABLE = "VLLM_WATCH_EVENTS"
 COPIED_S = 30 * 86400.0  # how far back `annotate --grafana` looks for what Grafana lacks
 
-_Command = Callable[..., Any]
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventLogOptions:
+    """Which log of events is meant."""
 
-def where(command: _Command) -> _Command:
-    """The options that say which log of events is meant."""
-    for option in (
-        click.option(
-            "--sidecar-token-file", type=click.Path(path_type=Path), help="The token of its events_token_file."
-        ),
-        click.option("--sidecar", "sidecar_url", metavar="URL", help="A sidecar elsewhere, which owns its file."),
-        click.option(
-            "--events",
-            "path",
+    path: Annotated[
+        Path | None,
+        Opt(
+            name="--events",
             envvar=FILE_VARIABLE,
-            type=click.Path(path_type=Path, dir_okay=False),
+            file=True,
             help=f"The file of events; else {FILE_VARIABLE} is read, else that of the lab that runs here.",
         ),
-    ):
-        command = option(command)
-    return command
+    ] = None
+    sidecar_url: Annotated[
+        str | None, Opt(name="--sidecar", metavar="URL", help="A sidecar elsewhere, which owns its file.")
+    ] = None
+    sidecar_token_file: Annotated[Path | None, Opt(help="The token of its events_token_file.")] = None
 
 
-def _grafana(name: str, text: str) -> Callable[[_Command], _Command]:
-    """The options that say which Grafana is to have copies."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrafanaLogin:
+    """How the Grafana that is to have copies is logged in to."""
 
-    def added(command: _Command) -> _Command:
-        for option in (
-            click.option("--user-file", type=click.Path(path_type=Path), help="user:password for Grafana."),
-            click.option(
-                "--token-file",
-                type=click.Path(path_type=Path),
-                help="A service account's token for Grafana; else GRAFANA_TOKEN is read.",
-            ),
-            click.option(name, "grafana_url", metavar="URL", help=text),
-        ):
-            command = option(command)
-        return command
-
-    return added
+    token_file: Annotated[
+        Path | None, Opt(help="A service account's token for Grafana; else GRAFANA_TOKEN is read.")
+    ] = None
+    user_file: Annotated[Path | None, Opt(help="user:password for Grafana.")] = None
 
 
-def _moment(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
-    """A callback: unix seconds of now-10m, 2026-03-01T12:00:00Z or milliseconds."""
-    if text is None:
-        return None
+def _moment(text: str) -> float:
+    """Unix seconds of now-10m, 2026-03-01T12:00:00Z or milliseconds. Raises ValueError."""
     from stack.board.view import moment
 
-    try:
-        return moment(text, time.time())
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+    return moment(text, time.time())
 
 
-def _time(name: str, text: str) -> Callable[[_Command], _Command]:
-    return click.option(name, f"{name[2:]}_s", metavar="TIME", callback=_moment, help=text)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnotateOptions:
+    """What was changed, and where to write it down."""
+
+    tags: Annotated[tuple[str, ...], Opt(name="--tag", metavar="WORD", help="May be given more than once.")] = ()
+    kind: Annotated[ManualKind, Opt(help="A note starts no comparison and no alert.")] = "change"
+    diffs: Annotated[
+        tuple[str, ...],
+        Opt(name="--diff", metavar="OPTION=OLD->NEW", help="What was changed; may be given more than once."),
+    ] = ()
+    at_s: Annotated[
+        float | None,
+        Opt(
+            name="--at",
+            metavar="TIME",
+            read=_moment,
+            help="When: now-10m, 2026-03-01T12:00:00Z or ms; UTC where no zone is named.  [default: now]",
+        ),
+    ] = None
+    from_s: Annotated[
+        float | None, Opt(name="--from", metavar="TIME", read=_moment, help="A region: when it began.")
+    ] = None
+    to_s: Annotated[float | None, Opt(name="--to", metavar="TIME", read=_moment, help="A region: when it ended.")] = (
+        None
+    )
+    is_open: Annotated[bool, Opt(name="--open", help="A region that has not ended; it begins --at, else now.")] = False
+    closed: Annotated[str | None, Opt(name="--close", metavar="ID", help="End an open region, --at or now.")] = None
+    event_id: Annotated[
+        str | None, Opt(name="--id", metavar="ID", help="A name for it; the same one twice is written once.")
+    ] = None
+    who: Annotated[str | None, Opt(metavar="NAME", help="By default the name of the user here.")] = None
+    upstream: Annotated[
+        str | None, Opt(metavar="NAME", help="The engine that it is about, as the sidecar calls it.")
+    ] = None
+    model: Annotated[str | None, Opt(metavar="NAME", help="The model that it is about.")] = None
+    log: EventLogOptions
+    grafana_url: Annotated[
+        str | None,
+        Opt(
+            name="--grafana",
+            metavar="URL",
+            help="Copy it, and what was not copied in the last 30 days, into this Grafana as annotations.",
+        ),
+    ] = None
+    login: GrafanaLogin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventsOptions:
+    """Which events to show, and where to copy them."""
+
+    since_s: Annotated[
+        float | None,
+        Opt(
+            name="--since",
+            metavar="TIME",
+            read=parse_duration,
+            help="How far back, such as 24h.  [default: all of them]",
+        ),
+    ] = None
+    kinds: Annotated[tuple[Kind, ...], Opt(name="--kind", help="May be given more than once.")] = ()
+    log: EventLogOptions
+    grafana_url: Annotated[
+        str | None,
+        Opt(
+            name="--copy-to-grafana",
+            metavar="URL",
+            help="Make the annotations that this Grafana lacks, restarts left out.",
+        ),
+    ] = None
+    login: GrafanaLogin
 
 
 @click.command("annotate")
 @click.argument("text", required=False)
-@click.option("--tag", "tags", multiple=True, metavar="WORD", help="May be given more than once.")
-@click.option(
-    "--kind",
-    type=click.Choice(get_args(ManualKind)),
-    default="change",
-    show_default=True,
-    help="A note starts no comparison and no alert.",
-)
-@click.option(
-    "--diff", "diffs", multiple=True, metavar="OPTION=OLD->NEW", help="What was changed; may be given more than once."
-)
-@_time("--at", "When: now-10m, 2026-03-01T12:00:00Z or ms; UTC where no zone is named.  [default: now]")
-@_time("--from", "A region: when it began.")
-@_time("--to", "A region: when it ended.")
-@click.option("--open", "is_open", is_flag=True, help="A region that has not ended; it begins --at, else now.")
-@click.option("--close", "closed", metavar="ID", help="End an open region, --at or now.")
-@click.option("--id", "event_id", metavar="ID", help="A name for it; the same one twice is written once.")
-@click.option("--who", metavar="NAME", help="By default the name of the user here.")
-@click.option("--upstream", metavar="NAME", help="The engine that it is about, as the sidecar calls it.")
-@click.option("--model", metavar="NAME", help="The model that it is about.")
-@where
-@_grafana("--grafana", "Copy it, and what was not copied in the last 30 days, into this Grafana as annotations.")
+@options_of(AnnotateOptions, "asked")
 @AS_JSON
-def annotate_command(
-    text: str | None,
-    tags: tuple[str, ...],
-    kind: ManualKind,
-    diffs: tuple[str, ...],
-    at_s: float | None,
-    from_s: float | None,
-    to_s: float | None,
-    is_open: bool,
-    closed: str | None,
-    event_id: str | None,
-    who: str | None,
-    upstream: str | None,
-    model: str | None,
-    path: Path | None,
-    sidecar_url: str | None,
-    sidecar_token_file: Path | None,
-    grafana_url: str | None,
-    token_file: Path | None,
-    user_file: Path | None,
-    as_json: bool,
-) -> None:
-    """Write down what was changed; boards and alerts show it. Prints the id of the event.
+def annotate_command(text: str | None, asked: AnnotateOptions, as_json: bool) -> None:
+    """Record a configuration change for dashboards and alerts.
+
+    Prints the id of the event.
 
     Exit 2 when nothing was written. A Grafana that is away is no failure: its copy is made the next time.
 
@@ -140,19 +155,15 @@ def annotate_command(
               vllm-watch annotate "canary at 10 %" --open --id canary-7 --events events.jsonl
               vllm-watch annotate --close canary-7 --events events.jsonl
     """
-    _refuse_mixtures(text, closed, at_s, from_s, to_s, is_open, (tags, diffs, event_id, who, upstream, model))
+    _refuse_mixtures(text, asked)
     with mistakes_told():
-        log, copier = log_of(path, sidecar_url, sidecar_token_file), _client(grafana_url, token_file, user_file)
-    if closed:
+        log, copier = log_of(asked.log), _client(asked.grafana_url, asked.login)
+    if asked.closed:
         with mistakes_told():
-            told = log.close(closed, at_s)
+            told = log.close(asked.closed, asked.at_s)
     else:
         with mistakes_told():
-            new = NewEvent(
-                what=text or "", kind=kind, id=event_id or new_id(), at_s=at_s if from_s is None else from_s,
-                end_s=to_s, open=is_open,
-                who=who or _user(), upstream=upstream, model=model, diff=annotate.differences(diffs), tags=tags,
-            )  # fmt: skip
+            new = _new_event(text or "", asked)
         with _said_again(new), mistakes_told():
             told = log.record(new)
     copies = _copied(copier, log, told.event) if copier else None
@@ -164,30 +175,17 @@ def annotate_command(
         )
         return
     click.echo(told.event.id)
-    click.echo(_sentence(told, closed is not None), err=True)
+    click.echo(_sentence(told, asked.closed is not None), err=True)
     _say(copies)
 
 
 @click.command("events")
-@click.option(
-    "--since", "since_s", metavar="TIME", callback=duration, help="How far back, such as 24h.  [default: all of them]"
-)
-@click.option("--kind", "kinds", multiple=True, type=click.Choice(get_args(Kind)), help="May be given more than once.")
-@where
-@_grafana("--copy-to-grafana", "Make the annotations that this Grafana lacks, restarts left out.")
+@options_of(EventsOptions, "asked")
 @AS_JSON
-def events_command(
-    since_s: float | None,
-    kinds: tuple[str, ...],
-    path: Path | None,
-    sidecar_url: str | None,
-    sidecar_token_file: Path | None,
-    grafana_url: str | None,
-    token_file: Path | None,
-    user_file: Path | None,
-    as_json: bool,
-) -> None:
-    """What was changed, restarted or noted, the newest last; regions with their end, open ones marked. Times are UTC.
+def events_command(asked: EventsOptions, as_json: bool) -> None:
+    """List configuration changes and other events.
+
+    Times are UTC.
 
     Exit 1 when Grafana refuses a copy, 2 when it or cannot access the events file.
 
@@ -195,9 +193,9 @@ def events_command(
     Example:  vllm-watch events --since 24h --kind change --events events.jsonl
     """
     with mistakes_told():
-        log, copier = log_of(path, sidecar_url, sidecar_token_file), _client(grafana_url, token_file, user_file)
-        found = log.since(0.0 if since_s is None else time.time() - since_s)
-    shown = [event for event in found if not kinds or event.kind in kinds]
+        log, copier = log_of(asked.log), _client(asked.grafana_url, asked.login)
+        found = log.since(0.0 if asked.since_s is None else time.time() - asked.since_s)
+    shown = [event for event in found if not asked.kinds or event.kind in asked.kinds]
     copies = _copy(copier, shown) if copier else None
     if as_json:
         click.echo(json_text({"events": msgspec.to_builtins(shown), "copies": copies and asdict(copies)}))
@@ -210,44 +208,55 @@ def events_command(
         raise SystemExit(1)
 
 
-def _refuse_mixtures(
-    text: str | None,
-    closed: str | None,
-    at_s: float | None,
-    from_s: float | None,
-    to_s: float | None,
-    is_open: bool,
-    details: Sequence[object],
-) -> None:
+def _refuse_mixtures(text: str | None, asked: AnnotateOptions) -> None:
     """Options that do not go together, as one sentence."""
-    if closed is not None and (text or is_open or from_s is not None or to_s is not None or any(details)):
+    is_region = asked.from_s is not None or asked.to_s is not None
+    details = (asked.tags, asked.diffs, asked.event_id, asked.who, asked.upstream, asked.model)
+    if asked.closed is not None and (text or asked.is_open or is_region or any(details)):
         raise click.UsageError(
             "--close ID takes --at and nothing else of an event: what it is about was said when it was opened"
         )
-    if closed is None and not text:
+    if asked.closed is None and not text:
         raise click.UsageError('say what was changed, such as vllm-watch annotate "prefix caching on"')
-    if (to_s is None) != (from_s is None):
+    if (asked.to_s is None) != (asked.from_s is None):
         raise click.UsageError("--from and --to belong together; a region that has not ended is --open --at TIME")
-    if from_s is not None and (at_s is not None or is_open):
+    if asked.from_s is not None and (asked.at_s is not None or asked.is_open):
         raise click.UsageError("--from and --to are a region; leave out --at and --open")
 
 
-def log_of(path: Path | None, sidecar_url: str | None, token_file: Path | None) -> annotate.EventLog:
+def _new_event(text: str, asked: AnnotateOptions) -> NewEvent:
+    """Raises ValueError."""
+    return NewEvent(
+        what=text,
+        kind=asked.kind,
+        id=asked.event_id or new_id(),
+        at_s=asked.at_s if asked.from_s is None else asked.from_s,
+        end_s=asked.to_s,
+        open=asked.is_open,
+        who=asked.who or _user(),
+        upstream=asked.upstream,
+        model=asked.model,
+        diff=annotate.differences(asked.diffs),
+        tags=asked.tags,
+    )
+
+
+def log_of(asked: EventLogOptions) -> annotate.EventLog:
     """The log that is meant. Raises ValueError and OSError."""
     source = click.get_current_context().get_parameter_source("path")
-    if sidecar_url:
-        if path and source is click.core.ParameterSource.COMMANDLINE:
+    if asked.sidecar_url:
+        if asked.path and source is click.core.ParameterSource.COMMANDLINE:
             raise click.UsageError("name either --events or --sidecar")
-        if token_file is None:
+        if asked.sidecar_token_file is None:
             raise click.UsageError(
                 "--sidecar wants --sidecar-token-file: the word in the file that events_token_file of its configuration"
                 " names"
             )
-        return annotate.SidecarLog(sidecar_url, annotate.token(token_file))
-    if token_file:
+        return annotate.SidecarLog(asked.sidecar_url, annotate.token(asked.sidecar_token_file))
+    if asked.sidecar_token_file:
         raise click.UsageError("--sidecar-token-file belongs to --sidecar")
-    if path:
-        return annotate.FileLog(path)
+    if asked.path:
+        return annotate.FileLog(asked.path)
     labs = list(annotate.running_labs(install.cache_dir()))
     if len(labs) == 1:
         from stack.lab.plan import LabConfig
@@ -296,15 +305,15 @@ def _sentence(told: annotate.OnRecord, closing: bool) -> str:
 # ---- copies
 
 
-def _client(url: str | None, token_file: Path | None, user_file: Path | None) -> grafana_client.GrafanaClient | None:
+def _client(url: str | None, login: GrafanaLogin) -> grafana_client.GrafanaClient | None:
     """Raises ValueError and OSError."""
     if url is None:
-        if token_file or user_file:
+        if login.token_file or login.user_file:
             raise click.UsageError("--token-file and --user-file belong to Grafana's address")
         return None
     from dashboards import grafana_client
 
-    return grafana_client.GrafanaClient(url, grafana_client.authorization(token_file, user_file))
+    return grafana_client.GrafanaClient(url, grafana_client.authorization(login.token_file, login.user_file))
 
 
 def _copy(client: grafana_client.GrafanaClient, found: Sequence[TuningEvent]) -> annotation_copies.Copies:

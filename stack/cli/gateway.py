@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def gateway() -> None:
-    """The way in: who asks, how it went, one JSON line for each request."""
+    """Run the gateway: auth, admission, request log."""
 
 
 @gateway.command("run")
@@ -26,7 +26,7 @@ def gateway() -> None:
     "--config", "path", required=True, type=click.Path(path_type=Path), help="YAML; see stack/deploy/gateway.yaml."
 )
 def gateway_run(path: Path) -> None:
-    """Pass requests on to vLLM and log them.
+    """Forward requests to vLLM and log them.
 
     \b
     Example:  vllm-watch gateway run --config gateway.yaml
@@ -39,7 +39,9 @@ def gateway_run(path: Path) -> None:
 @gateway.command("key")
 @click.argument("team")
 def gateway_key(team: str) -> None:
-    """Make a key for TEAM: the secret to hand out, and the hash that belongs into teams.yaml.
+    """Create an API key for a team.
+
+    Prints the secret to hand out and the hash for teams.yaml.
 
     \b
     Example:  vllm-watch gateway key demo
@@ -53,7 +55,9 @@ def gateway_key(team: str) -> None:
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @AS_JSON
 def gateway_check(file: Path, as_json: bool) -> None:
-    """Find mistakes in FILE and say what it means: who goes first, who may have how much, which engine gets which
+    """Check a policy file and explain its effect.
+
+    Find mistakes in FILE and say what it means: who goes first, who may have how much, which engine gets which
     share.
 
     FILE is teams.yaml, or gateway.yaml, with which the teams.yaml that it names is checked too. Exit 1 when there are

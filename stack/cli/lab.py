@@ -15,7 +15,7 @@ from stack.lab.up import NEEDED, up
 
 @click.group()
 def lab() -> None:
-    """A real vLLM on this machine's CPU, watched by the whole stack."""
+    """Run the whole stack on this machine's CPU."""
 
 
 @lab.command("up")
@@ -35,7 +35,9 @@ def lab() -> None:
     "--port-offset", type=click.IntRange(0, 50000), default=0, show_default=True, help="Add this to every port."
 )
 def lab_up(engine: str | None, for_s: float | None, port_offset: int) -> None:
-    """Install what is missing, start everything, feed it, and show how it does.
+    """Install what is missing and run the lab.
+
+    Starts every process, sends load and shows the state.
 
     \b
     Example:  vllm-watch lab up --for 120s
@@ -51,7 +53,9 @@ def lab_up(engine: str | None, for_s: float | None, port_offset: int) -> None:
     help="Every part that the tests use; in CI a missing one is a failure, elsewhere it is named.",
 )
 def lab_install(names: tuple[str, ...], every: bool) -> None:
-    """Install real parts into the cache, or say where they are already. Without NAMES: all that the lab needs.
+    """Install components into the cache, or list them.
+
+    Without NAMES: all that the lab needs.
 
     \b
     Example:  vllm-watch lab install prometheus promtool

@@ -25,7 +25,7 @@ from stack.cli.common import mistakes_told
 @click.command("lint", hidden=True)
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 def lint(files: tuple[Path, ...]) -> None:
-    """Check alerts, recording rules, dashboards and runbooks; with FILES, dashboards of others as JSON.
+    """Check rules, dashboards and runbooks.
 
     \b
     Example:  vllm-watch lint

@@ -26,14 +26,16 @@ from stack.cli.scraped import page_of, text_of
 
 @click.group()
 def metrics() -> None:
-    """What vLLM exposes, and whether a page or dashboard fits it."""
+    """Explain, check and compare vLLM metrics."""
 
 
 @metrics.command("list")
 @AS_JSON
 @click.argument("word", default="")
 def metrics_list(as_json: bool, word: str) -> None:
-    """Print the catalogue, or the part of it whose name or meaning has WORD.
+    """List metrics of the catalogue.
+
+    WORD selects by name or meaning.
 
     \b
     Example:  vllm-watch metrics list queue
@@ -91,7 +93,7 @@ def metrics_buckets(as_json: bool) -> None:
 def metrics_check(
     target: str | None, boards: tuple[Path, ...], release: str | None, http_config: Path | None, as_json: bool
 ) -> None:
-    """Compare a live page with the catalogue, and with every panel and rule.
+    """Check a /metrics endpoint against dashboards and rules.
 
     TARGET is the address of a vLLM server, or a file with its page. Exit 1 for unknown or escaped names, or when a
     panel or rule that is not optional can never return anything.
@@ -140,7 +142,9 @@ def metrics_drift(
     http_config: Path | None,
     as_json: bool,
 ) -> None:
-    """Compare the catalogue with a vLLM, and say what to change in it.
+    """Compare the catalogue with a vLLM release.
+
+    Says what to change in the catalogue.
 
     A page or server says what one engine shows; --installed says what any flag could bring. New families come with an
     entry to paste, the others with the field to set, and with the panels, alerts and recordings of ours that read them.

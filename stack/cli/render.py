@@ -8,10 +8,10 @@ from stack import render as rendering
 from stack.root import ROOT
 
 
-@click.command()
+@click.command(hidden=True)
 @click.option("--check", "only_check", is_flag=True, help="Change nothing; exit 1 when a printed file is out of date.")
 def render(only_check: bool) -> None:
-    """Write dashboards and rule files from their source, in place.
+    """Regenerate dashboards, rules and reference pages.
 
     \b
     Example:  vllm-watch render --check

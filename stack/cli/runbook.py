@@ -6,8 +6,9 @@ import asyncio
 import re
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Annotated
 
 import click
 from rich.console import Console
@@ -21,102 +22,107 @@ from runbooks import lookup
 from stack import render
 from stack.cli.common import AS_JSON, json_text, mistakes_told
 from stack.cli.options import HTTP_CONFIG, THRESHOLDS, TOKEN_FILE, USER_FILE, settings_of
+from stack.cli.struct_options import options_of
+from stack.option import Opt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunbookOptions:
+    """Which page is meant, what fills it, and what is shown of it."""
+
+    listed: Annotated[bool, Opt(name="--list", help="Every page; the same as no NAME.")] = False
+    firing: Annotated[bool, Opt(help="The pages of what fires now; with NAME, that page with its labels.")] = False
+    alertmanager: Annotated[str | None, Opt(metavar="URL", help="With --firing.  [default: http://127.0.0.1:9093]")] = (
+        None
+    )
+    source: Annotated[
+        IO[bytes] | None,
+        click.File("rb"),
+        Opt(name="--from-alertmanager", metavar="FILE", help="The body of a webhook, or amtool's JSON; - is stdin."),
+    ] = None
+    given: Annotated[
+        tuple[str, ...],
+        Opt(
+            name="--label",
+            metavar="NAME=VALUE",
+            help="Fill this into commands and queries; may be given more than once.",
+        ),
+    ] = ()
+    live: Annotated[bool, Opt(help="Ask Prometheus every question of the page and show what holds.")] = False
+    url: Annotated[str, Opt(name="--prometheus", metavar="URL", help="With --live.")] = "http://127.0.0.1:9090"
+    token_file: Annotated[Path | None, TOKEN_FILE] = None
+    user_file: Annotated[Path | None, USER_FILE] = None
+    http_config: Annotated[Path | None, HTTP_CONFIG] = None
+    section: Annotated[
+        str | None, Opt(metavar="HEADING", help="Only this part; its first letters will do, such as mitigation.")
+    ] = None
+    only_url: Annotated[bool, Opt(name="--url", help="Only the address of the page.")] = False
+    base: Annotated[
+        str | None,
+        Opt(metavar="URL", help=f"Where pages are served.  [default: where the alert says, else {Links().runbooks}]"),
+    ] = None
+    thresholds: Annotated[Path | None, THRESHOLDS] = None
 
 
 @click.command("runbook")
 @click.argument("words", nargs=-1, metavar="[NAME]")
-@click.option("--list", "listed", is_flag=True, help="Every page; the same as no NAME.")
-@click.option("--firing", is_flag=True, help="The pages of what fires now; with NAME, that page with its labels.")
-@click.option("--alertmanager", metavar="URL", help="With --firing.  [default: http://127.0.0.1:9093]")
-@click.option(
-    "--from-alertmanager",
-    "source",
-    type=click.File("rb"),
-    metavar="FILE",
-    help="The body of a webhook, or amtool's JSON; - is stdin.",
-)
-@click.option(
-    "--label",
-    "given",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Fill this into commands and queries; may be given more than once.",
-)
-@click.option("--live", is_flag=True, help="Ask Prometheus every question of the page and show what holds.")
-@click.option(
-    "--prometheus", "url", default="http://127.0.0.1:9090", show_default=True, metavar="URL", help="With --live."
-)
-@TOKEN_FILE
-@USER_FILE
-@HTTP_CONFIG
-@click.option("--section", metavar="HEADING", help="Only this part; its first letters will do, such as mitigation.")
-@click.option("--url", "only_url", is_flag=True, help="Only the address of the page.")
-@click.option(
-    "--base", metavar="URL", help=f"Where pages are served.  [default: where the alert says, else {Links().runbooks}]"
-)
-@THRESHOLDS
+@options_of(RunbookOptions, "asked")
 @AS_JSON
-def runbook_command(
-    words: tuple[str, ...],
-    listed: bool,
-    firing: bool,
-    alertmanager: str | None,
-    source: IO[bytes] | None,
-    given: tuple[str, ...],
-    live: bool,
-    url: str,
-    token_file: Path | None,
-    user_file: Path | None,
-    http_config: Path | None,
-    section: str | None,
-    only_url: bool,
-    base: str | None,
-    thresholds: Path | None,
-    as_json: bool,
-) -> None:
-    """What to do about an alert: its page, by name, by a part of it, or by words that it holds.
+def runbook_command(words: tuple[str, ...], asked: RunbookOptions, as_json: bool) -> None:
+    """Show the runbook of an alert, filled with live values.
 
     Exit 1 when nothing was found, 2 when several pages are meant as likely, or for a mistake.
 
     \b
     Example:  vllm-watch runbook kv cache full --label instance=127.0.0.1:8001 --live
     """
-    if alertmanager and not firing:
+    if asked.alertmanager and not asked.firing:
         raise click.UsageError("--alertmanager belongs to --firing")
-    if (firing and source) or (listed and (words or firing or source)):
+    if (asked.firing and asked.source) or (asked.listed and (words or asked.firing or asked.source)):
         raise click.UsageError(
             "choose NAME, --list, --firing or --from-alertmanager; only NAME goes together with one of the last two"
         )
-    one = live or section is not None or only_url
-    if not words and not firing and not source and (one or given):
+    one = asked.live or asked.section is not None or asked.only_url
+    if not words and not asked.firing and not asked.source and (one or asked.given):
         raise click.UsageError("name a page; vllm-watch runbook --list has them all")
     alerts = None
     with mistakes_told():
-        settings = settings_of(thresholds)
-        if source:
-            alerts = parse_alerts(source.read(), getattr(source, "name", "<stdin>"))
-        elif firing:
+        settings = settings_of(asked.thresholds)
+        if asked.source:
+            alerts = parse_alerts(asked.source.read(), getattr(asked.source, "name", "<stdin>"))
+        elif asked.firing:
             alerts = asyncio.run(
                 firing_alerts(
-                    alertmanager or lookup.ALERTMANAGER, HttpClientConfig(http_config) if http_config else None
+                    asked.alertmanager or lookup.ALERTMANAGER,
+                    HttpClientConfig(asked.http_config) if asked.http_config else None,
                 )
             )
-    choice = lookup.choose(" ".join(words), alerts, dict(map(_label, given)), render.pages(settings), base, one)
+    choice = lookup.choose(
+        " ".join(words), alerts, dict(map(_label, asked.given)), render.pages(settings), asked.base, one
+    )
     if choice.page is None:
         click.echo(json_text(choice.rows) if as_json else choice.said, err=choice.status == 1 and not as_json)
         raise SystemExit(choice.status)
     if choice.said:
         click.echo(choice.said, err=True)
-    if only_url:
+    if asked.only_url:
         address = choice.links.runbook(choice.page.name)
         click.echo(json_text({"page": choice.page.name, "url": address}) if as_json else address)
         return
     shown = choice.page.filled(choice.labels)
     with mistakes_told():
-        heading = lookup.heading(shown, section) if section is not None else ""
+        heading = lookup.heading(shown, asked.section) if asked.section is not None else ""
         now = (
-            asyncio.run(lookup.ask(shown, address_from(url, token_file, user_file, http_config), time.time(), settings))
-            if live
+            asyncio.run(
+                lookup.ask(
+                    shown,
+                    choice.labels,
+                    address_from(asked.url, asked.token_file, asked.user_file, asked.http_config),
+                    time.time(),
+                    settings,
+                )
+            )
+            if asked.live
             else None
         )
     if as_json:

@@ -23,7 +23,7 @@ from stack.cli.common import UsageMistake, log_to_stderr, mistakes_told
 
 @click.group()
 def sidecar() -> None:
-    """The exporter that joins request log, engine and GPU."""
+    """Run the exporter that joins request log, engine and GPU."""
 
 
 @sidecar.command("run")
@@ -53,7 +53,9 @@ def sidecar_run(path: Path) -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON, one object for each line.")
 def sidecar_explain(line: str, path: Path | None, as_json: bool) -> None:
-    """Say what becomes of a LINE of a request log: each field, what it is counted as, or why it is refused.
+    """Explain how a request log line is counted.
+
+    Say what becomes of a LINE of a request log: each field, what it is counted as, or why it is refused.
 
     Without LINE, or with -, every line of the standard input. Exit 1 when one is refused.
 
@@ -92,7 +94,9 @@ def sidecar_explain(line: str, path: Path | None, as_json: bool) -> None:
 def sidecar_backfill(
     files: tuple[Path, ...], out: Path, path: Path | None, step_s: int, labels: tuple[str, ...]
 ) -> None:
-    """Make series of the past from old request logs, packed or not, for promtool to bring into Prometheus.
+    """Make OpenMetrics from old request logs.
+
+    promtool imports them into Prometheus. Compressed logs are read as well.
 
     Leave out what a running sidecar has counted, or it is there twice. Each FILE is best in the order of time, as it
     was written.

@@ -25,8 +25,9 @@ from stack.bench.workload import WorkloadFile
 from stack.cli import version
 from stack.cli.bench import NO_LIMIT, SEED_HELP, Screen, chosen, foretell, fresh, page_console, show, wait
 from stack.cli.common import AS_JSON, json_text, mistakes_told
-from stack.cli.events import log_of, where
+from stack.cli.events import EventLogOptions, log_of
 from stack.cli.options import duration
+from stack.cli.struct_options import options_of
 from stack.gateway import teams
 from stack.tuning import experiment, lab_rows, live, report, samples, turns
 from stack.tuning.annotate import EventLog
@@ -70,7 +71,7 @@ COLOURS = {"better": "green", "worse": "red", "equivalent": "cyan"}
     help="A key for the engines, sent as a bearer token.",
 )
 @click.option("--seed", type=int, help=SEED_HELP)
-@where
+@options_of(EventLogOptions, "event_log")
 @AS_JSON
 def tune_command(
     file: Path,
@@ -78,12 +79,10 @@ def tune_command(
     runs: int | None,
     api_key_file: Path | None,
     seed: int | None,
-    path: Path | None,
-    sidecar_url: str | None,
-    sidecar_token_file: Path | None,
+    event_log: EventLogOptions,
     as_json: bool,
 ) -> None:
-    """An experiment: one workload, configurations of an engine in turns, and what the change did.
+    """Run an experiment: compare engine configurations.
 
     FILE names the workload and the arms; see docs/guides/tuning.md. Where a log of events is named, or a lab runs here,
     the experiment is written there as a region with its verdict. Ctrl-C keeps what was measured. Exit 1 when it broke
@@ -96,7 +95,7 @@ def tune_command(
     with mistakes_told():
         its, suite = experiment.load(file)
         its = msgspec.structs.replace(its, runs=runs) if runs else its
-        log = _events(path, sidecar_url, sidecar_token_file)
+        log = _events(event_log)
         key = api_key_file.read_text().strip() if api_key_file else None
         seed = random.SystemRandom().randrange(1 << 31) if seed is None else seed
         folder = fresh(out or Path(f"tune-{file.stem}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"))
@@ -117,12 +116,12 @@ def tune_command(
     raise SystemExit(1 if bench.cut else 0)
 
 
-def _events(path: Path | None, sidecar_url: str | None, token_file: Path | None) -> EventLog | None:
+def _events(asked: EventLogOptions) -> EventLog | None:
     """The log of events that is meant, if any."""
     try:
-        return log_of(path, sidecar_url, token_file)
+        return log_of(asked)
     except click.UsageError:
-        if path or sidecar_url or token_file:
+        if asked.path or asked.sidecar_url or asked.sidecar_token_file:
             raise
         return None
 
@@ -241,7 +240,7 @@ def compare_command(
     max_error_rate: float | None,
     as_json: bool,
 ) -> None:
-    """What B does beside A: two saved benches, arms of one, or live traffic around an event or of two variants.
+    """Compare two benchmark runs or live periods.
 
     Two benches that were run one after the other are compared with the caveat that nothing was interleaved. Around an
     event, a log that reaches back for some days, to the same hours, finds far more. Exit 3 when a gate is not kept.
@@ -351,7 +350,7 @@ def report_command(
     logs: tuple[Path, ...],
     teams_path: Path | None,
 ) -> None:
-    """One page of a bench or an experiment, with everything in it; Markdown, CSV and JSON beside it.
+    """Write a report of a benchmark or an experiment.
 
     \b
     Example:  vllm-watch report prefix-caching -o report.html --lab

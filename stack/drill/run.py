@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.table import Table
@@ -168,7 +169,7 @@ def _arrived(alert: Firing | None, trouble: str) -> tuple[str | None, str, Mappi
     """The page that the link of the alert leads to, the trouble, and the alert's labels."""
     if not alert:
         return None, trouble, {}
-    name = alert.annotations["runbook_url"].rpartition("/")[2]
+    name = urlsplit(alert.annotations["runbook_url"]).path.rpartition("/")[2]
     if runbook_page.text(name) is None:
         return None, trouble or f"its runbook page {name} is not there", alert.labels
     return f"{name}.md", trouble, alert.labels

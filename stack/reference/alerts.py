@@ -3,14 +3,13 @@ series."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from alerts import thresholds
 from alerts.printer import FILES
 from alerts.registry import ALERTS, families, recorded_families
 from alerts.rules import Alert, Recording, Severity
-from exporters.catalogue import promql_ast, sidecar
+from exporters.catalogue import promql_ast
 from stack.drill.drills import DRILLS, WHY_NOT
 from stack.reference import use
 from stack.reference.markdown import PRINTED, code, listed, table, to
@@ -30,38 +29,6 @@ RECORDED_WHY = {
         "By place and model, and by team: what the dashboard Fleet (weeks) reads of a long-term store. No rule reads"
         " them."
     ),
-}
-# What a recorded series holds, by its name without the labels before and the window behind it.
-MEANS = {
-    "up:group": "1 for each scrape job that has an engine, a gateway or a sidecar, up or not",
-    "process_age_seconds:min": "how long an engine's process has run",
-    "vllm_queue_time_seconds:p95_": "p95 of the time in the engine's queue, by engine",
-    "vllm_ttft_seconds_bucket:increase": "times to first token, by bucket, that were added",
-    "vllm_inter_token_latency_seconds_bucket:increase": "times between tokens, by bucket, that were added",
-    "vllm_prefix_cache_hits:increase": "prompt tokens found in the prefix cache",
-    "vllm_prefix_cache_queries:increase": "prompt tokens looked up in the prefix cache",
-    "vllm_request_success:increase": "requests that engines finished",
-    "vllm_watch_requests:increase": "requests that the log shows as ended",
-    "vllm_ttft_seconds:p95_": "p95 of the time to first token",
-    "vllm_inter_token_latency_seconds:p95_": "p95 of the time between tokens",
-    "vllm_slo_ttft_bad:increase": "first tokens later than promised",
-    "vllm_slo_ttft_all:increase": "first tokens that the promise is about",
-    "vllm_slo_inter_token_bad:increase": "gaps between tokens longer than promised",
-    "vllm_slo_inter_token_all:increase": "gaps that the promise is about",
-    "vllm_slo_success_bad:increase": "requests that ended in an error or a timeout",
-    "vllm_slo_success_all:increase": "requests that the promise is about",
-    "vllm_prefix_cache_hits:ratio_": "share of looked up prompt tokens that were found",
-    "vllm_generation_tokens:rate": "generated tokens a second",
-    "vllm_prompt_tokens:rate": "prompt tokens a second",
-    "vllm_engines:count": "engines that answered",
-    "vllm_requests_running:sum": "requests running on all engines of a model",
-    "vllm_requests_waiting:sum": "requests that all engines of a model have accepted and not scheduled",
-    "vllm_kv_cache_usage:max": "share of KV-cache blocks in use on the fullest engine of a model",
-    "vllm_queue_time_seconds:max_p95_": "p95 of the time in the queue, on the engine of a model where it is longest",
-    "vllm_preemptions:rate": "preemptions a second",
-    f"{sidecar.TTFT.name}:p95_": "p95 of a team's time to first token, at the client",
-    "vllm_watch_tokens:increase": "a team's tokens in the log, by type",
-    "vllm_watch_cost:increase": "what the cards cost for a team, by basis",
 }
 COLUMNS = ("alert", "symptom", "for", "threshold", "drill")
 METRICS_PAGE, BOARDS_PAGE = "metrics.md", "../../dashboards/COVERAGE.md"
@@ -112,7 +79,7 @@ def _page() -> Iterator[str]:
 
 def _row(alert: Alert) -> tuple[str, str, str, str, str]:
     number = alert.threshold.shown if alert.threshold else ""
-    return to(alert.name), alert.summary, alert.hold, number, "yes" if drill(alert) else "none"
+    return to(alert.name), alert.title, alert.hold, number, "yes" if drill(alert) else "none"
 
 
 def drill(alert: Alert) -> str:
@@ -125,7 +92,7 @@ def _entry(alert: Alert) -> Iterator[str]:
     yield from (
         f"### {alert.name}",
         "",
-        f"{alert.summary} It holds for {alert.hold} before it fires. Family {family}, owner {alert.owner}.",
+        f"{alert.title}. It holds for {alert.hold} before it fires. Family {family}, owner {alert.owner}.",
         "",
     )
     yield from code("promql", promql_ast.pretty(alert.expr), _MOST_LINES)
@@ -160,11 +127,6 @@ def _facts(alert: Alert) -> Iterator[str]:
         yield f"Goes on for {alert.keep_firing} after the condition has ended."
 
 
-def meaning(record: str) -> str:
-    """What a recorded series holds; empty where MEANS has no words for it, which a test refuses."""
-    return MEANS.get(re.sub(r"\d+[smhd]$", "", record.partition(":")[2]), "")
-
-
 def _recording(recording: Recording) -> tuple[str, str, str, str]:
     below = use.recorded_in(recording.expr)
     made_of = [f"`{name}`" for name in below] or [
@@ -173,4 +135,4 @@ def _recording(recording: Recording) -> tuple[str, str, str, str]:
     told = ", ".join(made_of[:2]) + (f" and {len(made_of) - 2} more" if len(made_of) > 2 else "")
     boards = [to(f"Panels of {board.title}", BOARDS_PAGE, board.title) for board in use.boards_with(recording.record)]
     readers = [*(to(name) for name in use.readers(recording.record)), *boards]
-    return f"`{recording.record}`", meaning(recording.record), told, ", ".join(readers) or "people"
+    return f"`{recording.record}`", recording.meaning, told, ", ".join(readers) or "people"

@@ -26,11 +26,12 @@ GOOD = Alert(
     f"sum by (job, instance) ({WAITING}) > 5",
     hold="5m",
     keep_firing="5m",
-    summary="Many wait.",
+    summary="Queue long: {{ $labels.instance }}",
     description="{{ $value | humanize }} wait on {{ $labels.instance }}.",
     panel=PanelRef("overview", "x"),
 )
-RECORD = Recording("model_name:vllm_tokens:rate5m", f"sum by (model_name) (rate({TOKENS}[5m]))")
+BUSY = {"summary": "Busy: {{ $labels.model_name }}", "description": "{{ $labels.model_name }} is busy."}
+RECORD = Recording("model_name:vllm_tokens:rate5m", f"sum by (model_name) (rate({TOKENS}[5m]))", "tokens a second")
 
 
 def by_engine(inner):
@@ -50,7 +51,7 @@ def forced(**changes):
 
 
 def recorded(record, expr, labels=()):
-    return (), (Recording(record, expr, dict(labels)),)
+    return (), (Recording(record, expr, "tokens", dict(labels)),)
 
 
 def told(rules, allowed=()):
@@ -77,7 +78,7 @@ def test_no_shipped_group_is_crowded():
 
 
 def test_a_group_of_too_many_rules_or_with_too_long_a_name_is_told():
-    assert ["group a: 21 rules; at most 20, or the last of them come late"] == list(
+    assert ["group a: 21 rules; at most 20, or the last of them are evaluated late"] == list(
         lint.crowded({"a": [0] * 21, "b": [0] * 20})
     )
     assert ["longer than 40 letters"] == [sentence[-22:] for sentence in lint.crowded({"a" * 41: []})]
@@ -89,8 +90,8 @@ def test_the_small_rules_are_right():
 
 CASES = [
     ("promql", alert(expr=f"sum by (job) ({WAITING} > 5")),
-    ("series", forced(expr="vllm:num_requests_wating > 5", description="Many wait.")),
-    ("series", forced(expr='{job="vllm"} > 5', description="Many wait.")),
+    ("series", forced(expr="vllm:num_requests_wating > 5", summary="Many wait", description="Many wait.")),
+    ("series", forced(expr='{job="vllm"} > 5', summary="Many wait", description="Many wait.")),
     ("series", alert(expr=f"{by_engine(WAITING)} > 5 and on () job:somebody_elses:rate5m > 1")),
     ("rate-of-gauge", alert(expr=by_engine(f"rate({WAITING}[5m])") + " > 5")),
     ("rate-of-gauge", alert(expr=by_engine(f"resets({WAITING}[5m])") + " > 5")),
@@ -105,7 +106,7 @@ CASES = [
     ("labels", alert(expr=f"{by_engine(WAITING)} > sum by (job) ({WAITING})")),
     ("labels", alert(expr=f"{by_engine(WAITING)} > 5 and on (job, uuid) sum by (job) ({WAITING})")),
     ("division", alert(expr=f"{by_engine(WAITING)} / {by_engine(f'rate({TOKENS}[5m])')} > 5")),
-    ("made-up", forced(expr=f"({by_engine(WAITING)} or vector(0)) > 5", description="Many wait.")),
+    ("made-up", forced(expr=f"({by_engine(WAITING)} or vector(0)) > 5", summary="Many wait", description="Many wait.")),
     ("picked", alert(expr=f"topk(3, {WAITING}) > 5")),
     ("windows", alert(expr=by_engine(f"rate({TOKENS}[30s])") + " > 5")),
     ("windows", alert(expr=f"max_over_time({by_engine(WAITING)}[45s:15s]) > 5")),
@@ -117,17 +118,18 @@ CASES = [
     ("durations", alert(hold="30s")),
     ("durations", alert(keep_firing="15s")),
     ("durations", alert(expr='absent(up{job="vllm", instance="a"})', hold="0s")),
-    ("labels-told", alert(description="{{ $labels.model_name }} waits on {{ $labels.instance }}.")),
-    ("labels-told", alert(expr=f"{by_engine(WAITING)} > 5 or sum by (job) ({WAITING}) > 50")),
-    ("labels-told", alert(description="{{ with $labels.uuid }}{{ . }}{{ end }} waits on {{ $labels.instance }}.")),
-    ("description", alert(description="{{ $value | humanize }} wait.")),
+    ("label-names", alert(description="{{ $labels.model_name }} waits on {{ $labels.instance }}.")),
+    ("label-names", alert(expr=f"{by_engine(WAITING)} > 5 or sum by (job) ({WAITING}) > 50")),
+    ("label-names", alert(description="{{ with $labels.uuid }}{{ . }}{{ end }} waits on {{ $labels.instance }}.")),
+    ("description", forced(description="{{ $value | humanize }} wait.")),
     ("description", alert(description="{{ $labels.instance }} waits")),
     ("value", alert(description="{{ $value }} wait on {{ $labels.instance }}.")),
     ("static-labels", alert(owner="{{ $labels.team }}")),
     ("static-labels", recorded("model_name:vllm_tokens:rate5m", RECORD.expr, {"team": "{{ $value }}"}.items())),
-    ("summary", forced(summary="{{ $labels.instance }} is slow.")),
-    ("summary", alert(summary="Many wait. All of them.")),
-    ("summary", alert(summary="many wait.")),
+    ("label-names", alert(summary="Queue long: {{ $labels.uuid }}")),
+    ("summary", forced(summary="Queue long")),
+    ("summary", alert(summary="Queue long: {{ $labels.instance }}.")),
+    ("summary", alert(summary="Queue of {{ $value | humanize }}: {{ $labels.instance }}")),
     ("owner", alert(owner=" ")),
     ("muted", alert(muted_by=("VLLMGone",))),
     ("muted", alert(muted_by=("VLLMThing",))),
@@ -169,7 +171,13 @@ def test_every_rule_has_its_case():
         {"description": '{{ printf "%.2g" $value }} wait on {{ $labels.instance }}.'},
         {"description": '{{ $value | printf "%.2g" }} wait on {{ $labels.instance }}.'},
         {"hold": "0s", "keep_firing": None},
-        {"expr": "vector(1) > 0", "description": "This always fires.", "severity": Severity.INFO},
+        {
+            "expr": "vector(1) > 0",
+            "summary": "Watchdog",
+            "description": "This always fires.",
+            "severity": Severity.INFO,
+            "always": True,
+        },
         {
             "expr": (
                 f"group by (instance) ({promql.last_samples(gpu.INFO, '1h')}) unless group by (instance)"
@@ -184,21 +192,21 @@ def test_what_is_meant_breaks_no_rule(changes):
 
 def test_a_recorded_series_bears_what_its_recording_leaves():
     """Also through a second recording."""
-    hourly = Recording("model_name:vllm_tokens:rate5m_max1h", f"max_over_time({RECORD.record}[1h])")
-    named = replace(GOOD, expr=f"{hourly.record} > 5", description="{{ $labels.model_name }} is busy.")
+    hourly = Recording("model_name:vllm_tokens:rate5m_max1h", f"max_over_time({RECORD.record}[1h])", "tokens")
+    named = replace(GOOD, expr=f"{hourly.record} > 5", **BUSY)
     assert [] == told(((named,), (RECORD, hourly)))
     lost = replace(named, description="{{ $labels.instance }} is busy.")
-    assert ["labels-told"] == told(((lost,), (RECORD, hourly)))
+    assert ["label-names"] == told(((lost,), (RECORD, hourly)))
 
 
 def test_what_is_recorded_is_a_gauge():
     """Its falls are no restarts."""
-    rates = replace(GOOD, expr=f"rate({RECORD.record}[1h]) > 5", description="{{ $labels.model_name }} is busy.")
+    rates = replace(GOOD, expr=f"rate({RECORD.record}[1h]) > 5", **BUSY)
     assert ["rate-of-gauge"] == told(((rates,), (RECORD,)))
 
 
 def test_a_recording_that_reads_itself_ends():
-    itself = Recording("model_name:vllm_tokens:max", "max by (model_name) (model_name:vllm_tokens:max)")
+    itself = Recording("model_name:vllm_tokens:max", "max by (model_name) (model_name:vllm_tokens:max)", "tokens")
     assert "labels" in told(((), (itself,)))
 
 

@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import quote_plus
 
 import pytest
 import yaml
@@ -21,11 +22,12 @@ from alert_cases import CASES, MORE, QUIET, B, Case, engine, expanded, parsed, s
 
 from alerts import printer, slo
 from alerts.registry import ALERTS, RECORDINGS, alerts
-from alerts.rules import Severity
+from alerts.rules import Alert, Severity
 from alerts.settings import Overrides, Settings
 from exporters.catalogue import EVERYTHING, exposition_parser, promql_ast
 from exporters.catalogue.metric import Kind, Metric
 from exporters.text import parse_window
+from runbooks import page as runbook_page
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 METRICS: dict[str, Metric] = {sample: metric for metric in EVERYTHING for sample in metric.samples}
@@ -58,6 +60,11 @@ def questions() -> Iterator[Asked]:
         yield from of_case(case)
     for case in MORE:
         yield from list(of_case(case))[:2]
+    for name, case in {case.alert: case for case in reversed(CASES)}.items():
+        if "{{pod}}" in (runbook_page.text(name) or ""):
+            yield next(
+                of_case(replace(case, shows="in a pod", series=in_pod(case.series), labels={**case.labels, **POD}))
+            )
     for quiet in QUIET:
         every = quiet.every or quiet.interval
         silent = silence(parse_window(quiet.since), parse_window(quiet.until), every)
@@ -69,6 +76,15 @@ def questions() -> Iterator[Asked]:
         engine("num_requests_running", B): "0x60"
     }
     yield Asked("where all is well the watchdog fires alone", everything, silent | watchdog)
+
+
+POD = {"namespace": "serving", "pod": "llm-0"}
+
+
+def in_pod(series: Mapping[str, str]) -> dict[str, str]:
+    """The same series as the scrape of a pod labels them; the runbook's kubectl commands need these labels."""
+    labels = ", ".join(f'{label}="{value}"' for label, value in POD.items())
+    return {name.replace("{", f"{{{labels}, ", 1): values for name, values in series.items()}
 
 
 def of_case(case: Case) -> Iterator[Asked]:
@@ -115,12 +131,24 @@ def firing(case: Case) -> dict[str, object]:
     return {
         "exp_labels": {**alert.labels, **case.labels},
         "exp_annotations": {
-            "summary": alert.summary,
+            "summary": summary(alert, case.labels),
             "description": case.description,
-            "runbook_url": f"http://127.0.0.1:9402/runbooks/{case.alert}",
+            "runbook_url": f"http://127.0.0.1:9402/runbooks/{case.alert}?live=1{query_of(case.labels)}",
             "dashboard_url": f"http://127.0.0.1:3000/d/vllm-watch-{alert.panel.board}?viewPanel={alert.panel.panel_id}",
         },
     }
+
+
+def query_of(labels: Mapping[str, str]) -> str:
+    """Labels as the template of a runbook link renders them."""
+    return "".join(f"&{name}={quote_plus(value)}" for name, value in sorted(labels.items()))
+
+
+def summary(alert: Alert, labels: Mapping[str, str]) -> str:
+    """Return the summary of a firing alert: the template that Prometheus expands, filled from the labels."""
+    optional = re.compile(r"\{\{ with \$labels\.(\w+) \}\}(.*?)\{\{ end \}\}")
+    text = optional.sub(lambda m: m[2].replace("{{ . }}", labels[m[1]]) if m[1] in labels else "", alert.summary)
+    return re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda m: labels[m[1]], text)
 
 
 def ends_s(series: Mapping[str, str], interval: str) -> int:
@@ -261,7 +289,7 @@ def test_what_always_fires_has_the_severity_none_and_nothing_else_has():
 
 
 def test_what_always_fires_wakes_nobody():
-    with pytest.raises(ValueError, match="what always fires must not be critical"):
+    with pytest.raises(ValueError, match="an alert that always fires must not be critical"):
         replace(BY_NAME[WATCHDOG], severity=Severity.CRITICAL, description="{{ $value }}")
 
 

@@ -57,7 +57,11 @@ PAIRS = [
 
 
 def made(name: str, severity: Severity, expr: str, **changes: Any) -> Alert:
-    words = {"summary": "It is so.", "description": "{{ $labels.instance }} is so.", "panel": PanelRef("overview", "x")}
+    words = {
+        "summary": "Thing down: {{ $labels.instance }}",
+        "description": "{{ $labels.instance }} is so.",
+        "panel": PanelRef("overview", "x"),
+    }
     return Alert(name, severity, expr, "1m", **(words | changes))
 
 
@@ -116,8 +120,10 @@ def test_an_alert_about_nothing_in_particular_mutes_nothing() -> None:
 
 
 def test_only_tickets_about_the_books_and_the_watchdog_are_muted_by_cluster() -> None:
-    assert {*routing.BOOKS, routing.WATCHDOG} == {target for _, target, equal in PAIRS if equal == ("cluster",)}
-    assert {Severity.WARNING} == {BY_NAME[name].severity for name in routing.BOOKS}
+    assert {*routing.RECONCILIATION, routing.WATCHDOG} == {
+        target for _, target, equal in PAIRS if equal == ("cluster",)
+    }
+    assert {Severity.WARNING} == {BY_NAME[name].severity for name in routing.RECONCILIATION}
 
 
 def test_an_alert_on_hardware_names_its_card() -> None:
@@ -162,7 +168,7 @@ def test_objectives_of_ones_own_are_muted_in_the_same_way_and_missing_ones_leave
 
 def test_configurations_differ_in_their_receivers_alone() -> None:
     parts = [
-        text.split("\n# Secrets are read")[0].split("\n# A receiver without")[0] for _, text in routing.printed_files()
+        text.split("\n# Secrets are read")[0].split("\n# An empty receiver")[0] for _, text in routing.printed_files()
     ]
     assert 1 == len(set(parts))
     assert "receivers:" not in parts[0]
@@ -367,13 +373,15 @@ def manager(
 def fired(name: str, labels: Labels, **more: str) -> Post:
     """An alert as Prometheus would post it, with its templates filled."""
     rule = BY_NAME[name].as_rule(Links("https://wiki.example/rb", "https://grafana.example"))
-    filled = re.sub(
-        r"\{\{ \$labels\.(\w+) \}\}", lambda found: labels.get(found[1], ""), rule["annotations"]["description"]
-    )
-    filled = re.sub(r"\{\{ \$value.*?\}\}", "93%", filled)
+
+    def filled(text: str) -> str:
+        text = re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda found: labels.get(found[1], ""), text)
+        return re.sub(r"\{\{ \$value.*?\}\}", "93%", text)
+
+    link = rule["annotations"]["runbook_url"].partition("?")[0]
     return {
         "labels": {"alertname": name, **rule["labels"], **labels},
-        "annotations": {**rule["annotations"], "description": filled},
+        "annotations": {key: filled(text) for key, text in rule["annotations"].items()} | {"runbook_url": link},
         **more,
     }
 
@@ -654,7 +662,7 @@ def test_what_was_kept_back_is_told_when_the_source_is_over_and_it_still_fires(
 
 SHOWN = (
     "https://wiki.example/rb/VLLMKVCacheNearlyFull", "https://grafana.example/d/vllm-watch-overview?viewPanel=",
-    "The KV cache of an engine is nearly full.", "tiny on 10.0.0.1:8000 uses 93% of its KV-cache blocks",
+    "KV cache nearly full: tiny on 10.0.0.1:8000", "tiny on 10.0.0.1:8000 uses 93% of its KV-cache blocks",
 )  # fmt: skip
 FULL = {"model_name": "tiny", "instance": "10.0.0.1:8000", "job": "vllm"}
 

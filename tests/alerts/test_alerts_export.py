@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from alerts import thresholds
 from alerts.registry import ALERTS, RECORDINGS
 from alerts.routing import RECEIVERS
+from alerts.rules import LABELS_QUERY
 from alerts.settings import Overrides
 from exporters.catalogue import promql_ast
 from stack import cli, config
@@ -172,7 +173,7 @@ def test_links_that_work_on_one_machine_alone_are_warned_of(tmp_path: Path) -> N
     assert all(warning in result.stderr for warning in told)
     assert [] == exported(tmp_path, *ELSEWHERE)["warnings"]
     assert (
-        "https://wiki.example/rb/VLLMEngineDown"
+        f"https://wiki.example/rb/VLLMEngineDown{LABELS_QUERY}"
         == rules(tmp_path / "page.yaml")["VLLMEngineDown"]["annotations"]["runbook_url"]
     )
 
@@ -198,12 +199,12 @@ def test_an_export_says_what_to_do_next(tmp_path: Path) -> None:
             "thresholds: {kv_cache_usge: 0.8}",
             "thresholds.kv_cache_usge is unknown; did you mean thresholds.kv_cache_usage?",
         ),
-        ("thresholds: {kv_cache_usage: 80}", "kv_cache_usage: 80 is no number of ratio to alert on (0 to 1)"),
+        ("thresholds: {kv_cache_usage: 80}", "kv_cache_usage: 80 is not a threshold in ratio (0 to 1)"),
         ("thresholds: {log_lag: 5, kv_cache_usage: high}", "thresholds.kv_cache_usage: Expected `float`, got `str`"),
-        ("thresholds: {log_lag: .nan}", "log_lag: nan is no number"),
+        ("thresholds: {log_lag: .nan}", "log_lag: nan is not a threshold"),
         ("treshold: {log_lag: 5}", "treshold is unknown; did you mean thresholds?"),
         ("thresholds: [log_lag]", "thresholds: Expected `object`, got `array`"),
-        ("engine_job: 'vllm['", "job 'vllm[' is no regular expression"),
+        ("engine_job: 'vllm['", "job 'vllm[' is not a regular expression"),
         ("thresholds: {", "invalid YAML"),
     ],
 )
@@ -229,7 +230,7 @@ def test_what_is_no_web_address_is_refused(tmp_path: Path, url: str) -> None:
 
 def test_the_list_names_every_alert_and_every_number() -> None:
     found = json.loads(run("list", "--json").stdout)
-    assert [(a.name, a.labels["severity"], a.hold, a.summary) for a in ALERTS] == [
+    assert [(a.name, a.labels["severity"], a.hold, a.title) for a in ALERTS] == [
         tuple(row[key] for key in ("name", "severity", "for", "summary")) for row in found["alerts"]
     ]
     assert [t.name for t in thresholds.ALL] == [row["name"] for row in found["thresholds"]]

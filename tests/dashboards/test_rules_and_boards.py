@@ -7,7 +7,7 @@ import pytest
 
 from alerts.panel_ref import PanelRef
 from alerts.registry import ALERTS, RECORDINGS
-from alerts.rules import Alert, Links, Recording, Severity
+from alerts.rules import LABELS_QUERY, Alert, Links, Recording, Severity
 from alerts.thresholds import Threshold
 from dashboards.registry import BOARDS
 from exporters.catalogue import EVERYTHING, promql_ast
@@ -81,7 +81,8 @@ def test_panel_addresses_are_distinct_and_no_uid_is_anybody_elses():
 
 
 def good(**changes):
-    given = {"name": "VLLMThing", "severity": Severity.WARNING, "expr": "up == 0", "hold": "1m", "summary": "It is so.",
+    given = {"name": "VLLMThing", "severity": Severity.WARNING, "expr": "up == 0", "hold": "1m",
+             "summary": "Thing down: {{ $labels.instance }}",
              "description": "{{ $labels.instance }} is so.", "panel": PanelRef("overview", "x")}  # fmt: skip
     return given | changes
 
@@ -91,8 +92,9 @@ def good(**changes):
     [
         {"name": "Thing"},
         {"name": "VLLM" + "A" * 40},
-        {"summary": "{{ $labels.x }} is so."},
-        {"summary": "No full stop"},
+        {"summary": "Names no label"},
+        {"summary": "Thing down: {{ $labels.instance }}".ljust(121, "!")},
+        {"description": "{{ $labels.instance }} is so.".rjust(401)},
         {"description": "names no label"},
         {"hold": "soon"},
     ],
@@ -104,7 +106,7 @@ def test_an_alert_that_would_not_work_at_night_cannot_be_made(changes):
 
 def test_links_can_lead_to_a_teams_own_addresses():
     rule = Alert(**good()).as_rule(Links("https://wiki/rb/", "https://grafana"))
-    assert "https://wiki/rb/VLLMThing" == rule["annotations"]["runbook_url"]
+    assert f"https://wiki/rb/VLLMThing{LABELS_QUERY}" == rule["annotations"]["runbook_url"]
     assert rule["annotations"]["dashboard_url"].startswith("https://grafana/d/vllm-watch-overview")
 
 
@@ -112,4 +114,6 @@ def test_a_threshold_needs_a_reason_and_a_record_its_shape():
     with pytest.raises(ValueError, match="reason"):
         Threshold("x", 1, Unit.SECONDS, "", "x")
     with pytest.raises(ValueError, match="level:metric:operations"):
-        Recording("vllm:a", "up")
+        Recording("vllm:a", "up", "targets that answered")
+    with pytest.raises(ValueError, match="what it holds"):
+        Recording("job:up:sum", "up", "")

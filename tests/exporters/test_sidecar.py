@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
 from exporters.catalogue import OURS, reconciled
-from exporters.gpu import source
+from exporters.gpu import readings
 from exporters.net import bounded_read
 from exporters.sidecar import Prices, Sidecar, application
 from exporters.sidecar_config import EngineTarget, SidecarConfig
@@ -446,7 +446,7 @@ async def test_a_reason_of_failure_stands_at_0_before_its_first_failure(tmp_path
     assert {"kind=accounts", "kind=log", "kind=engine", "kind=events"} == {kind for kind, _ in told}
     assert 0 == told["kind=engine", "reason=http_5xx"]
     assert 0 == told["kind=engine", "reason=unreachable"]
-    assert set(source.REASONS) < set(REASONS["gpu"])
+    assert set(readings.REASONS) < set(REASONS["gpu"])
 
 
 async def test_a_page_without_end_is_cut_and_counted(tmp_path, fake_engine, monkeypatch):
@@ -504,7 +504,7 @@ def test_cost_is_shown_only_where_prices_are_set_and_cards_are_seen():
     for sidecar in (priced, free):
         assert ("vllm_watch_gpu_cost_per_hour", "currency=EUR") not in values(sidecar.page())
         sidecar._gpu_source = SourceStatus("gpu", "gpu", up=True, last_success_s=time.time())
-        sidecar._gpus = [source.GpuReading(uuid=uuid) for uuid in ("GPU-a", "GPU-b")]
+        sidecar._gpus = [readings.GpuReading(uuid=uuid) for uuid in ("GPU-a", "GPU-b")]
     assert 5.0 == values(priced.page())["vllm_watch_gpu_cost_per_hour", "currency=EUR"]
     assert 0.002 == values(priced.page())["vllm_watch_cost_budget_per_1k_tokens", "currency=EUR"]
     assert not [name for name, *_ in values(free.page()) if "cost" in name]

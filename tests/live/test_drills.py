@@ -21,7 +21,8 @@ import yaml
 from alerts import printer, registry
 from alerts.registry import ALERTS
 from alerts.settings import Overrides, Settings
-from exporters.gpu import source as gpu
+from exporters.gpu import nvidia_smi as gpu
+from exporters.gpu.source import GpuSource
 from exporters.net.alertmanager import Firing
 from exporters.text import parse_window
 from stack.drill import drills, faults, gpu_faults, lab, monitoring_faults, run
@@ -150,7 +151,7 @@ def test_stand_in_cards_are_read_like_real_ones(driver):
 
 async def test_a_stand_in_card_that_is_lost_keeps_its_name(driver):
     """Read as the drill lab's sidecar does: what this machine has of a driver is not found."""
-    async with gpu.GpuSource(
+    async with GpuSource(
         env={**os.environ, "PYTHONPATH": str(ROOT), **lab.drilled(driver.config).env["sidecar"]}
     ) as source:
         before = await source.read(20)

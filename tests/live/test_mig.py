@@ -17,6 +17,7 @@ import sys
 import tarfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ import aiohttp
 import pytest
 import yaml
 from compose_standins.private_docker import FAR_HOST, PrivateDocker
+from mig_instances import INSTANCES
 from prometheus_client.parser import text_string_to_metric_families
 from test_accounts import Books, view
 from test_compose import BASE, DEPLOY, READY, ROOT, read, resolved
@@ -36,8 +38,9 @@ from exporters.accounting.prices import GpuPrice, Prices
 from exporters.catalogue import gateway as catalogue_gateway
 from exporters.catalogue import gpu as catalogue
 from exporters.catalogue import vllm
-from exporters.gpu import source
-from exporters.gpu.source import GpuReading, MigReading, parse_csv, parse_list, parse_mig
+from exporters.gpu.nvidia_smi import parse_csv
+from exporters.gpu.readings import GpuReading, MigReading
+from exporters.gpu.series import families
 from exporters.sidecar_config import SidecarConfig
 from stack import config
 from stack.capacity import gpus as gpu_models
@@ -771,37 +774,14 @@ class TestRunning:
 
 def divided(name: str) -> GpuReading:
     [card] = parse_csv((GOLDEN / f"{name}.csv").read_text())
-    parts = parse_mig((GOLDEN / f"{name}.xml").read_text(), (GOLDEN / f"{name}-list.txt").read_text())
-    return GpuReading(
-        **{field: getattr(card, field) for field in card.__dataclass_fields__}
-        | {"instances": tuple(p for p in parts if p.uuid == card.uuid)}
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "profiles", "mib"),
-    [
-        ("h100-mig", ["3g.40gb", "2g.20gb", "1g.10gb", "1g.10gb"], [40448, 20096, 9984, 9984]),
-        ("h200-mig", ["3g.71gb", "2g.35gb", "1g.18gb", "1g.18gb"], [71424, 33280, 16384, None]),
-    ],
-)
-def test_each_instance_has_its_profile_its_uuid_and_its_memory(
-    name: str, profiles: list[str], mib: list[int | None]
-) -> None:
-    """Also where nvidia-smi alone answers: the report tells the memory, the list the names."""
-    card = divided(name)
-    assert profiles == [part.profile for part in card.instances]
-    assert [total and total * 2**20 for total in mib] == [part.memory_total_bytes for part in card.instances]
-    assert len(card.instances) == len({part.mig_uuid for part in card.instances})
-    assert all(part.mig_uuid and part.mig_uuid.startswith("MIG-") for part in card.instances)
+    return replace(card, instances=INSTANCES[name])
 
 
 @pytest.mark.parametrize("name", ["h100-mig", "h200-mig"])
 def test_what_a_divided_card_does_not_tell_is_not_on_the_page(name: str) -> None:
-    """No utilisation of the card, no activity of an instance from nvidia-smi: absent, with the reason counted, and
-    never 0."""
+    """Missing values (utilisation of a divided GPU, activity of an instance) are omitted, never reported as 0."""
     card = divided(name)
-    text = exposition.render(source.families([card]))
+    text = exposition.render(families([card]))
     shown = {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
     assert {catalogue.UTILIZATION.name, catalogue.MEMORY_BUSY.name, catalogue.MIG_ACTIVITY.name}.isdisjoint(shown)
     assert {
@@ -820,13 +800,6 @@ def test_what_a_divided_card_does_not_tell_is_not_on_the_page(name: str) -> None
     assert [(part.mig_uuid, part.profile) for part in card.instances] == [
         (row["mig_uuid"], row["profile"]) for row in rows
     ]
-
-
-def test_a_list_without_instances_names_none() -> None:
-    assert {} == parse_list("GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)\nNo devices were found\n")
-    assert {("GPU-1", "0"): ("MIG-GPU-1/2/0", "4g.20gb")} == parse_list(
-        "GPU 0: A100-PCIE-40GB (UUID: GPU-1)\n  MIG 4g.20gb Device 0: (UUID: MIG-GPU-1/2/0)\n"
-    ), "as drivers before 470 wrote it"
 
 
 @pytest.mark.parametrize(

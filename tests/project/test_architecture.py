@@ -187,7 +187,6 @@ LONG = {
     "dashboards/boards/monitoring_health.py": "The rows of one dashboard, in the order in which they are read.",
     "dashboards/boards/tuning_options.py": "The rows of one dashboard, in the order in which they are read.",
     "exporters/catalogue/vllm.py": "The table of vLLM's series, one entry for each.",
-    "exporters/gpu/source.py": "One process and its protocol: the NVML child, from its start to its last answer.",
     "exporters/requests/tail.py": "One state machine: all methods read or move the same positions of the same files.",
     "stack/tuning/report.py": "The sections of one report, in the order in which they are read.",
 }

@@ -27,6 +27,7 @@ from exporters.catalogue import EVERYTHING, promql, promql_ast, vllm
 from exporters.net.prometheus import QueryResult, QuerySeries, address
 from runbooks import lookup, page_check
 from runbooks import page as book
+from runbooks.diagnosis.row import DiagnosisRow
 from stack import render
 from stack.board import pages as html_pages
 from stack.cli import main
@@ -74,11 +75,13 @@ Nobody notices yet. It stands in [another page](VLLMEngineDown.md#meaning).
 
 ## Diagnosis
 
+<!-- printed: diagnosis -->
 | What you see | Condition | Likely cause | Go to |
 |---|---|---|---|
 | preemptions | `rate(vllm:num_preemptions_total{instance=~"{{instance}}"}[5m]) > 0` | promised twice | Mitigation 2, then 1 |
 | full and quiet | `vllm:num_requests_running{instance=~"{{instance}}",engine=~"0\|1"} < 1` | long ones | Mitigation 1 |
 | the engine is gone | `sum(rate(vllm:x[)` | it died | [VLLMEngineDown](VLLMEngineDown.md) |
+<!-- end -->
 
 ## Mitigation
 
@@ -322,6 +325,7 @@ FACTS = book.Facts(
     'x{a=~"\\\\d"} > 1',
     "5m",
     ("90 %. Because.", "Source: us."),
+    (DiagnosisRow("full", 'x{a=~"b|c"} > 1', "it is full", "Mitigation 1"),),
 )
 
 
@@ -335,9 +339,11 @@ def test_printed_parts_follow_the_alert_and_the_rest_stays():
         in stamped
     )
     assert "<!-- printed: threshold -->\n90 %. Because.\n\nSource: us.\n<!-- end -->\n\nSeldom wrong." in stamped
+    assert '| full | `x{a=~"b\\|c"} > 1` | it is full | Mitigation 1 |\n<!-- end -->' in stamped
+    assert FACTS.rows == page(stamped).rows
     assert stamped == book.stamped(stamped, FACTS)
     added = [line for line in stamped.splitlines() if line not in PAGE.splitlines()]
-    assert 11 >= len(added), added
+    assert 13 >= len(added), added
 
 
 def test_a_page_of_before_gets_its_front_matter_and_a_torn_region_swallows_nothing():
@@ -668,7 +674,7 @@ ONE_HOLDS = PAGE.replace('"} < 1`', '"} > 1`')
 @pytest.mark.prometheus
 def test_just_the_row_that_holds_is_marked_and_what_cannot_be_asked_says_why(prometheus):
     shown = page(ONE_HOLDS).filled(HERE)
-    live = asyncio.run(lookup.ask(shown, address(prometheus), time.time()))
+    live = asyncio.run(lookup.ask(shown, {}, address(prometheus), time.time()))
     assert [False, True, None] == [live.answers[row.condition].holds for row in shown.rows]
     text = lookup.as_text(shown, HERE, live)
     now = text.partition("## Now")[2].partition("## Meaning")[0]
@@ -689,7 +695,7 @@ def test_just_the_row_that_holds_is_marked_and_what_cannot_be_asked_says_why(pro
 @pytest.mark.prometheus
 def test_of_many_rows_the_first_are_shown_and_the_rest_counted(prometheus):
     shown = page(ONE_HOLDS).filled({})
-    live = asyncio.run(lookup.ask(shown, address(prometheus), time.time()))
+    live = asyncio.run(lookup.ask(shown, {}, address(prometheus), time.time()))
     asked = live.answers[shown.steps[0].blocks[0].text]
     assert (lookup.MOST_ROWS, 12) == (len(asked.rows), asked.found)
     assert f"and {12 - lookup.MOST_ROWS} more" in lookup.as_text(shown, {}, live)
@@ -718,7 +724,7 @@ def test_a_real_prometheus_accepts_every_query_of_a_shipped_page(shipped, promet
     """Also with labels that would end a string; what the parser of the tests forgives, the server may not."""
     for labels in ({}, dict.fromkeys(book.placeholders(shipped.text), 'a"b\\|c')):
         filled = shipped.filled(labels)
-        live = asyncio.run(lookup.ask(filled, address(prometheus), time.time()))
+        live = asyncio.run(lookup.ask(filled, {}, address(prometheus), time.time()))
         assert {} == {query: asked.error for query, asked in live.answers.items() if asked.error}
 
 
@@ -735,7 +741,7 @@ async def test_a_prometheus_that_never_answers_is_waited_for_once(monkeypatch):
     monkeypatch.setattr(lookup, "ALL_S", 0.2)
     silent = await asyncio.start_server(lambda reader, writer: asyncio.Event().wait(), "127.0.0.1", 0)
     async with asyncio.timeout(30):
-        live = await lookup.ask(page(), address(f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"), 0)
+        live = await lookup.ask(page(), {}, address(f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"), 0)
     silent.close()
     assert "no answer within 0 s" == live.error
 
@@ -835,7 +841,7 @@ def test_the_shipped_book_is_found_offline_by_a_bare_process():
 @pytest.mark.usefixtures("small")
 def test_the_board_shows_the_page_its_urgency_its_panel_and_links_to_pages(folder, monkeypatch):
     monkeypatch.setattr(book, "names", lambda: ["VLLMEngineDown"])
-    shown = html_pages.runbook_page("VLLMKVCacheNearlyFull", PAGE)
+    shown = html_pages.runbook_page(book.parse("VLLMKVCacheNearlyFull", book.fill(PAGE, {})), {}, None)
     assert '<span class="severity warning">warning</span>' in shown
     assert re.search(r'<a href="/d/vllm-watch-overview\?viewPanel=\d+">see the panel</a>', shown)
     assert 'related: <a href="/runbooks/VLLMEngineDown">VLLMEngineDown</a>' in shown
@@ -843,9 +849,8 @@ def test_the_board_shows_the_page_its_urgency_its_panel_and_links_to_pages(folde
     assert '<h2 id="first-five-minutes">' in shown
     assert "curl -sS http://INSTANCE/health" in shown
     assert not any(mark in shown for mark in ("reviewed:", "printed: rule", "{{instance}}"))
-    assert "<p>" in html_pages.runbook_page(
-        "x", "---\nseverity: <b>\nboard: ../x\npanel: y\nrelated: 7\n---\n# x\n\ntext\n"
-    )
+    odd = book.parse("x", "---\nseverity: <b>\nboard: ../x\npanel: y\nrelated: 7\n---\n# x\n\ntext\n")
+    assert "<p>" in html_pages.runbook_page(odd, {}, None)
 
 
 def test_the_index_of_the_board_goes_by_urgency(folder):
@@ -867,7 +872,7 @@ def test_a_page_says_the_numbers_of_a_deployment(tmp_path):
     own.write_text("thresholds: {kv_cache_usage: 0.7}\nengine_job: llm-.*\n")
     done = CliRunner().invoke(main, ["runbook", "VLLMKVCacheNearlyFull", "--thresholds", str(own)])
     assert 0 == done.exit_code, done.output
-    assert "70 %. Set for this deployment. As shipped it is 90 %" in done.output
+    assert "70 %. Set for this deployment. The default is 90 %" in done.output
     assert "0.7" in done.output
     down = CliRunner().invoke(main, ["runbook", "VLLMEngineDown", "--thresholds", str(own)])
     assert 'up{job=~"llm-.*"}' in down.output
@@ -880,7 +885,7 @@ def test_a_wrong_threshold_is_told_with_its_place(tmp_path):
     own.write_text("thresholds: {kv_cache_usage: 70}\n")
     done = CliRunner().invoke(main, ["runbook", "VLLMKVCacheNearlyFull", "--thresholds", str(own)])
     assert 2 == done.exit_code
-    assert f"{own}: kv_cache_usage: 70 is no number of ratio to alert on (0 to 1)" in done.output
+    assert f"{own}: kv_cache_usage: 70 is not a threshold in ratio (0 to 1)" in done.output
 
 
 def test_quantiles_of_a_page_are_asked_as_panels_ask_them():
@@ -896,7 +901,7 @@ def test_quantiles_of_a_page_are_asked_as_panels_ask_them():
     for condition in (f"{step} > 2.5", f"{step} and on (model_name) up", "vllm:num_requests_running"):
         assert condition == lookup._with_bounds(condition)
     told = lookup._asked(
-        QueryResult([QuerySeries({"model_name": "chat", "bound": "<"}, value=(1.0, "0.3"))]), in_seconds=True
+        QueryResult([QuerySeries({"model_name": "chat", "bound": "<"}, value=(1.0, "0.3"))]), in_seconds=True, only={}
     )
     assert (({"model_name": "chat"}, "< 300 ms"),) == told.rows
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import pytest
 from case_scene import ALERT, Asker, slots, steps_asked
 
 from alerts import settings, slo, thresholds
+from alerts.labels import TARGET_POD
 from alerts.panel_ref import PanelRef
 from alerts.registry import ALERTS, RECORDINGS
 from dashboards.registry import BOARDS
@@ -28,6 +29,7 @@ from exporters.catalogue import sidecar as sidecar_series
 from exporters.events import log
 from exporters.requests import record as request_log
 from exporters.tracing.config import OtlpConfig
+from runbooks import diagnosis
 from runbooks import page as runbook_page
 from runbooks.page import RunbookPage
 from stack.cli import COMMANDS, main
@@ -110,6 +112,13 @@ def test_a_page_can_be_read_at_night(page):
 # ---- queries, read
 
 
+def test_every_alert_has_its_diagnosis_and_the_page_shows_it():
+    assert {page.name for page in OF_ALERTS} == set(diagnosis.ROWS)
+    for page in OF_ALERTS:
+        shown = [replace(row, finding="") for row in diagnosis.ROWS[page.name]]
+        assert shown == list(page.rows), page.name
+
+
 @each_page
 def test_queries_and_conditions_ask_only_for_series_that_exist_whatever_is_filled_in(page):
     for filled in (any_labels(page), *(filled_by(page, value) for value in ("plain", *NASTY))):
@@ -137,12 +146,7 @@ def _compared(text: str) -> bool:
 @cache
 def labels_of(sample: str) -> frozenset[str]:
     """Those that are on any series of this name, and those that only some deployments have."""
-    return frozenset(label for labels in everything()[sample] for label in labels) | {
-        "cluster",
-        "namespace",
-        "job",
-        "instance",
-    }
+    return frozenset(label for labels in everything()[sample] for label in labels) | set(TARGET_POD)
 
 
 @each_page
@@ -380,7 +384,7 @@ TOOLS: dict[str, frozenset[str]] = {
         {"--force-recreate", "--tail", "--since", "--no-deps", "--rm", "--format", "--entrypoint", "--timeout"}
     ),
     "docker": frozenset({"--tail", "--since", "--format"}),
-    "kubectl": frozenset({"--previous", "--tail", "--since", "--show-labels", "--sort-by", "--timestamps"}),
+    "kubectl": frozenset({"--prefix", "--previous", "--tail", "--since", "--show-labels", "--sort-by", "--timestamps"}),
     "systemctl": frozenset({"--no-pager", "--lines"}),
     "journalctl": frozenset({"--no-pager", "--since"}),
     "py-spy": frozenset({"--pid", "--locals"}),

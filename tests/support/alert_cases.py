@@ -114,8 +114,9 @@ DCGM = {"job": "dcgm", "instance": "10.0.0.9:9400", "UUID": "GPU-2f"}
 THEIR_CARD = {**DCGM, "uuid": "GPU-2f"}
 _LOG = "/var/log/vllm/requests.jsonl"
 _UNWRITABLE = (
-    "10.0.0.5:8010 failed to write request records: they wait in memory, and are lost when there are too many. Or it"
-    " ended within the last hour without writing the records of requests that it had accepted."
+    "The gateway 10.0.0.5:8010 failed to write request records within 5 min: they wait in memory, and"
+    " are lost when there are too many. Or it ended within the last hour without writing the records of"
+    " accepted requests. Check free space, inodes and permissions on the disk of the request log."
 )
 _STATE = "/var/lib/vllm-watch/state/sidecar.state"
 _H100 = "NVIDIA H100 80GB HBM3"
@@ -260,12 +261,14 @@ def cost(teams: str, idle: str) -> Series:
 
 
 _DOWN = (
-    "None of the engines of job vllm has answered Prometheus for a minute: their users get connection errors, or the"
-    " network between is gone."
+    "No engine of job vllm has answered Prometheus for 1 min: users get connection errors, or only the"
+    " network between Prometheus and the engines is down. Check whether the gateway still reaches the"
+    " engines (runbook step 3), then read the end of the engine logs."
 )
 _UNREACHABLE = (
-    "10.0.0.1:8000 of job vllm has not answered for two minutes though it did within the hour, or for longer than a"
-    " start takes: requests that it had are lost, and the others of the job carry its load."
+    "10.0.0.1:8000 of job vllm has not answered Prometheus for 2 min, although it did within the last"
+    " hour or has had more time than a start takes. Its requests are lost, and the other engines of the"
+    " job carry its load. Check whether the process runs, and read the end of its log."
 )
 _ENGINES = (
     Case(
@@ -336,8 +339,9 @@ _ENGINES = (
         fires_at="19m",
         labels={"job": "vllm"},
         description=(
-            "Job vllm had engines within the last day, and service discovery finds none now: nothing about them can"
-            " alert."
+            "Job vllm had engines within the last day; service discovery has found none for 15 min, so no other"
+            " alert about them can fire. Check whether the engines still serve. If they were removed on"
+            " purpose, silence this alert: it ends after a day."
         ),
         below={up(): "1x3 stale", up(instance=B): "1x60"},
         still_at="1442m",
@@ -351,8 +355,9 @@ _ENGINES = (
         fires_at="9m",
         labels=ENGINE,
         description=(
-            "10.0.0.1:8000 of job vllm answers its scrape, but shows no vllm: series: every panel and every other alert"
-            " about it is blind."
+            "10.0.0.1:8000 of job vllm has answered its scrape for 5 min without any vllm: series: its panels"
+            " are empty, and no other alert about it can fire. Check that the scrape address is the engine's"
+            " own port and that vLLM runs without --disable-log-stats."
         ),
         below={up(): "1x60", engine("num_requests_running"): "0x3 _x4 0x60"},
     ),
@@ -368,8 +373,9 @@ _ENGINES = (
         fires_at="13m",
         labels=MODEL,
         description=(
-            "chat on 10.0.0.1:8000 has had requests for three minutes and made no token of prompt or answer: health"
-            " checks pass, and its users wait for ever."
+            "chat on 10.0.0.1:8000 has held 6 or more requests for 3 min and processed no prompt or output"
+            " token. Its /health still returns 200, so balancers keep sending to it. Save the stacks of its"
+            " processes with py-spy (runbook step 5), then restart this engine."
         ),
         below={
             engine("num_requests_running"): "4x60",
@@ -386,8 +392,9 @@ _ENGINES = (
         fires_at="30m",
         labels=ENGINE,
         description=(
-            "10.0.0.1:8000 has started again 3 times within an hour; each time its requests are lost and its cache is"
-            " cold."
+            "10.0.0.1:8000 of job vllm has restarted 3 times within the last hour; each restart loses its"
+            " requests and its prefix cache. Read the last error in the log of the previous process: it names"
+            " the cause, such as lack of memory or a failed worker."
         ),
         below={process_start(): "30x9 600x9 1800x90"},
         over_at="79m",
@@ -404,8 +411,9 @@ _ENGINES = (
         fires_at="30m",
         labels=ENGINE,
         description=(
-            "10.0.0.1:8000 has started again 3 times within an hour; each time its requests are lost and its cache is"
-            " cold."
+            "10.0.0.1:8000 of job vllm has restarted 3 times within the last hour; each restart loses its"
+            " requests and its prefix cache. Read the last error in the log of the previous process: it names"
+            " the cause, such as lack of memory or a failed worker."
         ),
         below={
             engine("generation_tokens_total"): "0+100x9 0+100x9 0+100x90",
@@ -421,7 +429,9 @@ _ENGINES = (
         fires_at="11m",
         labels=ENGINE,
         description=(
-            "10.0.0.1:8000 answered only 11m 0s after its process had started; help that comes so late is no help."
+            "10.0.0.1:8000 of job vllm first answered 11m 0s after its process started, within the last hour:"
+            " too late to replace a failed engine. Compare the load, compile and graph-capture times in its log"
+            " with those of an earlier start."
         ),
         below={up(): "0x9 1x80", process_start(): "_x10 0x80"},
         still_at="59m",
@@ -434,8 +444,9 @@ _ENGINES = (
         fires_at="14m",
         labels=MODEL,
         description=(
-            "17 requests or more have waited for chat on 10.0.0.1:8000 for ten minutes, and they become more: more"
-            " comes in than it finishes."
+            "At least 17 requests have waited for chat on 10.0.0.1:8000 for 10 min, and the queue grows: more"
+            " arrive than it finishes. Check whether other engines of the model have room, and send new"
+            " requests there; if none has, pause batch work."
         ),
         below={engine("num_requests_waiting"): "11.5+0.9x60"},
         over_at="47m",
@@ -451,8 +462,9 @@ _ENGINES = (
         fires_at="23m",
         labels=MODEL,
         description=(
-            "2 requests for chat on 10.0.0.1:8000 wait for an adapter slot, a grammar or a transfer of KV cache, not"
-            " for room."
+            "At least 2 requests for chat on 10.0.0.1:8000 have waited for 10 min for an adapter slot, a"
+            " grammar or a KV-cache transfer, not for free blocks. Check whether more LoRA adapters are in use"
+            " than --max-loras admits at once (runbook step 3)."
         ),
         below={
             engine("num_requests_waiting_by_reason", reason="deferred"): "0x3 2x17 0 2x17 0 2x17 0x20",
@@ -470,7 +482,11 @@ _LATENCY = (
         silent_at="5m",
         fires_at="6m",
         labels=MODEL,
-        description="On 10.0.0.1:8000 one request for chat in twenty waits 5.37s or longer before it is scheduled.",
+        description=(
+            "The p95 queue time of chat on 10.0.0.1:8000 is 5.37s over 5 min: one request in twenty waits that"
+            " long or longer before it is scheduled. Check KV-cache usage and running requests of this engine:"
+            " they show whether memory or --max-num-seqs is the limit."
+        ),
         below=histogram("request_queue_time_seconds", "5.0", "10.0", within="0+95.4x40", total="0+100x40"),
         gone_within="10m",
     ),
@@ -480,7 +496,11 @@ _LATENCY = (
         silent_at="5m",
         fires_at="6m",
         labels={"model_name": "chat"},
-        description="One request for chat in twenty waits 2.685s or longer for its first token.",
+        description=(
+            "The p95 time to first token of chat is 2.685s over 10 min: one request in twenty waits that long"
+            " or longer. Check how much of it is queue time (runbook step 3): a queue needs capacity, a long"
+            " prefill needs shorter prompts or a warm prefix cache."
+        ),
         below=histogram("time_to_first_token_seconds", "2.5", "5.0", within="0+95.4x40", total="0+100x40"),
         gone_within="20m",
     ),
@@ -490,7 +510,11 @@ _LATENCY = (
         silent_at="5m",
         fires_at="6m",
         labels={"model_name": "chat"},
-        description="One gap between tokens of chat in twenty is 103.7ms or longer.",
+        description=(
+            "The p95 time between tokens of chat is 103.7ms over 10 min, slower than people read. Compare"
+            " running requests and KV-cache usage with an hour ago: a larger batch or longer contexts slow"
+            " every step."
+        ),
         below=histogram("inter_token_latency_seconds", "0.1", "0.15", within="0+95.4x40", total="0+100x40"),
         gone_within="20m",
     ),
@@ -501,7 +525,11 @@ _LATENCY = (
         silent_at="5m",
         fires_at="6m",
         labels={"model_name": "chat"},
-        description="One gap between tokens of chat in twenty is 103.7ms or longer.",
+        description=(
+            "The p95 time between tokens of chat is 103.7ms over 10 min, slower than people read. Compare"
+            " running requests and KV-cache usage with an hour ago: a larger batch or longer contexts slow"
+            " every step."
+        ),
         below=histogram("time_per_output_token_seconds", "0.1", "0.15", within="0+95.4x40", total="0+100x40"),
         gone_within="20m",
     ),
@@ -524,8 +552,9 @@ _LATENCY = (
         fires_at="10150m",
         labels={"model_name": "chat", "figure": "time to first token"},
         description=(
-            "The p95 time to first token of chat is 1.161s, worse than in the same hour of last week by more than the"
-            " share that calls for a look."
+            "The p95 time to first token of chat is 1.161s over the last hour, more than 15 % above the same"
+            " hour of last week. Compare request rate and prompt lengths of the two hours before looking for a"
+            " cause in the engine."
         ),
         below={
             **histogram(
@@ -559,8 +588,9 @@ _LATENCY = (
         fires_at="10150m",
         labels={"model_name": "chat", "figure": "time between tokens"},
         description=(
-            "The p95 time between tokens of chat is 142.9ms, worse than in the same hour of last week by more than the"
-            " share that calls for a look."
+            "The p95 time between tokens of chat is 142.9ms over the last hour, more than 15 % above the same"
+            " hour of last week. Compare request rate and prompt lengths of the two hours before looking for a"
+            " cause in the engine."
         ),
         below={
             **histogram(
@@ -589,8 +619,9 @@ _LATENCY = (
             fires_at="30m",
             labels={"model_name": "chat", "family": family},
             description=(
-                f"Engines of chat differ in 2 bucket bounds of {family}: its percentiles are read at the bounds that"
-                " all of them have. Start them with the same --custom-histogram-buckets."
+                f"Engines of chat have differed in 2 bucket bounds of {family} for 30 min: percentiles are estimated"
+                " from the bounds that all of them share. Start all engines of the model with the same"
+                " --custom-histogram-buckets."
             ),
             below={**bucket_bounds(name, "0.3", "0.5"), **bucket_bounds(name, "0.3", "0.5", instance=B)},
         )
@@ -614,8 +645,9 @@ _LATENCY = (
         fires_at="90m",
         labels={"model_name": "chat", "figure": "time to first token"},
         description=(
-            "The p95 time to first token of chat is 1.141s, worse than in the half hour before the last change. If the"
-            " change went to every engine at once, take it back and try it on a canary."
+            "The p95 time to first token of chat is 1.141s over the last half hour, more than 15 % above the"
+            " half hour before the last change. Roll the change back if every engine has it, and try it on a"
+            " canary first."
         ),
         below={
             **histogram(
@@ -640,8 +672,9 @@ _LATENCY = (
         fires_at="90m",
         labels={"model_name": "chat", "figure": "time between tokens"},
         description=(
-            "The p95 time between tokens of chat is 142.5ms, worse than in the half hour before the last change. If the"
-            " change went to every engine at once, take it back and try it on a canary."
+            "The p95 time between tokens of chat is 142.5ms over the last half hour, more than 15 % above the"
+            " half hour before the last change. Roll the change back if every engine has it, and try it on a"
+            " canary first."
         ),
         below={
             **histogram(
@@ -661,7 +694,11 @@ _CACHE = (
         silent_at="10m",
         fires_at="11m",
         labels=MODEL,
-        description="chat on 10.0.0.1:8000 uses 91% of its KV-cache blocks; preemptions come next.",
+        description=(
+            "chat on 10.0.0.1:8000 uses 91% of its KV-cache blocks, above 90 % for 5 min; when no block is"
+            " free, vLLM preempts requests. Check whether requests wait or are preempted: if so, pause batch"
+            " work; if not, look again in 10 min."
+        ),
         below={engine("kv_cache_usage_perc"): "0.9x35", engine("kv_cache_usage_perc", instance=B): "0.9x35"},
         gone_within="3m",
     ),
@@ -672,7 +709,11 @@ _CACHE = (
         silent_at="10m",
         fires_at="11m",
         labels=MODEL,
-        description="chat on 10.0.0.1:8000 uses 91% of its KV-cache blocks; preemptions come next.",
+        description=(
+            "chat on 10.0.0.1:8000 uses 91% of its KV-cache blocks, above 90 % for 5 min; when no block is"
+            " free, vLLM preempts requests. Check whether requests wait or are preempted: if so, pause batch"
+            " work; if not, look again in 10 min."
+        ),
         below={engine("gpu_cache_usage_perc"): "0.9x35"},
         gone_within="3m",
     ),
@@ -682,7 +723,11 @@ _CACHE = (
         silent_at="14m",
         fires_at="15m",
         labels=MODEL,
-        description="0.11 requests per second for chat on 10.0.0.1:8000 lose their blocks and are computed again.",
+        description=(
+            "0.11 requests per second for chat on 10.0.0.1:8000 have lost their KV-cache blocks for 10 min and"
+            " are computed again. Check the preemptions per finished request (runbook step 1): above 0.5 pause"
+            " batch work, or move load to another engine."
+        ),
         below={engine("num_preemptions_total"): "0+5.94x60"},
         gone_within="10m",
     ),
@@ -692,7 +737,11 @@ _CACHE = (
         silent_at="10m",
         fires_at="11m",
         labels=MODEL,
-        description="chat on 10.0.0.1:8000 uses 96% of its KV-cache blocks and takes blocks from running requests.",
+        description=(
+            "chat on 10.0.0.1:8000 uses 96% of its KV-cache blocks and has preempted running requests for 5"
+            " min: work is computed twice. Take load off this engine: ask the team that sends most to pause,"
+            " batch work first."
+        ),
         below={engine("kv_cache_usage_perc"): "0.95x35", engine("num_preemptions_total"): "0+1x35"},
         gone_within="6m",
     ),
@@ -708,8 +757,9 @@ _CACHE = (
         fires_at="520m",
         labels={"model_name": "chat"},
         description=(
-            "28% of the prompt tokens of chat come from the prefix cache, less than half of what it was over the day:"
-            " the rest is computed again."
+            "28% of the prompt tokens of chat came from the prefix cache over 30 min, less than 50 % of the"
+            " ratio over the last day; the rest is computed again. Check whether an engine restarted or joined"
+            " (runbook step 2), then whether a prompt template or the routing changed."
         ),
         below={
             engine("prefix_cache_queries_total"): grows((240, 2000), (60, 2000)),
@@ -729,7 +779,11 @@ _CACHE = (
         silent_at="10m",
         fires_at="11m",
         labels={"model_name": "chat"},
-        description="39% of the tokens drafted for chat are accepted; drafting costs more than it brings.",
+        description=(
+            "39% of the tokens drafted for chat were accepted over 30 min: drafting and verifying cost about"
+            " what they save. Check the acceptance by position and the batch size (runbook steps 1 and 3)"
+            " before turning speculation off."
+        ),
         below={
             engine("spec_decode_num_draft_tokens_total"): "0+1000x60",
             engine("spec_decode_num_accepted_tokens_total"): "0+410x60",
@@ -746,7 +800,10 @@ _TRAFFIC = (
         silent_at="5m",
         fires_at="6m",
         labels={"model_name": "chat"},
-        description="0.54% of the requests for chat end in an error or a timeout.",
+        description=(
+            "0.54% of the requests for chat ended in an error or a timeout over 5 min. Check the failure reason"
+            " and the team in the request log (runbook step 1), then whether every engine answers."
+        ),
         below=outcomes(
             ok="0+9954x40", timeout="0+23x40", upstream_error="0+23x40", rejected="0x40", client_abort="0x40"
         ),
@@ -759,8 +816,9 @@ _TRAFFIC = (
         fires_at="12m",
         labels=MODEL,
         description=(
-            "10.0.0.1:8000 has refused 11 requests for chat within five minutes; a refused stream looks like HTTP 200"
-            " to who only counts statuses."
+            "10.0.0.1:8000 has rejected 11 requests for chat within 5 min by its own queue limit; a rejected"
+            " stream still has HTTP status 200. Check whether other engines of the model have room, and ask the"
+            " largest sender to pause batch work."
         ),
         below=refused_by_engine("0x5 1.8+1.8x40"),
         gone_within="10m",
@@ -771,7 +829,11 @@ _TRAFFIC = (
         silent_at="5m",
         fires_at="6m",
         labels={"team": "search"},
-        description="11% of the requests of team search are refused by the gateway.",
+        description=(
+            "The gateway rejected 11% of the requests of team search over 5 min. Check the reason (runbook step"
+            " 1): it distinguishes a limit that is too low from a client that does not back off or sends a"
+            " wrong key."
+        ),
         below={log("request_reasons_total", **_REFUSED): "0+9x40", **outcomes(ok="0+91x40", rejected="0+9x40")},
         gone_within="10m",
     ),
@@ -782,7 +844,11 @@ _TRAFFIC = (
         silent_at="128m",
         fires_at="129m",
         labels={"model_name": "chat"},
-        description="12% of the clients of chat close the connection before their answer is complete.",
+        description=(
+            "12% of the clients of chat closed the connection over 5 min before their response was complete."
+            " Check after how many seconds they left (runbook step 1): one age for all is a client timeout,"
+            " many ages are people who stopped waiting."
+        ),
         below=outcomes(ok=grows((120, 96), (40, 91)), client_abort=grows((120, 4), (40, 9))),
         gone_within="10m",
     ),
@@ -797,7 +863,11 @@ _TRAFFIC = (
         silent_at="7m",
         fires_at="8m",
         labels={"model_name": "chat"},
-        description="11.2% of the clients of chat close the connection before their answer is complete.",
+        description=(
+            "11.2% of the clients of chat closed the connection over 5 min before their response was complete."
+            " Check after how many seconds they left (runbook step 1): one age for all is a client timeout,"
+            " many ages are people who stopped waiting."
+        ),
         below={
             engine("time_to_first_token_seconds_bucket", le="+Inf"): "0+100x40",
             engine("e2e_request_latency_seconds_count"): "0+88x40",
@@ -811,7 +881,10 @@ _TRAFFIC = (
         silent_at="15m",
         fires_at="16m",
         labels={"model_name": "chat"},
-        description="31% of the answers of chat are cut off by max_tokens or the context length.",
+        description=(
+            "31% of the outputs of chat were cut off by max_tokens or the context length over 30 min. Find the"
+            " team they belong to (runbook step 1), and compare its max_tokens with the length of its outputs."
+        ),
         below=finished(stop="0+71x60", length="0+29x60"),
         gone_within="35m",
     ),
@@ -829,8 +902,9 @@ _TRAFFIC = (
         fires_at="71m",
         labels={"model_name": "chat"},
         description=(
-            "The engines finished 30 more requests for chat in half an hour than the request log knows: somebody passes"
-            " by the gateway, or records are lost."
+            "The engines finished 30 more requests for chat within 30 min than the request log contains:"
+            " clients bypass the gateway, or records are lost. Check which model and cause the sidecar reports"
+            " (runbook step 1)."
         ),
         below={
             **books(
@@ -855,8 +929,9 @@ _TRAFFIC = (
         fires_at="63m",
         labels={},
         description=(
-            "The engines finished 95.17 more requests in half an hour than the request log knows: somebody passes by"
-            " the gateway, or records are lost."
+            "The engines finished 95.17 more requests within 30 min than the request log contains: clients"
+            " bypass the gateway, or records are lost. Check which model and cause the sidecar reports (runbook"
+            " step 1)."
         ),
         below={
             **finished(stop=grows((100, 20))),
@@ -877,8 +952,9 @@ _TRAFFIC = (
         fires_at="71m",
         labels={"model_name": "chat"},
         description=(
-            "The request log has 30 more good requests for chat in half an hour than the engines finished: an engine is"
-            " not watched, or records were written twice."
+            "The request log contains 30 more successful requests for chat within 30 min than the engines"
+            " finished: an engine is not scraped, or records were written twice. Compare the engines that the"
+            " gateway uses with those that Prometheus scrapes."
         ),
         below={
             **books(
@@ -903,8 +979,9 @@ _TRAFFIC = (
         fires_at="63m",
         labels={},
         description=(
-            "The request log has 95.17 more good requests in half an hour than the engines finished: an engine is not"
-            " watched, or records were written twice."
+            "The request log contains 95.17 more successful requests within 30 min than the engines finished:"
+            " an engine is not scraped, or records were written twice. Compare the engines that the gateway"
+            " uses with those that Prometheus scrapes."
         ),
         below={
             **finished(stop=grows((40, 20), (60, 19.05))),
@@ -920,8 +997,9 @@ _TRAFFIC = (
         fires_at="9m",
         labels={**SIDECAR, "path": _LOG},
         description=(
-            "10.0.0.7:9401 counts the records of /var/log/vllm/requests.jsonl more than a minute late, or cannot keep"
-            " up with them: figures per team are that late."
+            "For 5 min, 10.0.0.7:9401 has counted the records of /var/log/vllm/requests.jsonl more than 60 s"
+            " late or left part of the file unread: metrics per team are as late. Check whether the lag still"
+            " grows (runbook step 1); if it shrinks, wait until the sidecar has caught up."
         ),
         below=read_log(lag="0.1x3 60x40", lines="0+50x43", unread="0x43"),
     ),
@@ -933,8 +1011,9 @@ _TRAFFIC = (
         fires_at="13m",
         labels={**SIDECAR, "path": _LOG},
         description=(
-            "10.0.0.7:9401 counts the records of /var/log/vllm/requests.jsonl more than a minute late, or cannot keep"
-            " up with them: figures per team are that late."
+            "For 5 min, 10.0.0.7:9401 has counted the records of /var/log/vllm/requests.jsonl more than 60 s"
+            " late or left part of the file unread: metrics per team are as late. Check whether the lag still"
+            " grows (runbook step 1); if it shrinks, wait until the sidecar has caught up."
         ),
         below=read_log(lag="2x43", lines="0+50x43", unread="0x3 1048576x40"),
         gone_within="5m",
@@ -995,7 +1074,11 @@ _TRAFFIC = (
         silent_at="60m",
         fires_at="61m",
         labels={"currency": "EUR"},
-        description="A thousand tokens cost 0.00222 EUR over the last hour, cards that stood idle included.",
+        description=(
+            "1,000 tokens have cost 0.00222 EUR over the last hour, idle GPUs included, which is more than the"
+            " configured budget. Check how much of the cost is idle time (team __idle__, runbook step 1) before"
+            " changing anything: it falls with more load or fewer GPUs."
+        ),
         below={
             **cost(teams="0+0.2x130", idle="0+0.09x130"),
             sidecar("gpu_cost_per_hour", currency="EUR"): "20x130",
@@ -1016,7 +1099,11 @@ _TRAFFIC = (
         silent_at="60m",
         fires_at="61m",
         labels={"currency": "EUR"},
-        description="A thousand tokens cost 0.00222 EUR over the last hour, cards that stood idle included.",
+        description=(
+            "1,000 tokens have cost 0.00222 EUR over the last hour, idle GPUs included, which is more than the"
+            " configured budget. Check how much of the cost is idle time (team __idle__, runbook step 1) before"
+            " changing anything: it falls with more load or fewer GPUs."
+        ),
         below={
             sidecar("gpu_cost_per_hour", currency="EUR"): "20x130",
             sidecar("cost_budget_per_1k_tokens", currency="EUR"): "0.002x130",
@@ -1040,8 +1127,9 @@ _GPU = (
         fires_at="6m",
         labels=CARD,
         description=(
-            "The sidecar 10.0.0.7:9401 no longer gets readings of a GPU GPU-1a: it fell off the bus, or the driver does"
-            " not answer."
+            "The sidecar 10.0.0.7:9401 has had no readings of a GPU (GPU-1a) for 2 min, although it had before:"
+            " the GPU fell off the bus, or the driver does not answer. Run nvidia-smi -L on the host, and check"
+            " whether the engine on it still answers."
         ),
         below={
             up("sidecar", SIDECAR["instance"]): "1x3 0x70",
@@ -1063,8 +1151,9 @@ _GPU = (
         fires_at="6m",
         labels={**SIDECAR, "source": "gpu"},
         description=(
-            "The sidecar 10.0.0.7:9401 no longer gets readings of a GPU: it fell off the bus, or the driver does not"
-            " answer."
+            "The sidecar 10.0.0.7:9401 has had no readings of a GPU for 2 min, although it had before: the GPU"
+            " fell off the bus, or the driver does not answer. Run nvidia-smi -L on the host, and check whether"
+            " the engine on it still answers."
         ),
         below={
             sidecar("source_up", kind="gpu", source="gpu"): "1x3 0x1 1x40",
@@ -1079,8 +1168,9 @@ _GPU = (
         fires_at="5m",
         labels=CARD,
         description=(
-            "The sidecar 10.0.0.7:9401 no longer gets readings of a GPU GPU-1a: it fell off the bus, or the driver does"
-            " not answer."
+            "The sidecar 10.0.0.7:9401 has had no readings of a GPU (GPU-1a) for 2 min, although it had before:"
+            " the GPU fell off the bus, or the driver does not answer. Run nvidia-smi -L on the host, and check"
+            " whether the engine on it still answers."
         ),
         below={card_info(): "1x40", card("absent_values", reason="not_supported"): "2x43"},
     ),
@@ -1095,7 +1185,11 @@ _GPU = (
         silent_at="8m",
         fires_at="9m",
         labels=CARD,
-        description="GPU GPU-1a at 10.0.0.7:9401 is at 86 degrees; a few more and it slows itself down.",
+        description=(
+            "GPU GPU-1a on 10.0.0.7:9401 is at 86 °C, above 85 °C for 5 min; a few degrees more and it"
+            " throttles. Compare it with the other GPUs of the host: if all are hot it is the cooling, if one"
+            " is hot it is this GPU."
+        ),
         below={
             card_info(): "1x40",
             card("temperature_celsius", sensor="gpu"): "85x43",
@@ -1110,7 +1204,11 @@ _GPU = (
         silent_at="8m",
         fires_at="9m",
         labels=THEIR_CARD,
-        description="GPU GPU-2f at 10.0.0.9:9400 is at 86 degrees; a few more and it slows itself down.",
+        description=(
+            "GPU GPU-2f on 10.0.0.9:9400 is at 86 °C, above 85 °C for 5 min; a few degrees more and it"
+            " throttles. Compare it with the other GPUs of the host: if all are hot it is the cooling, if one"
+            " is hot it is this GPU."
+        ),
         below={card_info("GPU-2f"): "1x40", dcgm("GPU_TEMP"): "95x40"},
         gone_within="6m",
     ),
@@ -1124,7 +1222,11 @@ _GPU = (
         silent_at="14m",
         fires_at="15m",
         labels=CARD,
-        description="GPU GPU-1a at 10.0.0.7:9401 is held down 11% of the time.",
+        description=(
+            "GPU GPU-1a on 10.0.0.7:9401 ran at reduced clocks for 11% of the last 10 min because of heat or a"
+            " power brake. Check the reason (runbook step 1): thermal is the cooling, hw_power_brake is the"
+            " power supply or the rack."
+        ),
         below={
             card_info(): "1x40",
             **throttled(sw_thermal_slowdown="0+5.4x40", hw_power_brake="0x40", sw_power_cap="0+60x40"),
@@ -1138,7 +1240,11 @@ _GPU = (
         silent_at="14m",
         fires_at="15m",
         labels=THEIR_CARD,
-        description="GPU GPU-2f at 10.0.0.9:9400 is held down 11% of the time.",
+        description=(
+            "GPU GPU-2f on 10.0.0.9:9400 ran at reduced clocks for 11% of the last 10 min because of heat or a"
+            " power brake. Check the reason (runbook step 1): thermal is the cooling, hw_power_brake is the"
+            " power supply or the rack."
+        ),
         below={dcgm("THERMAL_VIOLATION"): "0+5.4e9x40"},
         gone_within="15m",
     ),
@@ -1149,7 +1255,11 @@ _GPU = (
         silent_at="3m",
         fires_at="4m",
         labels={**CARD, "xid": "79"},
-        description="GPU GPU-1a at 10.0.0.7:9401 reports XID 79; requests on it may have been lost.",
+        description=(
+            "The driver reported XID 79 for GPU GPU-1a on 10.0.0.7:9401 within the last hour; requests on it"
+            " may be lost. Read the first XID in the kernel log (runbook step 2), and check whether the engine"
+            " on this GPU still makes tokens."
+        ),
         below={card("xid_errors_total", xid="79"): "0x93", card("xid_errors_total", xid="31"): "2x93"},
         still_at="62m",
         over_at="64m",
@@ -1162,7 +1272,11 @@ _GPU = (
         silent_at="3m",
         fires_at="4m",
         labels=THEIR_CARD,
-        description="GPU GPU-2f at 10.0.0.9:9400 reports XID 79; requests on it may have been lost.",
+        description=(
+            "The driver reported XID 79 for GPU GPU-2f on 10.0.0.9:9400 within the last hour; requests on it"
+            " may be lost. Read the first XID in the kernel log (runbook step 2), and check whether the engine"
+            " on this GPU still makes tokens."
+        ),
         below={dcgm("XID_ERRORS"): "0x93"},
         still_at="62m",
         over_at="64m",
@@ -1178,7 +1292,9 @@ _GPU = (
         fires_at="4m",
         labels=CARD,
         description=(
-            "GPU GPU-1a at 10.0.0.7:9401 has had uncorrected memory errors within the hour, or has no spare rows left."
+            "GPU GPU-1a on 10.0.0.7:9401 had uncorrected memory errors within the last hour, or has no spare"
+            " rows left. Check whether the engine on it still answers, and how many rows were remapped (runbook"
+            " steps 2 and 3)."
         ),
         below={
             card("ecc_errors_total", kind="uncorrected"): "2x93",
@@ -1196,7 +1312,9 @@ _GPU = (
         fires_at="4m",
         labels=THEIR_CARD,
         description=(
-            "GPU GPU-2f at 10.0.0.9:9400 has had uncorrected memory errors within the hour, or has no spare rows left."
+            "GPU GPU-2f on 10.0.0.9:9400 had uncorrected memory errors within the last hour, or has no spare"
+            " rows left. Check whether the engine on it still answers, and how many rows were remapped (runbook"
+            " steps 2 and 3)."
         ),
         below={dcgm("ECC_DBE_AGG_TOTAL"): "2x93", dcgm("ROW_REMAP_FAILURE"): "0x93"},
         still_at="62m",
@@ -1211,7 +1329,9 @@ _GPU = (
         fires_at="4m",
         labels=THEIR_CARD,
         description=(
-            "GPU GPU-2f at 10.0.0.9:9400 has had uncorrected memory errors within the hour, or has no spare rows left."
+            "GPU GPU-2f on 10.0.0.9:9400 had uncorrected memory errors within the last hour, or has no spare"
+            " rows left. Check whether the engine on it still answers, and how many rows were remapped (runbook"
+            " steps 2 and 3)."
         ),
         below={dcgm("ECC_DBE_AGG_TOTAL"): "2x40", dcgm("ROW_REMAP_FAILURE"): "0x40"},
     ),
@@ -1222,7 +1342,11 @@ _GPU = (
         silent_at="22m",
         fires_at="23m",
         labels=CARD,
-        description="The NVLinks of GPU GPU-1a at 10.0.0.7:9401 counted 10.4 errors within a quarter of an hour.",
+        description=(
+            "The NVLinks of GPU GPU-1a on 10.0.0.7:9401 counted 10.4 errors within 15 min; every collective of"
+            " a tensor-parallel engine waits for a failing link. Check which link it is with nvidia-smi nvlink"
+            " -e (runbook step 3), and whether the inter-token latency rose."
+        ),
         below=links(crc_flit="0x9 0+0.4x60", replay="0x9 0+0.2x60", recovery="1x69"),
         gone_within="30m",
     ),
@@ -1233,7 +1357,11 @@ _GPU = (
         silent_at="19m",
         fires_at="20m",
         labels=CARD,
-        description="The NVLinks of GPU GPU-1a at 10.0.0.7:9401 counted 1.071 errors within a quarter of an hour.",
+        description=(
+            "The NVLinks of GPU GPU-1a on 10.0.0.7:9401 counted 1.071 errors within 15 min; every collective of"
+            " a tensor-parallel engine waits for a failing link. Check which link it is with nvidia-smi nvlink"
+            " -e (runbook step 3), and whether the inter-token latency rose."
+        ),
         below=links(crc_flit="7x79", recovery="4x79"),
         over_at="50m",
         gone_within="30m",
@@ -1248,7 +1376,11 @@ _GPU = (
         silent_at="22m",
         fires_at="23m",
         labels=THEIR_CARD,
-        description="The NVLinks of GPU GPU-2f at 10.0.0.9:9400 counted 10.4 errors within a quarter of an hour.",
+        description=(
+            "The NVLinks of GPU GPU-2f on 10.0.0.9:9400 counted 10.4 errors within 15 min; every collective of"
+            " a tensor-parallel engine waits for a failing link. Check which link it is with nvidia-smi nvlink"
+            " -e (runbook step 3), and whether the inter-token latency rose."
+        ),
         below={
             dcgm("NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL"): "0x9 0+0.4x60",
             dcgm("NVLINK_REPLAY_ERROR_COUNT_TOTAL"): "0x9 0+0.2x60",
@@ -1262,7 +1394,11 @@ _GPU = (
         silent_at="19m",
         fires_at="20m",
         labels=THEIR_CARD,
-        description="The NVLinks of GPU GPU-2f at 10.0.0.9:9400 counted 1.071 errors within a quarter of an hour.",
+        description=(
+            "The NVLinks of GPU GPU-2f on 10.0.0.9:9400 counted 1.071 errors within 15 min; every collective of"
+            " a tensor-parallel engine waits for a failing link. Check which link it is with nvidia-smi nvlink"
+            " -e (runbook step 3), and whether the inter-token latency rose."
+        ),
         below={dcgm("NVLINK_RECOVERY_ERROR_COUNT_TOTAL"): "4x79"},
         over_at="50m",
         gone_within="30m",
@@ -1278,7 +1414,11 @@ _GPU = (
         silent_at="8m",
         fires_at="9m",
         labels=CARD,
-        description="GPU GPU-1a at 10.0.0.7:9401 has 99% of its memory in use; the next allocation may end the engine.",
+        description=(
+            "GPU GPU-1a on 10.0.0.7:9401 uses 99% of its memory, above 98 % for 5 min; the next allocation may"
+            " end the engine. Find the processes on this GPU with nvidia-smi (runbook step 3): a second process"
+            " is the most frequent cause."
+        ),
         below={card_info(): "1x40", card("memory_used_bytes"): "78.4e9x43", card("memory_total_bytes"): "80e9x43"},
     ),
     Case(
@@ -1288,7 +1428,11 @@ _GPU = (
         silent_at="8m",
         fires_at="9m",
         labels=THEIR_CARD,
-        description="GPU GPU-2f at 10.0.0.9:9400 has 99% of its memory in use; the next allocation may end the engine.",
+        description=(
+            "GPU GPU-2f on 10.0.0.9:9400 uses 99% of its memory, above 98 % for 5 min; the next allocation may"
+            " end the engine. Find the processes on this GPU with nvidia-smi (runbook step 3): a second process"
+            " is the most frequent cause."
+        ),
         below={dcgm("FB_USED"): "78400x43", dcgm("FB_FREE"): "1600x43"},
     ),
 )
@@ -1304,9 +1448,9 @@ def _failed(integration: str, reason: str) -> str:
 
 
 _GATEWAY_GONE = (
-    "Job gateway had a gateway within the last day, and service discovery has found none for three minutes: its pod may"
-    " be evicted or pending, and nothing else about it can alert. If it was removed on purpose, silence this alert: it"
-    " ends after a day."
+    "Job gateway had a gateway within the last day; service discovery has found none for 3 min: its pod"
+    " may be evicted or pending, and no other alert about it can fire. Check whether it still answers"
+    " clients. If it was removed on purpose, silence this alert: it ends after a day."
 )
 _WATCHERS = (
     Case(
@@ -1316,8 +1460,9 @@ _WATCHERS = (
         fires_at="5m",
         labels={"job": "gateway"},
         description=(
-            "None of the gateways of job gateway has answered for a minute: who comes through it is not served, however"
-            " well the engines are."
+            "No gateway of job gateway has answered Prometheus for 1 min: its clients are not served, even if"
+            " the engines are healthy. Check whether requests still pass (runbook step 1): if they do, only its"
+            " metrics port cannot be reached."
         ),
         below={up("gateway", GATEWAY["instance"]): "1x3 0x40", up("gateway", "10.0.0.55:8010"): "1x43"},
     ),
@@ -1353,9 +1498,10 @@ _WATCHERS = (
         fires_at="19m",
         labels={"job": "sidecar"},
         description=(
-            "Job sidecar had a sidecar within the last day, and service discovery has found none for a quarter of an"
-            " hour: metrics per team, from the request log and the GPU stand still, and nothing else about it can"
-            " alert. Serving goes on."
+            "Job sidecar had a sidecar within the last day; service discovery has found none for 15 min:"
+            " metrics per team, of the request log and of the GPUs are missing, and no other alert about it can"
+            " fire. Serving goes on. Check whether it runs. If it was removed on purpose, silence this alert:"
+            " it ends after a day."
         ),
         below={up("sidecar", SIDECAR["instance"]): "1x3 stale", up("sidecar", "10.0.0.77:9401"): "1x60"},
         still_at="1442m",
@@ -1369,8 +1515,9 @@ _WATCHERS = (
         fires_at="6m",
         labels=SIDECAR,
         description=(
-            "10.0.0.7:9401 does not answer: figures per team, from the request log and the GPU stand still. Serving"
-            " goes on."
+            "The sidecar 10.0.0.7:9401 has not answered Prometheus for 2 min: metrics per team, of the request"
+            " log and of the GPUs are stale. Serving goes on. Check whether its process runs, read the end of"
+            " its log, and start it again."
         ),
         below={up("sidecar", SIDECAR["instance"]): "1x3 0x1 1x40"},
     ),
@@ -1380,7 +1527,11 @@ _WATCHERS = (
         silent_at="8m",
         fires_at="9m",
         labels={**SIDECAR, "kind": "engine", "source": "vllm-1"},
-        description="The sidecar 10.0.0.7:9401 cannot read its engine vllm-1: what it shows of it stands still.",
+        description=(
+            "The sidecar 10.0.0.7:9401 has failed to read its engine vllm-1 for 5 min: the metrics from it are"
+            " stale. Check the reason (runbook step 1), and read what the sidecar logged when the failure began"
+            " (step 3)."
+        ),
         below={
             sidecar("source_up", kind="gpu", source="gpu"): "1x3 0x40",
             sidecar("source_up", kind="checkpoint", source=_STATE): "1x3 0x40",
@@ -1394,8 +1545,9 @@ _WATCHERS = (
         fires_at="6m",
         labels=SIDECAR,
         description=(
-            "The sidecar 10.0.0.7:9401 cannot write its state: what it shows of the request log stands still until it"
-            " can."
+            "The sidecar 10.0.0.7:9401 has failed to write its checkpoint for 2 min; metrics of the request log"
+            " do not change until it can. Check free space and permissions where its state is kept, and read"
+            " the error in its log (runbook step 3)."
         ),
         below={sidecar("checkpoint_up"): "1x3 0x1 1x40"},
     ),
@@ -1409,8 +1561,9 @@ _WATCHERS = (
         fires_at="14m",
         labels={**SIDECAR, "reason": "refused"},
         description=(
-            "The sidecar 10.0.0.7:9401 has lost 5 spans within five minutes (refused): traces of these requests lack"
-            " the gateway's part."
+            "The sidecar 10.0.0.7:9401 dropped 5 spans within 5 min (reason: refused), and has dropped some for"
+            " 10 min: traces of these requests lack the gateway's span. Check that the collector answers at the"
+            " configured OTLP endpoint (runbook step 3)."
         ),
         below={
             sidecar("spans_dropped_total", reason="refused"): "0x3 900x40",
@@ -1425,8 +1578,9 @@ _WATCHERS = (
         fires_at="9m",
         labels={**PROMETHEUS, "rule_group": _GROUP},
         description=(
-            "Evaluations of the group /etc/vllm-watch/rules/page.yaml;vllm-critical-slo fail at 10.0.0.4:9090: its"
-            " alerts cannot fire."
+            "5 evaluations of the group /etc/vllm-watch/rules/page.yaml;vllm-critical-slo have failed on"
+            " Prometheus 10.0.0.4:9090 within 5 min: its alerts cannot fire. Read the error of the failing rule"
+            " at /rules of this Prometheus (runbook step 2)."
         ),
         below={prometheus("rule_evaluation_failures_total", rule_group=_GROUP): "0x3 1x40"},
         gone_within="5m",
@@ -1442,8 +1596,10 @@ _WATCHERS = (
         fires_at="14m",
         labels=ENGINE,
         description=(
-            "10.0.0.1:8000 of job vllm shows nearly as many samples as sample_limit lets in; above it the whole page is"
-            " thrown away. Where this is Prometheus itself, that has begun."
+            "10.0.0.1:8000 of job vllm has exposed more than 80 % of the samples that sample_limit allows for"
+            " 10 min; above it Prometheus discards the whole scrape. If 10.0.0.1:8000 is Prometheus itself,"
+            " scrapes are already discarded. Compare the samples with a day ago (runbook step 2), then raise"
+            " sample_limit."
         ),
         below={
             _written("scrape_samples_post_metric_relabeling", ENGINE): "1600x43",
@@ -1458,8 +1614,10 @@ _WATCHERS = (
         fires_at="14m",
         labels=PROMETHEUS,
         description=(
-            "10.0.0.4:9090 of job prometheus shows nearly as many samples as sample_limit lets in; above it the whole"
-            " page is thrown away. Where this is Prometheus itself, that has begun."
+            "10.0.0.4:9090 of job prometheus has exposed more than 80 % of the samples that sample_limit allows"
+            " for 10 min; above it Prometheus discards the whole scrape. If 10.0.0.4:9090 is Prometheus itself,"
+            " scrapes are already discarded. Compare the samples with a day ago (runbook step 2), then raise"
+            " sample_limit."
         ),
         below={prometheus("target_scrapes_exceeded_sample_limit_total"): "0x3 1x40"},
         gone_within="5m",
@@ -1471,8 +1629,9 @@ _WATCHERS = (
         fires_at="14m",
         labels=SIDECAR,
         description=(
-            "The sidecar 10.0.0.7:9401 has counted 5 requests of teams beyond its limit within five minutes: they are"
-            " under __other__, on every board and bill."
+            "The sidecar 10.0.0.7:9401 counted 5 requests of teams beyond its limit within 5 min: dashboards"
+            " and cost reports show them as team __other__. Check which teams have series of their own (runbook"
+            " step 3), then raise teams.limit in the sidecar's configuration."
         ),
         below={sidecar("teams_overflow_total"): "0x3 900x40"},
         gone_within="5m",
@@ -1484,7 +1643,11 @@ _WATCHERS = (
         silent_at="5m",
         fires_at="6m",
         labels=PROMETHEUS,
-        description="Prometheus 10.0.0.4:9090 cannot hand its alerts to Alertmanager: they fire, and nobody is told.",
+        description=(
+            "Prometheus 10.0.0.4:9090 has failed to send its alerts to Alertmanager for 2 min: they fire, but"
+            " nobody is notified. Check that Alertmanager runs and answers on the host of Prometheus; watch the"
+            " firing alerts by hand until it does."
+        ),
         below={prometheus("notifications_alertmanagers_discovered"): "1x3 0x1 1x40"},
     ),
     Case(
@@ -1497,7 +1660,11 @@ _WATCHERS = (
         silent_at="5m",
         fires_at="6m",
         labels={**PROMETHEUS, "alertmanager": _ALERTMANAGER},
-        description="Prometheus 10.0.0.4:9090 cannot hand its alerts to Alertmanager: they fire, and nobody is told.",
+        description=(
+            "Prometheus 10.0.0.4:9090 has failed to send its alerts to Alertmanager for 2 min: they fire, but"
+            " nobody is notified. Check that Alertmanager runs and answers on the host of Prometheus; watch the"
+            " firing alerts by hand until it does."
+        ),
         below={
             prometheus("notifications_alertmanagers_discovered"): "1x40",
             prometheus("notifications_errors_total", alertmanager=_ALERTMANAGER): "12x40",
@@ -1511,8 +1678,9 @@ _WATCHERS = (
         fires_at="5m",
         labels={**ALERTMANAGER, "integration": "slack"},
         description=(
-            "Alertmanager 10.0.0.6:9093 failed to deliver 2 notifications by slack within ten minutes: alerts fire, and"
-            " who should act on them does not hear of it."
+            "Alertmanager 10.0.0.6:9093 failed to deliver 2 notifications by slack within 10 min: alerts fire,"
+            " but nobody is notified of them. Read the receiver's error in the Alertmanager log (runbook step"
+            " 3), and watch the firing alerts by hand until it is fixed."
         ),
         below={_failed("slack", "serverError"): "7x43", _failed("slack", "contextCanceled"): "0x3 1+1x40"},
         gone_within="10m",
@@ -1524,7 +1692,9 @@ _WATCHERS = (
         fires_at="0m",
         labels={},
         description=(
-            "This alert always fires. When it stops arriving, Prometheus, Alertmanager or the way to you is broken."
+            "This alert always fires. If it no longer arrives, Prometheus, Alertmanager or the path to its"
+            " receiver is broken. Check that Prometheus runs and shows it as firing (runbook step 1), then that"
+            " Alertmanager has it."
         ),
         below=None,
         gone_within=None,
@@ -1550,10 +1720,12 @@ def promised(objective: str, *phases: tuple[int, float, float]) -> Series:
     return {**histogram(f"{name}_seconds", bound, above, within=good, total=every), **finished(stop=every)}
 
 
-def _burns(objective: str, budget: float, promise: str, shares: tuple[str, str, str, str]) -> tuple[Case, ...]:
+def _burns(
+    objective: str, budget: float, bad: str, first_step: str, shares: tuple[str, str, str, str]
+) -> tuple[Case, ...]:
     """Each pair of windows alone, at 1.1 times its factor, and below at 0.9 times: good traffic within the other pairs'
     windows keeps them quiet.
-    shares: what each case then says."""
+    bad, first_step, shares: what each case then says."""
 
     def an_hour(factor: float) -> Series:
         return promised(objective, (10, 10_000, 0), (65, 0, 0), (60, 100, factor * budget), (30, 100, 0))
@@ -1569,13 +1741,14 @@ def _burns(objective: str, budget: float, promise: str, shares: tuple[str, str, 
 
     def burn(share: str) -> str:
         return (
-            f"{share} of what chat did was worse than promised ({promise}); at this pace the budget of 7d is gone"
-            " within 2 days or less."
+            f"{share} of the {bad} over 1h or 6h: at this rate the error budget of 7d is used up within 2 days or"
+            f" less. {first_step}"
         )
 
     def drain(share: str) -> str:
         return (
-            f"{share} of what chat did was worse than promised ({promise}), which uses up about the whole budget of 7d."
+            f"{share} of the {bad} over 1d or 3d: this uses up about the whole error budget of 7d. Check whether it"
+            " continues in the last hour and at which hours it happened, then look for a load pattern or a change."
         )
 
     about = {"model_name": "chat"}
@@ -1596,9 +1769,29 @@ def _burns(objective: str, budget: float, promise: str, shares: tuple[str, str, 
 
 
 _OBJECTIVES = (
-    *_burns("TTFT", 0.01, "99 % within 2.5 s", ("14.78%", "3.85%", "1.54%", "1.078%")),
-    *_burns("InterToken", 0.01, "99 % within 0.1 s", ("14.78%", "3.85%", "1.54%", "1.078%")),
-    *_burns("Success", 0.005, "99.5 % without an error", ("7.392%", "1.925%", "0.77%", "0.539%")),
+    *_burns(
+        "TTFT",
+        0.01,
+        "first tokens of chat took longer than 2.5 s (allowed: 1 %)",
+        "Compare its engines, and queue time with prefill time: one slow engine is the cause itself, all of them mean"
+        " load.",
+        ("14.78%", "3.85%", "1.54%", "1.078%"),
+    ),
+    *_burns(
+        "InterToken",
+        0.01,
+        "gaps between tokens of chat took longer than 0.1 s (allowed: 1 %)",
+        "Compare its engines, and how many requests share a step: one slow engine is the cause itself, all of them mean"
+        " load.",
+        ("14.78%", "3.85%", "1.54%", "1.078%"),
+    ),
+    *_burns(
+        "Success",
+        0.005,
+        "requests of chat failed or timed out (allowed: 0.5 %)",
+        "Check the failure reason in the request log, then whether every engine answers.",
+        ("7.392%", "1.925%", "0.77%", "0.539%"),
+    ),
 )
 
 CASES: tuple[Case, ...] = (*_ENGINES, *_OBJECTIVES, *_LATENCY, *_CACHE, *_TRAFFIC, *_GPU, *_WATCHERS)
@@ -1616,8 +1809,9 @@ MORE: tuple[Case, ...] = (
         fires_at="129m",
         labels={"model_name": "chat"},
         description=(
-            "14.17% of what chat did was worse than promised (99 % within 2.5 s); at this pace the budget of 7d is gone"
-            " within 2 days or less."
+            "14.17% of the first tokens of chat took longer than 2.5 s (allowed: 1 %) over 1h or 6h: at this"
+            " rate the error budget of 7d is used up within 2 days or less. Compare its engines, and queue time"
+            " with prefill time: one slow engine is the cause itself, all of them mean load."
         ),
         below=promised("TTFT", (10, 20_000, 0), (60, 100, 0), (65, 100, 13.44 * 0.9 * 0.01)),
     ),
@@ -1629,8 +1823,9 @@ MORE: tuple[Case, ...] = (
         fires_at="695m",
         labels={"model_name": "chat"},
         description=(
-            "3.583% of what chat did was worse than promised (99 % within 2.5 s); at this pace the budget of 7d is gone"
-            " within 2 days or less."
+            "3.583% of the first tokens of chat took longer than 2.5 s (allowed: 1 %) over 1h or 6h: at this"
+            " rate the error budget of 7d is used up within 2 days or less. Compare its engines, and queue time"
+            " with prefill time: one slow engine is the cause itself, all of them mean load."
         ),
         below=promised("TTFT", (180, 200, 0), (180, 200, 3.5 * 0.9 * 0.01)),
         interval="2m",
@@ -1644,8 +1839,9 @@ MORE: tuple[Case, ...] = (
         fires_at="4240m",
         labels={"model_name": "chat"},
         description=(
-            "1.421% of what chat did was worse than promised (99 % within 2.5 s), which uses up about the whole budget"
-            " of 7d."
+            "1.421% of the first tokens of chat took longer than 2.5 s (allowed: 1 %) over 1d or 3d: this uses"
+            " up about the whole error budget of 7d. Check whether it continues in the last hour and at which"
+            " hours it happened, then look for a load pattern or a change."
         ),
         below=promised("TTFT", (5, 200_000, 0), (715, 0, 0), (720, 200, 0), (720, 200, 1.4 * 0.9 * 0.01)),
         interval="2m",
@@ -1665,8 +1861,9 @@ MORE: tuple[Case, ...] = (
         fires_at="63m",
         labels={"cluster": "eu-1"},
         description=(
-            "The engines of eu-1 finished 95.17 more requests in half an hour than the request log knows: somebody"
-            " passes by the gateway, or records are lost."
+            "The engines of eu-1 finished 95.17 more requests within 30 min than the request log contains:"
+            " clients bypass the gateway, or records are lost. Check which model and cause the sidecar reports"
+            " (runbook step 1)."
         ),
         below={
             **in_cluster("eu-1", finished(stop=grows((100, 20)))),

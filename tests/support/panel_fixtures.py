@@ -35,7 +35,7 @@ from exporters.catalogue import (
 from exporters.catalogue.exposition_parser import Exposition
 from exporters.catalogue.metric import Across, Kind, Metric, Unit
 from exporters.catalogue.producers import Component, shown_by
-from exporters.gpu.source import XIDS
+from exporters.gpu.series import XIDS
 from exporters.net.listener import REASONS as REASONS_TO_TURN_AWAY
 from stack.gateway.reasons import REASONS
 

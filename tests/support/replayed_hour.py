@@ -24,8 +24,8 @@ from exporters.catalogue import gpu as gpu_families
 from exporters.catalogue.metric import Kind, Metric, Unit
 from exporters.catalogue.producers import Component, shown_by
 from exporters.exposition import Distribution, Sample
-from exporters.gpu import source as gpu
-from exporters.gpu.source import GpuReading
+from exporters.gpu import series as gpu
+from exporters.gpu.readings import GpuReading
 from exporters.requests.bounded_names import BoundedNames
 from exporters.requests.counters import RequestCounters
 from exporters.requests.record import RequestRecord

@@ -17,7 +17,7 @@ from exporters.accounting.reconciled import EXTRA_CAUSES, KINDS, MISSING_CAUSES
 from exporters.catalogue import attributed, bounds, gateway, gpu, reconciled, sidecar
 from exporters.catalogue.metric import Kind, Metric
 from exporters.fine_ladder import bounds_of
-from exporters.gpu.source import XIDS
+from exporters.gpu.series import XIDS
 from exporters.requests.counters import FINISH_REASONS, REASONS_LIMIT
 from exporters.requests.record import Outcome
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from alerts import export
@@ -11,6 +13,7 @@ from alerts.settings import Overrides
 from dashboards.model import Profile
 from exporters.text import parse_window
 from stack.gateway.config import url_mistake
+from stack.option import Opt
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -71,7 +74,18 @@ class OwnGateway:
         return cls(**found.groupdict())
 
 
-@dataclass(frozen=True, slots=True)
+def pairs(texts: tuple[str, ...], option: str) -> Pairs:
+    """KEY=VALUE, several. Raises ValueError."""
+    if wrong := next((text for text in texts if "=" not in text), None):
+        raise ValueError(f"{option} {wrong!r} is no label; write it like KEY=VALUE")
+    return tuple((key, value) for key, _, value in (text.partition("=") for text in texts))
+
+
+def _as_texts(labels: Pairs) -> tuple[str, ...]:
+    return tuple(f"{key}={value}" for key, value in labels)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesOptions:
     """image: of vllm-watch. engines: addresses, without /v1, that the gateway and the sidecar use; a Service of several
     replicas is one engine to them. engine_selector, engine_port: the labels of the engines' pods, and the name or
@@ -90,28 +104,92 @@ class KubernetesOptions:
 
     Raises ValueError."""
 
+    profile: Annotated[Profile, Opt(help="engine: engines are watched, without a gateway and a sidecar.")] = (
+        Profile.FULL
+    )
+    namespace: Annotated[str, Opt(metavar="NAME", help="Where the engines run; everything goes there.")] = "vllm"
+    engines: Annotated[
+        tuple[str, ...],
+        Opt(
+            name="--engine",
+            metavar="URL",
+            help="Where the gateway and the sidecar find an engine; may be given more than once.",
+        ),
+    ] = ("http://vllm:8000",)
+    engine_selector: Annotated[
+        Pairs,
+        Opt(
+            metavar="KEY=VALUE",
+            help="A label of the engines' pods; several.",
+            convert=partial(pairs, option="--engine-selector"),
+            write=_as_texts,
+        ),
+    ] = (("app", "vllm"),)
+    engine_port: Annotated[str, Opt(metavar="PORT", help="Number or name of the port that those pods declare.")] = (
+        "8000"
+    )
+    job_label: Annotated[
+        str,
+        Opt(
+            name="--job-from-label",
+            metavar="KEY",
+            help="A label of the engines' pods, such as their model: its value goes into the job.",
+        ),
+    ] = ""
+    operator_labels: Annotated[
+        Pairs,
+        Opt(
+            name="--label",
+            metavar="KEY=VALUE",
+            help="What the Prometheus Operator selects by: release=NAME of its chart.",
+            convert=partial(pairs, option="--label"),
+        ),
+    ] = ()
+    monitoring: Annotated[str, Opt(name="--monitoring-namespace", metavar="NAME", help="Where Prometheus runs.")] = (
+        "monitoring"
+    )
+    prometheus: Annotated[
+        str, Opt(metavar="URL", help="What the board asks.  [default: prometheus-operated in that namespace]")
+    ] = ""
+    cluster: Annotated[
+        str, Opt(metavar="NAME", help="A label `cluster` for every series, where one Prometheus sees several.")
+    ] = ""
+    interval: Annotated[str, Opt(metavar="TIME", help="Between two scrapes; Grafana's data source needs the same.")] = (
+        "15s"
+    )
+    sample_limit: Annotated[
+        int | None,
+        Opt(metavar="N", help="Refuse a page with more samples; 0: never.  [default: twice what each kind may hold]"),
+    ] = None
     image: str
-    profile: Profile = Profile.FULL
+    state_size: Annotated[str, Opt(metavar="SIZE", help="Of the volume for the log and what was counted from it.")] = (
+        "1Gi"
+    )
+    storage_class: Annotated[str, Opt(metavar="NAME", help="Of that volume.  [default: the cluster's]")] = ""
+    teams_secret: Annotated[str, Opt(metavar="NAME", help="The secret that holds teams.yaml.")] = "vllm-watch-teams"  # noqa: S105  a name
+    tls_secret: Annotated[
+        str,
+        Opt(metavar="NAME", help="A secret with tls.crt, tls.key and ca.crt: metrics of gateway and sidecar over TLS."),
+    ] = ""
+    login_secret: Annotated[
+        str, Opt(metavar="NAME", help="A secret with token: metrics of gateway and sidecar only for who has it.")
+    ] = ""
+    own_gateway: Annotated[
+        OwnGateway | None,
+        Opt(
+            metavar="DEPLOYMENT:VOLUME/FILE",
+            help="A gateway of yours and where it writes its request log: it gets our sidecar; no other.",
+            convert=OwnGateway.parse,
+        ),
+    ] = None
+    open_engines: Annotated[
+        bool, Opt(help="Let whoever asks the engines directly go on; else only the gateway and Prometheus reach them.")
+    ] = False
+    without: Annotated[
+        tuple[str, ...],
+        Opt(choices=ONCE, help="For a second namespace of one Prometheus: it needs these once; several."),
+    ] = ()
     rules: export.AlertOptions = field(default_factory=export.AlertOptions)
-    namespace: str = "vllm"
-    engines: tuple[str, ...] = ("http://vllm:8000",)
-    engine_selector: Pairs = (("app", "vllm"),)
-    engine_port: str = "8000"
-    operator_labels: Pairs = ()
-    cluster: str = ""
-    monitoring: str = "monitoring"
-    prometheus: str = ""
-    interval: str = "15s"
-    sample_limit: int | None = None
-    state_size: str = "1Gi"
-    storage_class: str = ""
-    teams_secret: str = "vllm-watch-teams"  # noqa: S105  a name
-    tls_secret: str = ""
-    login_secret: str = ""
-    open_engines: bool = False
-    own_gateway: OwnGateway | None = None
-    job_label: str = ""
-    without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._expect_names()
@@ -239,13 +317,6 @@ class KubernetesOptions:
         short = [host.split(".")[0] for host in hosts]
         names = short if len(set(short)) == len(short) else [urlsplit(url).netloc for url in self.engines]
         return dict(zip(names, (url.rstrip("/") for url in self.engines), strict=True))
-
-
-def pairs(texts: tuple[str, ...], option: str) -> Pairs:
-    """KEY=VALUE, several. Raises ValueError."""
-    if wrong := next((text for text in texts if "=" not in text), None):
-        raise ValueError(f"{option} {wrong!r} is no label; write it like KEY=VALUE")
-    return tuple((key, value) for key, _, value in (text.partition("=") for text in texts))
 
 
 def _jobs(overlay: Overrides) -> Jobs:

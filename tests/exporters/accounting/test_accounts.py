@@ -9,7 +9,7 @@ import pytest
 from exporters.accounting.join import Joiner
 from exporters.accounting.prices import Prices
 from exporters.engine.view import EngineCore, EngineTotals, EngineView
-from exporters.gpu.source import GpuReading, MigReading
+from exporters.gpu.readings import GpuReading, MigReading
 from exporters.requests.bounded_names import BoundedNames
 from exporters.requests.counters import RequestCounters
 from exporters.requests.record import RequestRecord, timestamp

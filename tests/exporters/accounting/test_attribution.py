@@ -19,6 +19,8 @@ from exporters.accounting.busy_hours import HOUR_S, Hours, sweep
 from exporters.accounting.gpu_use import (
     ABORTED,
     DEFAULT_DECODE_WEIGHT,
+    EVIDENCE_S,
+    EVIDENCE_TOKENS,
     IDLE,
     NOTHING,
     UNATTRIBUTED,
@@ -480,6 +482,7 @@ def test_the_weight_keeps_within_reason_and_forgets():
     assert pytest.approx(1.0, rel=0.01) == PhaseTimes(10.0, 10.0, 1000, 1000).decode_weight
     assert evidence.decode_weight < 256.0
     assert PhaseTimes(1.0, 1.0, 99.0, 1000.0).decode_weight is None
+    assert PhaseTimes(EVIDENCE_S, EVIDENCE_S, EVIDENCE_TOKENS, EVIDENCE_TOKENS).decode_weight is not None
 
 
 # ---- energy
@@ -812,3 +815,8 @@ def test_the_two_ways_to_share_are_compared_by_the_hour():
     )
     attribution.compare(HOUR, {})
     assert {} == sums(attribution, attributed.SHARE_DIFFERENCE, "team")
+
+
+def test_busy_seconds_stand_at_0_while_unknown():
+    attribution = after(FIRST, look(0, 10, (None, None)))
+    assert {("GPU-1",): 0.0} == sums(attribution, attributed.BUSY, "uuid")

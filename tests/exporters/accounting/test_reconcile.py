@@ -12,8 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporters.accounting.reconciled import EXTRA_CAUSES, KINDS, MISSING_CAUSES, ReconciliationState, TokenPair
-from exporters.accounting.reconciliation import Reconciler
+from exporters.accounting import reconciliation
+from exporters.accounting.reconciled import (
+    EXTRA_CAUSES,
+    KINDS,
+    MISSING_CAUSES,
+    ReconciledModel,
+    ReconciliationState,
+    TokenPair,
+)
+from exporters.accounting.reconciliation import NEAR_AT_LEAST_LINES, NEAR_AT_LEAST_S, Reconciler
 from exporters.catalogue import reconciled
 from exporters.engine.view import EngineCore, EngineTotals, EngineView
 from exporters.requests.work import FinishedRequest
@@ -752,3 +760,41 @@ def test_attribution_is_given_tokens_that_nobody_answers_for():
     quiet(world)
     assert TokenPair(11, 22) == world.sidecar.missing_in_log(MODEL)
     assert TokenPair() == world.sidecar.missing_in_log("never seen") == world.sidecar.aborted("never seen")
+
+
+# ---- bookings of one model
+
+
+def test_suspected_lines_are_booked_once():
+    """What the log has beyond the engine was that of a restart, as far as its suspected lines go."""
+    model = ReconciledModel(0.0, {}, suspected={"restart": FinishedRequest(3, 30, 60)})
+    model.book_extra_in_log(0, 2)
+    model.book_extra_in_log(0, 2)
+    assert ([3, 0, 0], [1, 0, 0]) == (model.extra_in_log["restart"], model.extra_in_log["unknown"])
+    assert FinishedRequest(0, 30, 60) == model.suspected["restart"]
+
+
+def test_tokens_without_usage_are_booked_as_such():
+    model = ReconciledModel(0.0, {}, logged=FinishedRequest(1, 0, 0, missing=1))
+    model.book_missing_in_log(1, 5)
+    model.settled_missing = 1
+    model.book_missing_in_log(1, 7)
+    assert (5, 7) == (model.missing_in_log["no_usage"][1], model.missing_in_log["unknown"][1])
+
+
+@pytest.mark.parametrize(("lines", "missing"), [(NEAR_AT_LEAST_LINES, 2), (NEAR_AT_LEAST_LINES - 1, 0)])
+def test_near_comparison_needs_lines(lines, missing):
+    model, watch = ReconciledModel(0.0, {}), reconciliation._Watch()
+    watch.near.extend([(0.0, FinishedRequest(2, 0, 0), 0), (NEAR_AT_LEAST_S, FinishedRequest(3, 0, 0), lines)])
+    Reconciler._settle_near(None, model, watch)
+    assert missing == model.missing_in_log["unknown"][0]
+
+
+@pytest.mark.parametrize(("middle", "kept"), [((1.0, 1), 3), ((0.5, 0), 2), ((0.5, 1), 3), ((1.0, 0), 3)])
+def test_near_comparison_keeps_a_full_window(middle, kept):
+    """The oldest look goes only when time and lines since the next one are enough without it."""
+    model, watch = ReconciledModel(0.0, {}), reconciliation._Watch()
+    last = (NEAR_AT_LEAST_S + 0.5, NOTHING, NEAR_AT_LEAST_LINES)
+    watch.near.extend([(0.0, NOTHING, 0), (middle[0], NOTHING, middle[1]), last])
+    Reconciler._settle_near(None, model, watch)
+    assert kept == len(watch.near)

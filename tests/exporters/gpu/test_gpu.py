@@ -22,30 +22,21 @@ from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mig_instances import H200 as H200_INSTANCES
 
 from exporters import sidecar
 from exporters.catalogue import gpu as catalogue
-from exporters.gpu import source as gpu
-from exporters.gpu.source import (
-    FIELDS,
-    REASONS,
-    BadReport,
-    GpuReading,
-    GpuSource,
-    GpuUnavailable,
-    Integral,
-    MigReading,
-    families,
-    parse_csv,
-    parse_mig,
-)
+from exporters.gpu import series
+from exporters.gpu.nvidia_smi import FIELDS, BadReport, parse_csv
+from exporters.gpu.readings import _NUMBERS, REASONS, GpuReading, GpuUnavailable, Integral, MigReading
+from exporters.gpu.series import families
+from exporters.gpu.source import GpuSource
 from exporters.sidecar import Sidecar, application
 from exporters.sidecar_config import SidecarConfig
 
 HERE = Path(__file__).parents[2]
 GOLDEN = HERE / "golden" / "nvidia-smi"
 H200 = (GOLDEN / "h200.csv").read_text()
-H200_MIG = (GOLDEN / "h200-mig.xml").read_text()
 
 
 # --- nvidia-smi's rows
@@ -195,7 +186,7 @@ def test_whatever_is_printed_becomes_plausible_numbers_or_gaps(cells: list[str])
     except BadReport:
         return
     for reading in readings:
-        for name in gpu._NUMBERS[GpuReading]:
+        for name in _NUMBERS[GpuReading]:
             value = getattr(reading, name)
             assert value is None or 0 <= value < float("inf")
             assert (value is None) == (name in reading.absent or name == "energy_joules" or name.startswith("nvlink_"))
@@ -208,53 +199,6 @@ def test_any_text_is_rows_or_a_bad_report(text: str):
     """Nothing else may come out of the parser."""
     with contextlib.suppress(BadReport):
         assert all(reading.uuid for reading in parse_csv(text))
-
-
-# --- nvidia-smi's long report
-
-
-def test_gpu_instances_come_from_the_long_report_once_each():
-    """Instance 2 is split into two compute instances, which share its memory: adding them up would make a card of 209
-    GiB."""
-    parts = parse_mig(H200_MIG)
-    assert [2, 3, 9, 10] == [part.gpu_instance for part in parts]
-    assert {"GPU-3f0c2a1e-0000-4000-8000-000000000002"} == {part.uuid for part in parts}
-    assert (71424 * 2**20, 40022 * 2**20, 0) == (
-        parts[0].memory_total_bytes,
-        parts[0].memory_used_bytes,
-        parts[0].memory_reserved_bytes,
-    )
-    assert (None, "not_available", "permission") == (
-        parts[3].memory_total_bytes, parts[3].absent["memory_total_bytes"], parts[3].absent["memory_used_bytes"]
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("No devices were found", "printed no XML"),
-        (H200_MIG[:1500], "printed no XML"),
-        ("<a>\ud800</a>", "printed no XML"),
-        ("<!DOCTYPE a [<!ENTITY b 'c'>]><a/>", "declares entities"),
-        ("<a><gpu id='0'><mig_devices><mig_device/></mig_devices></gpu></a>", "without card or instance: '0', ''"),
-    ],
-)
-def test_a_long_report_that_is_none_is_named(text: str, words: str):
-    with pytest.raises(BadReport, match=words):
-        parse_mig(text)
-
-
-@settings(max_examples=200)
-@given(CELL, CELL)
-def test_no_cell_of_the_long_report_becomes_a_wrong_number(number: str, used: str):
-    """Every part has its numbers or says why not; what is no instance is refused."""
-    cells = [cell.replace("&", "").replace("<", "") for cell in (number, used)]
-    with contextlib.suppress(BadReport):
-        text = "<a><gpu><uuid>u</uuid><mig_devices><mig_device><gpu_instance_id>{}</gpu_instance_id><fb_memory_usage><used>{}</used>"  # noqa: E501
-        text += "</fb_memory_usage></mig_device></mig_devices></gpu></a>"
-        for part in parse_mig(text.format(*cells)):
-            assert (part.memory_used_bytes is None) == ("memory_used_bytes" in part.absent)
-            assert part.memory_used_bytes is None or 0 <= part.memory_used_bytes < 2**50
 
 
 # --- energy, and time held down
@@ -306,7 +250,7 @@ def test_absent_values_have_no_sample():
 def test_samples_carry_the_catalogued_labels_and_stay_together():
     """An exposition page needs a family in one piece, each sample once."""
     [divided] = parse_csv((GOLDEN / "h200-mig.csv").read_text())
-    divided = replace(divided, instances=tuple(parse_mig(H200_MIG)), xids={31: 2, 999: 1, 998: 1})
+    divided = replace(divided, instances=H200_INSTANCES, xids={31: 2, 999: 1, 998: 1})
     samples = list(families([*parse_csv(H200), divided]))
     order = [metric.name for metric, _, _ in samples]
     assert len(set(order)) == sum(1 for i, name in enumerate(order) if i == 0 or order[i - 1] != name)
@@ -319,10 +263,10 @@ def test_samples_carry_the_catalogued_labels_and_stay_together():
 def test_every_gpu_metric_can_be_sampled():
     """A metric in the catalogue that nothing fills would be a dead panel."""
     [card, _] = parse_csv(H200)
-    numbers = dict.fromkeys(gpu._NUMBERS[MigReading], 0.5)
+    numbers = dict.fromkeys(_NUMBERS[MigReading], 0.5)
     full = replace(
         card, energy_joules=1.0, absent={"x": "lost"}, xids={}, instances=(MigReading("u", 2, **numbers),),
-        **{name: 1.0 for name in gpu._NUMBERS[GpuReading] if name.startswith("nvlink_")},
+        **{name: 1.0 for name in _NUMBERS[GpuReading] if name.startswith("nvlink_")},
     )  # fmt: skip
     assert set(catalogue.GPU) == {metric for metric, _, _ in families([full])}
 
@@ -331,7 +275,7 @@ def test_errors_of_the_driver_have_a_series_before_the_first_one():
     """Growth needs a sample before: what is known to matter starts at 0, and whatever else comes is never unseen."""
     card = GpuReading("GPU-1", xids={79: 1, 999: 2})
     counted = {labels["xid"]: value for metric, labels, value in families([card]) if metric is catalogue.XID_ERRORS}
-    assert ({*map(str, gpu.XIDS), "other"}, 1.0, 0.0, 2.0) == (
+    assert ({*map(str, series.XIDS), "other"}, 1.0, 0.0, 2.0) == (
         set(counted),
         counted["79"],
         counted["48"],
@@ -344,7 +288,7 @@ def test_reasons_in_force_are_the_bits_of_the_driver():
     card = GpuReading("GPU-1", event_reasons=0x1 | 0x2 | 0x8 | 0x40)
     now = {labels["reason"]: value for metric, labels, value in families([card]) if metric is catalogue.THROTTLED_NOW}
     assert {"hw_slowdown", "hw_thermal_slowdown"} == {reason for reason, value in now.items() if value}
-    assert gpu.THROTTLES.keys() == now.keys()
+    assert series.THROTTLES.keys() == now.keys()
 
 
 # --- NVML through its child
@@ -821,27 +765,11 @@ echo "$1" | sed 's/--query-gpu=//; s/uuid,/GPU-1,/; s/utilization.gpu/37/'"""
     assert 4 == len(log.read_text().splitlines())
 
 
-async def test_nvidia_smi_tells_the_memory_of_instances(fake_nvml, fake_smi, source):
-    """And their names. The long report and the list are only asked for where a card is divided."""
-    answers = f"-q) cat {GOLDEN}/h200-mig.xml;; -L) cat {GOLDEN}/h200-mig-list.txt;; *) cat {GOLDEN}/h200-mig.csv;;"
-    gpus = source(env=fake_nvml("driver-not-loaded"), smi=fake_smi(f"case $1 in {answers} esac"))
+async def test_without_nvml_a_divided_gpu_says_that_its_instances_need_nvml(fake_nvml, fake_smi, source):
+    """nvidia-smi is asked once, for its rows."""
+    gpus = source(env=fake_nvml("driver-not-loaded"), smi=fake_smi(f"cat {GOLDEN}/h200-mig.csv"))
     [card] = await gpus.read(10)
-    assert ([2, 3, 9, 10], 40022 * 2**20) == (
-        [part.gpu_instance for part in card.instances],
-        card.instances[0].memory_used_bytes,
-    )
-    assert ["3g.71gb", "2g.35gb", "1g.18gb", "1g.18gb"] == [part.profile for part in card.instances]
-
-
-@pytest.mark.parametrize("answer", ["echo nonsense", "exit 3"])
-async def test_a_long_report_that_fails_costs_only_the_instances(fake_nvml, fake_smi, source, answer: str):
-    """The card itself is still read, and the gap is counted."""
-    gpus = source(
-        env=fake_nvml("driver-not-loaded"),
-        smi=fake_smi(f"case $1 in -q) {answer};; *) cat {GOLDEN}/h200-mig.csv;; esac"),
-    )
-    [card] = await gpus.read(10)
-    assert (78.28, (), "unknown_error") == (card.power_watts, card.instances, card.absent["instances"])
+    assert (78.28, (), "needs_nvml") == (card.power_watts, card.instances, card.absent["instances"])
 
 
 @pytest.mark.parametrize(("said", "code"), [("driver-lost.txt", 9), ("version-mismatch.txt", 18)])
@@ -919,7 +847,7 @@ class Endpoint:
 
 @contextlib.asynccontextmanager
 async def served(reader: GpuSource, monkeypatch: pytest.MonkeyPatch, **settings: float) -> AsyncIterator[Endpoint]:
-    monkeypatch.setattr(gpu, "GpuSource", lambda **_: reader)
+    monkeypatch.setattr(sidecar, "GpuSource", lambda **_: reader)
     serving = Sidecar(SidecarConfig(**settings))  # type: ignore[arg-type]
     async with TestServer(application(serving)) as server, ClientSession() as session:
         yield Endpoint(serving, str(server.make_url("/metrics")), session)
@@ -967,6 +895,6 @@ async def test_a_thousand_hangs_leave_nothing_behind(source, monkeypatch):
 async def test_a_slow_beat_is_no_gap_in_the_energy(source, monkeypatch):
     """Read once a minute, a card without a counter would otherwise never have used a joule."""
     reader, asked = source(nvml=("sleep", "1000")), {}
-    monkeypatch.setattr(gpu, "GpuSource", lambda **options: asked.update(options) or reader)
+    monkeypatch.setattr(sidecar, "GpuSource", lambda **options: asked.update(options) or reader)
     async with TestServer(application(Sidecar(SidecarConfig(gpu_interval_s=60)))):
         assert 60 < asked["energy_gap_s"]

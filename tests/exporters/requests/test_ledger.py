@@ -312,6 +312,15 @@ def test_an_account_that_was_revised_and_stayed_the_same_writes_nothing(tmp_path
     assert books.begin({}) is None
 
 
+def test_unrevised_account_is_not_encoded_again(tmp_path):
+    encoded = []
+    books = opened(tmp_path / "state")
+    books.accounts.append(StateProvider("gpu", lambda: 1, lambda: encoded.append(1) or b"state", list))
+    books.commit({})
+    books.commit({})
+    assert [1] == encoded
+
+
 def test_an_account_is_as_old_as_the_counts_beside_it(tmp_path):
     """Reconciliation and attribution are stored and shown with the counts that they were made from."""
     from exporters.catalogue import sidecar
@@ -341,3 +350,34 @@ def test_what_was_restored_of_an_account_is_shown_before_the_first_commit(tmp_pa
     books = ledger()
     books.keep([StateProvider("gpu", lambda: 1, lambda: b"x", lambda: [(sidecar.LOG_BYTES_BEHIND, {"path": "x"}, 7)])])
     assert 7 == shown(books)["vllm_watch_log_unread_bytes", "path=x"]
+
+
+def test_ids_of_our_gateway_are_remembered():
+    """They are kept as numbers, all of a batch at once."""
+    batch = [record(0), record(1)]
+    ours = [msgspec.structs.replace(r, request_id=f"{n:032x}", span_id=f"{n:016x}") for n, r in enumerate(batch, 7)]
+    window = RecentRequests()
+    assert (ours, [], ours[:0]) == (window.fresh(ours), window.fresh(ours), window.fresh(ours[:1]))
+    assert 2 == len(window)
+
+
+def test_window_of_two_requests_forgets():
+    window = RecentRequests(2)
+    assert [1, 1, 0, 1] == [len(window.fresh([record(number)])) for number in (0, 1, 1, 0)]
+
+
+def test_commits_are_counted(tmp_path):
+    books = opened(tmp_path / "state")
+    for number in (1, 2):
+        books.count([record(number)])
+        books.commit({})
+    assert 2 == books.commits
+
+
+def test_unchanged_rows_are_not_serialised_again(tmp_path):
+    books = opened(tmp_path / "state")
+    books.count([record(1)])
+    books.commit({})
+    first, second = list(books.blocks(Format.TEXT)), list(books.blocks(Format.TEXT))
+    assert first
+    assert all(one is other for one, other in zip(first, second, strict=True))

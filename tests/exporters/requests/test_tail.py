@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from exporters.requests import positions as positions_module
 from exporters.requests.positions import CHUNK_BYTES, GUARD_BYTES, HEAD_BYTES, MAX_LINE_BYTES, STEPS, Position, take
-from exporters.requests.tail import OPEN_AT_MOST, REASONS, Stat, Tail, TailDisk
+from exporters.requests.tail import LOGGED_AT_MOST, OPEN_AT_MOST, REASONS, Stat, Tail, TailDisk
 
 HISTORIES = int(os.environ.get("VLLM_WATCH_TAIL_HISTORIES", "200"))
 
@@ -1030,3 +1030,45 @@ def test_reading_is_in_large_pieces(path):
     assert 20_000 == len(drained(Tail(path, disk=Counting())))
     assert Counting.calls < 2 * path.stat().st_size / CHUNK_BYTES + 200
     assert GUARD_BYTES > 1000
+
+
+def test_unreadable_folder_is_an_error_until_it_is_readable(path):
+    class Locked(TailDisk):
+        locked = True
+
+        def names(self, folder: Path) -> list[str]:
+            if self.locked:
+                raise OSError(errno.EIO, "input/output error")
+            return super().names(folder)
+
+    add(path, "a")
+    disk = Locked()
+    tail = Tail(path, (), disk=disk)
+    with pytest.raises(OSError, match="input/output error"):
+        tail.poll(0.0)
+    disk.locked = False
+    assert [b"a"] == polled(tail, 0.1)
+
+
+def test_one_kind_of_fault_is_logged_a_few_times(path, caplog):
+    tail = Tail(path)
+    for _ in range(LOGGED_AT_MOST + 3):
+        tail._tell(REASONS[0], "requests.jsonl", "odd")
+    assert (LOGGED_AT_MOST, LOGGED_AT_MOST + 3) == (len(caplog.records), tail.faults[REASONS[0]])
+
+
+def test_size_of_a_file_that_cannot_be_asked_is_what_was_read(path):
+    class Gone(TailDisk):
+        gone = False
+
+        def fstat(self, fd: int) -> Stat:
+            if self.gone:
+                raise OSError(errno.ESTALE, "stale file handle")
+            return super().fstat(fd)
+
+    add(path, "a")
+    disk = Gone()
+    tail = Tail(path, (), disk=disk)
+    assert [b"a"] == polled(tail, 0.0)
+    disk.gone = True
+    assert 2 == tail._size(tail._followed[0])

@@ -39,6 +39,7 @@ from exporters.catalogue.metric import Unit
 from exporters.net import prometheus as prometheus_client
 from exporters.net.prometheus import Prometheus, PrometheusError, QueryResult, QuerySeries, address
 from exporters.text import write_atomically
+from runbooks import page as runbook_page
 from stack.board import charts, marks, options, pages, server, snapshot, view
 from stack.cli import main
 
@@ -408,9 +409,8 @@ def test_the_page_knows_no_query_and_foreign_text_cannot_end_its_data():
 
 
 def test_raw_html_in_a_runbook_stays_text():
-    page = pages.runbook_page(
-        "VLLMX", "# VLLMX\n\n<script>alert(1)</script> [a](javascript:alert(1))\n\n| a | b |\n|---|---|\n| 1 | 2 |\n"
-    )
+    text = "# VLLMX\n\n<script>alert(1)</script> [a](javascript:alert(1))\n\n| a | b |\n|---|---|\n| 1 | 2 |\n"
+    page = pages.runbook_page(runbook_page.parse("VLLMX", text), {}, None)
     assert "<script" not in page
     assert 'href="javascript' not in page
     assert "<td>1</td>" in page
@@ -444,6 +444,7 @@ def hour() -> str:
                 f'job="vllm",instance="{instance}",model_name="{model.replace(chr(34), chr(92) + chr(34))}",engine="0"'
             )
             rows.append((f"vllm:num_requests_running{{{labels}}}", running, at))
+            rows.append((f"vllm:kv_cache_usage_perc{{{labels}}}", 0.9 + running / 100, at))
             rows.append((f"vllm:prompt_tokens_total{{{labels}}}", step * 150 * running, at))
             buckets = (("0.1", 1), ("2.5", 3), ("+Inf", 4))
             rows += [
@@ -883,6 +884,54 @@ async def test_the_board_ends_also_while_prometheus_keeps_it_waiting():
         await serving
 
 
+def runbook_link(name: str, **labels: str) -> str:
+    return f"/runbooks/{name}?{urlencode({'live': '1', **labels})}"
+
+
+@pytest.mark.prometheus
+class TestRunbookLinks:
+    def test_the_page_of_an_alert_shows_its_value_and_the_rows_that_hold(self, board):
+        link = runbook_link("VLLMKVCacheNearlyFull", model_name=HOSTILE, instance="10.0.0.2:8000", job="vllm")
+        status, text = get(f"{board.url}{link}")
+        assert 200 == status
+        now = text.split('<div class="now">')[1].split("</div>")[0]
+        assert "The alert&#x27;s expression holds." in now or "The alert's expression holds." in now
+        (first,) = re.findall(r'<pre class="result">(.*?)</pre>', now, re.DOTALL)
+        assert first.split()[0] == "0.97", "the value that fired, of this engine alone"
+        assert "10.0.0.1" not in first
+        assert "nobody waits, nobody is preempted" in now
+        assert "requests are preempted" not in now
+        assert HOSTILE not in text, "as HTML: a label is text"
+
+    def test_without_labels_nothing_is_evaluated(self, board):
+        _, text = get(f"{board.url}/runbooks/VLLMKVCacheNearlyFull")
+        assert 'class="now"' not in text
+        assert '<a href="/runbooks/VLLMKVCacheNearlyFull?live=1">' in text
+
+    def test_names_that_are_no_labels_and_huge_values_are_ignored(self, board):
+        link = runbook_link("VLLMKVCacheNearlyFull", **{"a-b": "x", "instance": "y" * 5000, "model_name": "llama"})
+        _, text = get(f"{board.url}{link}")
+        assert "Labels of the alert: <code>model_name=llama</code> </p>" in text
+
+    def test_a_label_cannot_leave_its_query(self, board):
+        link = runbook_link("VLLMKVCacheNearlyFull", model_name='"} or vector(1) or x{y="`<b>')
+        status, text = get(f"{board.url}{link}")
+        assert 200 == status
+        assert "parse error" not in text
+        assert "<b>" not in text
+
+
+def test_a_runbook_page_comes_without_prometheus_too():
+    served = Served("http://127.0.0.1:9")
+    try:
+        status, text = get(f"{served.url}{runbook_link('VLLMKVCacheNearlyFull', instance='10.0.0.1:8000')}")
+        assert 200 == status
+        assert "Not evaluated: Prometheus at http://127.0.0.1:9 does not answer" in text
+        assert "instance=~&quot;10\\\\.0\\\\.0\\\\.1:8000&quot;" in text
+    finally:
+        served.stop()
+
+
 def test_without_prometheus_every_panel_says_so_and_runbooks_are_there():
     served = Served("http://127.0.0.1:9")
     try:
@@ -1040,6 +1089,16 @@ def test_the_page_knows_every_unit_that_a_board_may_show_and_no_other():
 @pytest.mark.chromium
 @pytest.mark.prometheus
 class TestInChromium:
+    def test_a_runbook_link_shows_the_value_that_fired(self, board, new_tab):
+        link = runbook_link("VLLMKVCacheNearlyFull", model_name=HOSTILE, instance="10.0.0.2:8000", job="vllm")
+        for width in (1440, 400):
+            tab = new_tab(viewport={"width": width, "height": 900}).page
+            tab.goto(f"{board.url}{link}")
+            expect(tab.locator("pre.result").first).to_contain_text("0.97")
+            assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+            if folder := os.environ.get("VLLM_WATCH_PICTURES"):
+                tab.screenshot(path=f"{folder}/runbook-link-{width}.png")
+
     def test_figures_are_written_as_people_read_them(self, board, tab):
         tab.page.goto(address_of(board))
         written = tab.page.evaluate(

@@ -381,6 +381,8 @@ def test_parameters_alone_give_the_weights_and_ask_for_the_rest(folder, said):
     assert "the KV cache is not reckoned" in output
     assert "config.json with --model" in output
     assert "H200/1g.18gb: vLLM may use 14.72 GiB; the weights alone are too much for it" in output
+    _, half = run("--traffic", "few.yaml", "--gpu", "H200/1g.18gb", "--gpu-memory-utilization", "0.46")
+    assert "vLLM may use 7.36 GiB" in half
     status, output = run("--traffic", "few.yaml", "--json")
     found = json.loads(output)
     assert (1, None, 16e9) == (status, found["kv_cache"], found["weights"]["bytes"])
@@ -687,9 +689,5 @@ def test_every_example_of_the_page_and_of_the_help_runs(folder, engine):
 def test_the_page_shows_every_key_that_a_worksheet_may_have():
     (sheet,) = [block for block in BLOCKS if block.startswith("model:")]
     keys = set(re.findall(r"^  (\w+):", sheet, re.MULTILINE))
-    fields = {
-        name
-        for part in (worksheet.ModelPart, worksheet.TrafficPart, worksheet.TargetsPart, worksheet.TuningPart)
-        for name in part.__struct_fields__
-    }
+    fields = {name for part in worksheet.PARTS.values() for name in part.__struct_fields__}
     assert fields - {"rate_per_s", "users", "think_time_s"} == keys

@@ -12,9 +12,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from test_capacity_model import NAMES, REFUSED, config, model
 
+from stack.capacity import kv
 from stack.capacity.families import FAMILIES
 from stack.capacity.kv import (
     BadServing,
+    LayerBlock,
     Serving,
     cache,
     longest_context,
@@ -472,3 +474,13 @@ def test_states_are_as_large_as_vllms_model_classes_make_them(told):
     for name, (whole, half) in told["states"].items():
         ours = max(layer.state_bytes for layer in SHAPES[name].layers)
         assert (ours, ours / 2) == (whole, half), name
+
+
+@pytest.mark.parametrize(
+    ("other", "alike"),
+    [({}, True), ({"kind": "full"}, False), ({"window": 32}, False), ({"tokens": 32}, False)],
+    ids=str,
+)
+def test_windows_share_a_table_only_where_they_agree(other, alike):
+    page = LayerBlock("window", 16, 1024.0, window=64)
+    assert alike is kv._alike([page, replace(page, **other)])

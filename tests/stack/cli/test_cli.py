@@ -4,16 +4,19 @@ needs."""
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
-from stack.cli import COMMANDS, DEVELOPMENT, main, version
+from stack.cli import COMMANDS, DEVELOPMENT, GROUPS, main, version
 
 ROOT = Path(__file__).parents[3]
 # What draws, what reads PromQL, what makes boards, rules and pages, and what is loaded only where a configuration asks
@@ -67,16 +70,34 @@ def test_a_listed_command_is_there_under_its_name_with_its_line(listed):
     assert (real.name, real.get_short_help_str(1000), real.hidden) == (listed.name, listed.help, listed.hidden)
 
 
-def test_the_help_lists_every_command_with_its_line():
-    shown = CliRunner().invoke(main, ["--help"], terminal_width=200, max_content_width=200).output
-    told = [line.strip() for line in shown.split("Commands:\n")[1].splitlines()]
-    assert [f"{command.name:10}  {command.help}" for command in COMMANDS] == told
-    assert sorted(main.commands) == list(main.commands), "click lists them by name"
+def test_the_help_lists_every_command_in_its_group():
+    shown = CliRunner().invoke(main, ["--help"], terminal_width=80).output
+    for title, commands in GROUPS.items():
+        section = shown.split(f"{title}:\n")[1].split("\n\n")[0]
+        listed = [line.split(maxsplit=1) for line in section.splitlines()]
+        assert [[command.name, command.help] for command in commands] == listed
+    assert not any(f"  {command.name} " in shown for command in DEVELOPMENT)
+
+
+def all_commands(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Command]]:
+    for name, listed in group.commands.items():
+        command = listed.real() if hasattr(listed, "real") else listed
+        yield f"{path}{name}", command
+        if isinstance(command, click.Group):
+            yield from all_commands(command, f"{path}{name} ")
+
+
+@pytest.mark.parametrize(("path", "command"), [pytest.param(*each, id=each[0]) for each in all_commands(main)])
+def test_summaries_are_one_imperative_line(path, command):
+    summary = (command.help or "").partition("\n")[0]
+    assert 0 < len(summary) <= 60, summary
+    assert summary.endswith(".")
+    assert not re.match(r"(What|Who|How|Which|The|A|An|One|Of|Our|Those)\b", summary), summary
 
 
 def test_completion_offers_the_commands_and_those_inside_a_group():
     complete = ShellComplete(main, {}, "vllm-watch", "_VLLM_WATCH_COMPLETE")
-    assert [command.name for command in COMMANDS] == [item.value for item in complete.get_completions([], "")]
+    assert sorted(command.name for command in COMMANDS) == [item.value for item in complete.get_completions([], "")]
     assert ["backfill", "explain", "run"] == [item.value for item in complete.get_completions(["sidecar"], "")]
     assert ["--config"] == [item.value for item in complete.get_completions(["sidecar", "run"], "--c")]
 

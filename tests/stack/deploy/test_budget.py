@@ -18,7 +18,8 @@ from prometheus_client.exposition import generate_latest
 
 from exporters.catalogue import attributed, gateway, gpu, vllm
 from exporters.exposition import Distribution
-from exporters.gpu.source import SAMPLES, GpuReading, families
+from exporters.gpu.readings import GpuReading
+from exporters.gpu.series import SAMPLES, families
 from exporters.requests.bounded_names import OTHER, BoundedNames
 from exporters.requests.counters import FINISH_REASONS, RequestCounters
 from exporters.requests.record import UNKNOWN_TEAM, Outcome, RequestRecord

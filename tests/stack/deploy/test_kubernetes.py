@@ -52,7 +52,7 @@ from stack.lab.install import operator_schema
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "tests/golden/0.32.0-before.prom"
-USUAL = KubernetesOptions("vllm-watch:0.1.0")
+USUAL = KubernetesOptions(image="vllm-watch:0.1.0")
 MUCH = replace(
     USUAL, image="registry.example.org:5000/team/vllm-watch:1",
     engines=("http://vllm-0.vllm:8000", "http://vllm-1.vllm:8000"), engine_port="http",

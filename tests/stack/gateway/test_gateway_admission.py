@@ -552,3 +552,30 @@ def test_a_new_policy_of_the_same_capacity_leaves_lowered_slots_lowered():
     assert 1 == it.admission.slots
     it.admission.adopt(policy(slots=3), it.now)
     assert 3 == it.admission.slots
+
+
+def test_at_limit_of_a_team():
+    it = Gate(policy({"a": Team(band="usual", max_in_flight=2), "b": Team(band="usual")}, slots=1))
+    it.lets("a.0", "b.0")
+    assert (False, False, False) == tuple(map(it.admission.at_limit, ("a", "b", "nobody")))
+    it.lets("a.1")
+    assert (True, False) == (it.admission.at_limit("a"), it.admission.at_limit("b"))
+
+
+@pytest.mark.parametrize(("most_s", "wait_s"), [(1000.0, 300.0), (150.0, 250.0), (0.0, 100.0)])
+def test_expected_wait_behind_a_better_band(most_s, wait_s):
+    """Two requests of 100 s go first, but none of them waits longer than its band may."""
+    better = {"high": Band(rank=0, max_wait_s=1000.0), "usual": Band(rank=1)}
+    it = Gate(policy({"vip": Team(band="high"), "a": Team(band="usual")}, better, slots=1))
+    it.lets("vip.0")
+    it.end("vip.0", after=100.0)
+    it.lets("vip.1", "vip.2", "vip.3")
+    it.admission.adopt(
+        policy(
+            {"vip": Team(band="high"), "a": Team(band="usual")},
+            {**better, "high": Band(rank=0, max_wait_s=most_s)},
+            slots=1,
+        ),
+        it.now,
+    )
+    assert wait_s == pytest.approx(it.admission.wait_s("a"))

@@ -690,3 +690,8 @@ def test_names_from_clients_are_bounded():
     assert MOST_PAIRS == len(estimator._overruns)
     assert 2 == pytest.approx(estimator.bytes_per_token("busy"))
     assert BYTES_PER_TOKEN == estimator.bytes_per_token("m0")
+
+
+def test_text_of_a_field():
+    request = asked(CHAT, model="m", n=2)
+    assert ("m", None, None) == (request.text("model"), request.text("n"), request.text("absent"))

@@ -487,3 +487,11 @@ def test_no_reply_is_too_odd_to_be_noted(fields: dict[str, Any], kind: Any):
 def test_an_engine_with_ever_new_finish_reasons_fills_no_memory():
     _, scanner = scan(*(chunk(f"word {number}") for number in range(100)))
     assert FINISH_WORDS == len(scanner.reply.finish_reasons)
+
+
+def test_unread_events_are_counted():
+    assert 2 == scan(b"data: not json\n\n", b"data: {]\n\n", chunk(content="a"))[1].unread_events
+
+
+def test_stream_is_done_at_its_end():
+    assert (False, True) == (scan(chunk(content="a"))[1].done, scan(chunk(content="a"), DONE)[1].done)

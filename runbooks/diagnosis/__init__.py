@@ -1,0 +1,20 @@
+"""Diagnosis of every alert: what may be wrong, the query that says so, and where to go.
+
+`render` prints the rows into the pages."""
+
+from __future__ import annotations
+
+from runbooks.diagnosis import cache, engine, gpu, latency, prometheus_stack, request_log, self_monitoring, slo, traffic
+from runbooks.diagnosis.row import DiagnosisRow
+
+ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
+    **engine.ROWS,
+    **slo.ROWS,
+    **latency.ROWS,
+    **cache.ROWS,
+    **traffic.ROWS,
+    **request_log.ROWS,
+    **gpu.ROWS,
+    **self_monitoring.ROWS,
+    **prometheus_stack.ROWS,
+}

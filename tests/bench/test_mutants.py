@@ -1,0 +1,80 @@
+"""The mutation run: the changes it makes, the draw, and what it calls killed and survived."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import mutants
+import pytest
+
+SOURCE = '''"""A docstring stays."""
+
+
+def clip(value: int, low: int, high: int) -> int:
+    if not high or value <= low:
+        value -= 1
+    return min(value, high * 2)
+'''
+
+
+@pytest.fixture
+def source(monkeypatch, tmp_path):
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+
+    def write(text: str) -> list[mutants.Mutant]:
+        (tmp_path / "m.py").write_text(text)
+        return mutants.mutants_of("m.py")
+
+    return write
+
+
+def test_each_kind_of_change(source):
+    assert [
+        ("if not high or value <= low:", "if (not (not high or value <= low)):"),
+        ("if not high or value <= low:", "if (not high and value <= low):"),
+        ("if not high or value <= low:", "if high or value <= low:"),
+        ("if not high or value <= low:", "if not high or (value < low):"),
+        ("if not high or value <= low:", "if not high or (value > low):"),
+        ("value -= 1", "value += 1"),
+        ("value -= 1", "pass"),
+        ("value -= 1", "value -= 2"),
+        ("return min(value, high * 2)", "return None"),
+        ("return min(value, high * 2)", "return max(value, high * 2)"),
+        ("return min(value, high * 2)", "return min(value, (high / 2))"),
+        ("return min(value, high * 2)", "return min(value, high * 3)"),
+    ] == [(mutant.line, mutant.mutated) for mutant in source(SOURCE)]
+
+
+def test_an_edit_leaves_the_draw_of_other_lines(source):
+    before = {mutant.key for mutant in mutants.draw(source(SOURCE), seed=1, count=6)}
+    after = {mutant.key for mutant in mutants.draw(source("\n\n" + SOURCE), seed=1, count=6)}
+    assert before == after
+    assert before != {mutant.key for mutant in mutants.draw(source(SOURCE), seed=2, count=6)}
+
+
+def test_killed_and_survived(tmp_path):
+    """In a process of its own: a fork of this one would already have imported the module."""
+    (tmp_path / "m.py").write_text(SOURCE)
+    (tmp_path / "test_m.py").write_text("from m import clip\n\n\ndef test_clip():\n    assert 8 == clip(9, 3, 4)\n")
+    script = (
+        "import sys, mutants, pathlib\n"
+        f"mutants.ROOT = pathlib.Path({str(tmp_path)!r}); sys.path.insert(0, {str(tmp_path)!r})\n"
+        "mutants.TESTS['m.py'] = ('test_m.py',)\n"
+        "outcomes = mutants.run(mutants.mutants_of('m.py'), mutants.ROOT / 'runs', 1, 60)\n"
+        "(mutants.ROOT / 'runs').mkdir()\n"
+        "print({outcome.mutant.mutated: outcome.result for outcome in outcomes})\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(Path(mutants.__file__).parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    results = eval(ran.stdout)  # noqa: S307
+    assert "killed" == results["return None"]
+    assert "killed" == results["return min(value, high * 3)"]
+    assert "survived" == results["value -= 2"]
