@@ -1,8 +1,8 @@
 """The scrape in Prometheus' protobuf format, the only one that carries native histograms.
 
-A page is a sequence of io.prometheus.client.MetricFamily messages, each behind its length. The wire format is written
-directly: messages built with the protobuf library took 36 ms where this takes 6. The tests read each page with that
-library. Source of the field numbers: prometheus/client_model, io/prometheus/client/metrics.proto."""
+An exposition is a sequence of io.prometheus.client.MetricFamily messages, each after its length. The wire format is
+written directly: the protobuf library took 36 ms where this takes 6. The tests parse it with that library.
+Source of the field numbers: prometheus/client_model, io/prometheus/client/metrics.proto."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _VARINT, _FIXED64, _BYTES = 0, 1, 2  # wire types
 
 
 def block(samples: Iterable[Sample]) -> Block:
-    """Serialise samples, to be put on a page now or later."""
+    """Serialise samples for one or more expositions."""
     metrics: dict[str, Metric] = {}
     rows: dict[str, list[bytes]] = {}
     for metric, labels, value in samples:
@@ -41,7 +41,7 @@ def block(samples: Iterable[Sample]) -> Block:
 
 
 def page(blocks: Iterable[Block]) -> bytes:
-    """Return one page of several blocks."""
+    """Return one exposition of several blocks."""
     families: dict[str, list[bytes]] = {}
     for each in blocks:
         for name, (metric, rows) in each.items():
@@ -101,7 +101,7 @@ def _labels(labels: tuple[tuple[str, str], ...]) -> bytes:
 
 @lru_cache(maxsize=64)
 def _bounds(bounds: tuple[float, ...]) -> Sequence[bytes]:
-    """Serialise the upper bounds of classic buckets, which are the same on every page."""
+    """Serialise the upper bounds of classic buckets, which never change."""
     return [_double(2, bound) for bound in (*bounds, float("inf"))]
 
 

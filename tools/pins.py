@@ -134,10 +134,10 @@ def compile_set(uv: str, name: str, project: Mapping[str, Any], upgrade: bool) -
         made = Path(folder) / f"{name}.txt"
         if not upgrade and (FOLDER / made.name).is_file():
             shutil.copy(FOLDER / made.name, made)  # uv keeps versions of an existing output file
-        asked = "\n".join(wanted(project, one))
+        requirements = "\n".join(wanted(project, one))
         done = subprocess.run(
             [*command, "--output-file", str(made)],
-            input=asked,
+            input=requirements,
             capture_output=True,
             text=True,
             check=False,
@@ -161,12 +161,12 @@ def _clean() -> dict[str, str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the generator. Exit 0: files are up to date (now); 1: --check found a difference; 2: generation failed."""
-    asked = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m tools.pins", description="Print requirements/*.txt from pyproject.toml."
     )
-    asked.add_argument("--upgrade", action="store_true", help="upgrade all pins to the newest matching versions")
-    asked.add_argument("--check", action="store_true", help="only check; exit 1 when a file is out of date")
-    options = asked.parse_args(arguments)
+    parser.add_argument("--upgrade", action="store_true", help="upgrade all pins to the newest matching versions")
+    parser.add_argument("--check", action="store_true", help="only check; exit 1 when a file is out of date")
+    options = parser.parse_args(arguments)
     uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
     if uv is None:
         return _said("uv is missing; `make pins` installs it", 2)

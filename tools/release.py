@@ -30,16 +30,12 @@ LAST = 4102444800  # the year 2100: zip ends in 2107, and later values are mista
 NOT_SOURCE = ("dist", "build", "artifacts")
 # Content of the bundle: folder, command that generates it, and purpose.
 PRINTED: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("boards/full", ("dashboards", "export"), "every board, for Grafana's import dialog or a provisioned folder"),
-    (
-        "boards/engine",
-        ("dashboards", "export", "--profile", "engine"),
-        "the boards that vLLM's own series fill, without anything else of ours",
-    ),
+    ("boards/full", ("dashboards", "export"), "every dashboard, for Grafana's import dialog or a provisioned folder"),
+    ("boards/engine", ("dashboards", "export", "--profile", "engine"), "dashboards that need only vLLM series"),
     (
         "rules",
         ("alerts", "export"),
-        "rules for Prometheus: `rule_files: [rules/*.yaml]`; each `.yml` is routes, objectives or numbers",
+        "rules for Prometheus: `rule_files: [rules/*.yaml]`; each `.yml` holds routes, objectives or thresholds",
     ),
     (
         "kubernetes",
@@ -52,20 +48,21 @@ COPIED: tuple[tuple[str, str, str], ...] = (
     (
         "alertmanager",
         "stack/deploy/alertmanager/*.yml",
-        "Alertmanager's configuration for nobody, a webhook, Slack, PagerDuty and mail",
+        "Alertmanager configurations: no receiver, a webhook, Slack, PagerDuty and mail",
     ),
 )
 _README = """# vllm-watch {version}: what an existing Prometheus, Alertmanager and Grafana import
 
-Printed by `make release`. `boards/engine` needs vLLM alone. What the other boards and the rules ask of our gateway and
-sidecar is empty without these; `kubernetes/` starts them from the image that you build. Take one of the two folders of
-boards: their uids are the same. With other addresses, thresholds or receivers: install the wheel and print your own.
+Printed by `make release`. `boards/engine` needs vLLM alone. Other dashboards and rules
+need the gateway and the sidecar; `kubernetes/` starts them from the image that you build. Import one of the two
+dashboard folders: their uids are the same. For other addresses, thresholds or receivers, install the wheel and export
+your own.
 
 | folder | what it is | printed by |
 |---|---|---|
 {rows}
 
-How far each is proven stands in the README of the source, under "What was tested with what". Apache-2.0.
+The test status is in the documentation of the source. Apache-2.0.
 """
 
 

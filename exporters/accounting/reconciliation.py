@@ -135,20 +135,20 @@ class Reconciler:
             return
         self._silent.discard(upstream)
         kept = self._kept.upstreams.get(upstream)
-        began_anew = kept is not None and _is_restarted(kept, view)
-        same = None if began_anew else kept  # as this very process was seen before
+        is_restarted = kept is not None and _is_restarted(kept, view)
+        same = None if is_restarted else kept  # last state of the same process
         new_models = self._add_models(view, asked_s, logged)
         self._place()
-        if kept is not None and began_anew:
+        if kept is not None and is_restarted:
             self._lost(kept)
             self._naming.pop(upstream, None)
         if view.started_s is not None:
             began_s = view.started_s
-        elif kept is not None and began_anew:
+        elif kept is not None and is_restarted:
             began_s = kept.looked_s
         else:
             began_s = float("-inf")
-        # Of the same process, a series that is missing once is no series that began anew.
+        # A series missing once in the same process has not restarted.
         cores = {} if same is None else {name: dict(ranks) for name, ranks in same.cores.items()}
         for (name, rank), core in view.cores.items():
             model = self._kept.models[name]
@@ -177,7 +177,7 @@ class Reconciler:
         )
 
     def _add_models(self, view: EngineView, asked_s: float, logged: Mapping[str, FinishedRequest]) -> set[str]:
-        """Begin to reconcile the models of a page that are not known yet, and return their names."""
+        """Start the reconciliation of the scrape's new models, and return their names."""
         new = {name for name, _ in view.cores} - self._kept.models.keys()
         for name in new:
             self._kept.models[name] = ReconciledModel(first_s=asked_s, skip=dict(logged))
@@ -185,15 +185,16 @@ class Reconciler:
         return new
 
     def _first_snapshot(self, name: str, totals: EngineTotals, counts_all: bool) -> CoreSnapshot:
-        """Return what a core is taken to have counted before its first page. counts_all: all that it has counted by now
-        is to be reconciled."""
+        """Return the assumed counts of a core before its first scrape.
+
+        counts_all: everything counted so far is reconciled."""
         if counts_all:
             return CoreSnapshot(EngineTotals())
         self._suspect(name, "start", NOTHING)
         return CoreSnapshot(totals, aborted_from=_unfinished(totals))
 
     def _adapt_patience(self, watch: _Watch, e2e_p99_s: float, late_s: float) -> None:
-        """Wait as long for a line as requests and the log take."""
+        """Adapt the waiting times to the duration of requests and the delay of the log."""
         watch.changed = True
         watch.patience_s = min(PATIENCE_AT_MOST_S, max(self._patience_s, 2 * e2e_p99_s))
         watch.delay_s = min(watch.patience_s, max(DELAY_AT_LEAST_S, DELAY_PER_LATENESS * late_s))

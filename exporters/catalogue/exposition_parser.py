@@ -95,7 +95,7 @@ class _Layout:
 
 
 def _layout(
-    page: Exposition,
+    exposition: Exposition,
     underscores: int,
     heads: list[str],
     fixed_lines: list[int],
@@ -105,8 +105,8 @@ def _layout(
         heads=tuple(heads),
         fixed_lines=tuple(fixed_lines),
         places=tuple(place for run in places.values() for place in run),
-        groups=tuple((name, tuple(labels for labels, _ in rows)) for name, rows in page.samples.items()),
-        kinds=page.kinds,
+        groups=tuple((name, tuple(labels for labels, _ in rows)) for name, rows in exposition.samples.items()),
+        kinds=exposition.kinds,
         underscores=underscores,
     )
 
@@ -167,10 +167,10 @@ class Parser:
                 regular = False
         if not found:
             raise BadExposition("no samples found; is this the URL of a /metrics endpoint?")
-        page = Exposition(found, kinds)
+        exposition = Exposition(found, kinds)
         if regular:
-            self._layout = _layout(page, text.count("_"), heads, fixed_lines, places)
-        return page
+            self._layout = _layout(exposition, text.count("_"), heads, fixed_lines, places)
+        return exposition
 
     def _sample(self, line: str) -> tuple[str, Labels, float, str]:
         """Return name, labels and value of a line, and the text before the value if nothing follows it."""

@@ -84,7 +84,7 @@ def names(text: str) -> frozenset[str]:
     return frozenset(name for name, _ in selectors(text) if name and UNKNOWN_NAME not in name)
 
 
-def answers(text: str, page: Exposition, expected: Callable[[str], bool]) -> bool:
+def answers(text: str, exposition: Exposition, expected: Callable[[str], bool]) -> bool:
     """Return True if an expression can return a value on a target with this exposition.
 
     expected(name) is True if a sample name belongs in this exposition; series of other components count as present.
@@ -94,7 +94,7 @@ def answers(text: str, page: Exposition, expected: Callable[[str], bool]) -> boo
         match node:
             case ql.VectorSelector():
                 name, matchers = _selector(node)
-                return UNKNOWN_NAME in name or not expected(name) or _matches(page, name, matchers)
+                return UNKNOWN_NAME in name or not expected(name) or _matches(exposition, name, matchers)
             case ql.MatrixSelector():
                 return alive(node.vector_selector)
             case ql.BinaryExpr():
@@ -121,11 +121,11 @@ def _selector(node: ql.VectorSelector) -> Selector:
     return name, [m for m in matchers if m[0] != "__name__"]
 
 
-def _matches(page: Exposition, name: str, matchers: list[tuple[str, str, str]]) -> bool:
-    rows = page.of(name)
-    on_page = {label for labels, _ in rows for label in labels}
+def _matches(exposition: Exposition, name: str, matchers: list[tuple[str, str, str]]) -> bool:
+    rows = exposition.of(name)
+    exposed_labels = {label for labels, _ in rows for label in labels}
     # job, instance and the like come from the scrape; values of variables are unknown
-    known = [m for m in matchers if m[0] in on_page and not re.search(_VARIABLE, m[2])]
+    known = [m for m in matchers if m[0] in exposed_labels and not re.search(_VARIABLE, m[2])]
     return any(all(_holds(labels.get(label, ""), op, value) for label, op, value in known) for labels, _ in rows)
 
 

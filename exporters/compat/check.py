@@ -16,7 +16,7 @@ from exporters.catalogue.metric import Metric, key
 ENGINE = "vllm:"
 ESCAPED = "vllm_"
 OURS = "vllm_watch_"
-OUR_BOARDS = "vllm-watch-"  # prefix of our dashboard uids
+OUR_DASHBOARDS = "vllm-watch-"  # prefix of our dashboard uids
 ESCAPED_ADVICE = (
     "names were escaped by a re-exporter for Prometheus 2: scrape it with `scrape_protocols: [PrometheusText0.0.4]`,"
     " or restore the names with metric_relabel_configs (source_labels: [__name__], regex: vllm_(.+), target_label:"
@@ -94,7 +94,7 @@ class CompatReport:
 
 
 def check(
-    page: Exposition, catalogue: Iterable[Metric], uses: Iterable[QueryRef] = (), release: str | None = None
+    exposition: Exposition, catalogue: Iterable[Metric], uses: Iterable[QueryRef] = (), release: str | None = None
 ) -> CompatReport:
     """Compare an exposition with the catalogue, and every query with the exposition.
 
@@ -102,8 +102,8 @@ def check(
     compared on an engine; series of other components are not expected. Queries that cannot be parsed are skipped:
     unknown_metrics reports them."""
     by_name = {metric.name: metric for metric in catalogue}
-    families = set(page.families())
-    escaped = tuple(sorted(_escaped(page, by_name)))
+    families = set(exposition.families())
+    escaped = tuple(sorted(_escaped(exposition, by_name)))
     known = tuple(by_name[f] for f in sorted(families) if f in by_name and f.startswith((ENGINE, OURS)))
     unknown = tuple(sorted(f for f in families if f.startswith((ENGINE, OURS)) and f not in by_name))
     releases = (release, None) if release else plausible(known)
@@ -120,7 +120,7 @@ def check(
         renamed=tuple((f, newer[f]) for f in sorted(families) if f in newer and newer[f] not in families),
         escaped=escaped,
         beside=tuple(sorted(f for f in families if not f.startswith((ENGINE, OURS)) and f not in escaped)),
-        broken=tuple(_broken(page, uses)) if is_engine else (),
+        broken=tuple(_broken(exposition, uses)) if is_engine else (),
     )
 
 
@@ -138,25 +138,25 @@ def uses_of_dashboard(text: str, name: str) -> Iterator[QueryRef]:
     Our own panels may be empty: they explain it themselves (noValue). Raises ValueError if the file is not a
     dashboard."""
     try:
-        board = json.loads(text)
+        dashboard = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{name}, line {error.lineno}: invalid JSON: {error.msg}") from error
-    board = board.get("dashboard", board) if isinstance(board, dict) else board
-    if not isinstance(board, dict) or not isinstance(board.get("panels", board.get("rows")), list):
+    dashboard = dashboard.get("dashboard", dashboard) if isinstance(dashboard, dict) else dashboard
+    if not isinstance(dashboard, dict) or not isinstance(dashboard.get("panels", dashboard.get("rows")), list):
         raise ValueError(f"{name} is not a Grafana dashboard: no list of panels")
-    is_ours = str(board.get("uid", "")).startswith(OUR_BOARDS)
-    for panel in _panels([*(board.get("panels") or ()), *(board.get("rows") or ())]):
+    is_ours = str(dashboard.get("uid", "")).startswith(OUR_DASHBOARDS)
+    for panel in _panels([*(dashboard.get("panels") or ()), *(dashboard.get("rows") or ())]):
         for target in _dicts(panel.get("targets")):
             if _asks_prometheus(target, panel):
                 place = f"{name}: {panel.get('title') or panel.get('id') or 'panel'} / {target.get('refId', '?')}"
                 yield from _use(place, target.get("expr"), _when_empty(panel) if is_ours else "")
-    for variable in _dicts((board.get("templating") or {}).get("list")):
+    for variable in _dicts((dashboard.get("templating") or {}).get("list")):
         query = variable.get("query")
         query = query.get("query") if isinstance(query, dict) else query
         if variable.get("type") == "query" and isinstance(query, str) and _asks_prometheus(variable):
             found = re.fullmatch(r"\s*(?:label_values\((.+),[^,]*\)|query_result\((.+)\))\s*", query, re.DOTALL)
             yield from _use(f"{name}: variable {variable.get('name')}", found and (found[1] or found[2]))
-    for annotation in _dicts((board.get("annotations") or {}).get("list")):
+    for annotation in _dicts((dashboard.get("annotations") or {}).get("list")):
         if _asks_prometheus(annotation):
             yield from _use(f"{name}: annotation {annotation.get('name')}", annotation.get("expr"))
 
@@ -216,27 +216,27 @@ def _asks_prometheus(*owners: dict[str, Any]) -> bool:
     return next((kind for kind in types if kind), "prometheus") == "prometheus"
 
 
-def _escaped(page: Exposition, by_name: Mapping[str, Metric]) -> Iterator[str]:
+def _escaped(exposition: Exposition, by_name: Mapping[str, Metric]) -> Iterator[str]:
     """Yield families whose colon became an underscore: metadata lines or the catalogue have the name with a colon."""
     samples = {
         ENGINE + n.removeprefix(ESCAPED): rows
-        for n, rows in page.samples.items()
+        for n, rows in exposition.samples.items()
         if n.startswith(ESCAPED) and not n.startswith(OURS)
     }
-    families = Exposition(samples, page.kinds).families()
+    families = Exposition(samples, exposition.kinds).families()
     return (
         ESCAPED + f.removeprefix(ENGINE)
         for f in families
-        if f in by_name or f in page.kinds or f.removesuffix("_total") in page.kinds
+        if f in by_name or f in exposition.kinds or f.removesuffix("_total") in exposition.kinds
     )
 
 
-def _broken(page: Exposition, uses: Iterable[QueryRef]) -> Iterator[DeadQuery]:
+def _broken(exposition: Exposition, uses: Iterable[QueryRef]) -> Iterator[DeadQuery]:
     for use in uses:
         try:
-            answers = promql_ast.answers(use.expr, page, lambda name: name.startswith(ENGINE))
+            answers = promql_ast.answers(use.expr, exposition, lambda name: name.startswith(ENGINE))
         except promql_ast.BadExpression:
             continue
         if not answers:
-            missing = (n for n in promql_ast.names(use.expr) if n.startswith(ENGINE) and n not in page)
+            missing = (n for n in promql_ast.names(use.expr) if n.startswith(ENGINE) and n not in exposition)
             yield DeadQuery(use, tuple(sorted(missing)))

@@ -1,7 +1,7 @@
 """Client of an inference engine: /metrics, /version, /v1/models, /server_info and /health.
 
-Invariant: an engine is untrusted. No answer is read beyond its limit, and a version enters events and logs only if it
-is short and printable."""
+Invariant: an engine is untrusted. No response is read beyond its limit, and a version enters events and logs only if
+it is short and printable."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_VERSION_LENGTH = 64  # characters
 
 
 class ModelCard(msgspec.Struct):
-    """A model in the answer of /v1/models. parent: None, or the model that an adapter extends."""
+    """Model in the response of /v1/models. parent: None, or the base model of an adapter."""
 
     id: str
     root: str | None = None
@@ -73,10 +73,10 @@ class EngineClient:
     async def scrape(self) -> tuple[str, str | None]:
         """Return the /metrics text and the version. Raises BadExposition if the text is too long."""
         try:
-            page = await self.metrics()
+            body = await self.metrics()
         except ResponseTooLarge as error:
             raise BadExposition(f"{self.url}/metrics: {error}; too long for an engine's /metrics") from None
-        return page.decode("utf-8", "replace"), await self.version()
+        return body.decode("utf-8", "replace"), await self.version()
 
     async def models(self) -> list[ModelCard]:
         """Return the served models. Raises BadExposition if the response is not a list of models."""

@@ -114,35 +114,33 @@ def view(found: exposition_parser.Exposition, version: str | None = None) -> Eng
 
 def _cores(found: exposition_parser.Exposition) -> dict[tuple[str, str], EngineCore]:
     """Return engine cores by model and rank. Several API processes may each expose a part of a core's totals."""
-    figures: dict[tuple[str, str], dict[str, float]] = {}
+    values: dict[tuple[str, str], dict[str, float]] = {}
     shown = (*_GROWING, vllm.NUM_REQUESTS_RUNNING, vllm.NUM_REQUESTS_WAITING, vllm.PROMPT_TOKENS_CACHED)
     for sample in (*(metric.name for metric in shown), *(f"{metric.name}_sum" for metric in _SUMS)):
         for labels, value in found.of(sample):
             if value == value:  # not NaN
-                figures.setdefault((labels.get("model_name", ""), labels.get("engine", "")), defaultdict(float))[
+                values.setdefault((labels.get("model_name", ""), labels.get("engine", "")), defaultdict(float))[
                     sample
                 ] += value
-    return {key: _core(figure) for key, figure in figures.items()}
+    return {key: _core(sums) for key, sums in values.items()}
 
 
-def _core(figure: Mapping[str, float]) -> EngineCore:
-    prompt, completion, prefill_s, decode_s, inference_s, e2e_s = (figure[f"{metric.name}_sum"] for metric in _SUMS)
+def _core(sums: Mapping[str, float]) -> EngineCore:
+    prompt, completion, prefill_s, decode_s, inference_s, e2e_s = (sums[f"{metric.name}_sum"] for metric in _SUMS)
     totals = EngineTotals(
-        requests=round(figure[vllm.REQUEST_SUCCESS.name]),
+        requests=round(sums[vllm.REQUEST_SUCCESS.name]),
         request_prompt_tokens=round(prompt),
         request_completion_tokens=round(completion),
-        prompt_tokens=round(figure[vllm.PROMPT_TOKENS.name]),
-        completion_tokens=round(figure[vllm.GENERATION_TOKENS.name]),
-        cached_tokens=round(figure[vllm.PROMPT_TOKENS_CACHED.name]),
+        prompt_tokens=round(sums[vllm.PROMPT_TOKENS.name]),
+        completion_tokens=round(sums[vllm.GENERATION_TOKENS.name]),
+        cached_tokens=round(sums[vllm.PROMPT_TOKENS_CACHED.name]),
         prefill_s=prefill_s,
         decode_s=decode_s,
         inference_s=inference_s,
         e2e_s=e2e_s,
     )
     return EngineCore(
-        totals,
-        running=round(figure[vllm.NUM_REQUESTS_RUNNING.name]),
-        waiting=round(figure[vllm.NUM_REQUESTS_WAITING.name]),
+        totals, running=round(sums[vllm.NUM_REQUESTS_RUNNING.name]), waiting=round(sums[vllm.NUM_REQUESTS_WAITING.name])
     )
 
 
@@ -223,12 +221,12 @@ class History:
         yield sidecar.ENGINE_INFO, {"upstream": self.upstream, "version": self.last.version or "", **about}, 1
         for cache in self.last.caches:
             labels = {"engine": cache.engine, "model_name": cache.model_name, "upstream": self.upstream}
-            figures: tuple[tuple[Metric, int | None], ...] = (
+            values: tuple[tuple[Metric, int | None], ...] = (
                 (sidecar.KV_BLOCKS, cache.blocks),
                 (sidecar.KV_BLOCK_SIZE, cache.block_size_tokens),
                 (sidecar.KV_CAPACITY, cache.capacity_tokens),
             )
-            yield from ((metric, labels, value) for metric, value in figures if value is not None)
+            yield from ((metric, labels, value) for metric, value in values if value is not None)
 
 
 def restarted(before: EngineView, after: EngineView) -> bool:

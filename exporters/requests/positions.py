@@ -204,7 +204,7 @@ def match_files(
     zero_filled = [position for position in known if _is_zero_filled(position)]
     placed: dict[ObservedFile, Position] = {}
     for candidates, moved in ((solid, False), (solid, True), (zero_filled, False)):
-        for file in sorted(seen, key=lambda file: -file.size):  # of two copies the longer one holds more
+        for file in sorted(seen, key=lambda file: -file.size):  # the longer one of two copies holds more
             if file in placed:
                 continue
             match = _furthest_match(file, candidates, moved, read)
@@ -223,7 +223,7 @@ def match_files(
             placed[file] = replace(start, left=-1)
         elif first_look:
             placed[file] = at_end(file, partial(read, file.name))
-        elif file.first and not alike and not _is_copied(file, rest):  # an empty one may become a copy
+        elif file.first and not alike and not _is_copied(file, rest):  # an empty file may become a copy
             placed[file] = _unread_start(file, free)
     return [(file, placed[file]) for file in seen if file in placed], [position for position in free if position.offset]
 
@@ -232,7 +232,7 @@ ReadNamed = Callable[[str, int, int], bytes]
 
 
 def _held(file: ObservedFile, position: Position, read: ReadNamed) -> Position | None:
-    """Return the position as far as this file holds what was read of it, under the file's own name."""
+    """Return the position up to which this file holds what was read, under the file's own name."""
     back = last_that_holds(position, partial(read, file.name))
     return None if back is None else replace(back, name=file.name, identity=file.identity)
 
@@ -240,10 +240,10 @@ def _held(file: ObservedFile, position: Position, read: ReadNamed) -> Position |
 def _furthest_match(
     file: ObservedFile, candidates: Sequence[Position], moved: bool, read: ReadNamed
 ) -> tuple[Position, Position] | None:
-    """Return the known position that this file holds, and where to read on. Several match where the file was cut
-    before: then the one that was read furthest.
+    """Return the known position that this file holds, and the position to read on from.
 
-    moved: look for what was read of a file of another identity, all of which must be there."""
+    Several match after a truncation: the one read furthest is used. moved: match files of another identity, which
+    must hold everything read."""
     best = None
     for position in candidates:
         same = _begins_like(file, position) if moved else position.identity == file.identity
@@ -258,12 +258,12 @@ def _furthest_match(
 
 
 def _was_cut(file: ObservedFile, known: Sequence[Position]) -> bool:
-    """Return whether this file is one that is known, though it no longer holds all that was read of it."""
+    """Return True if this is a known file that no longer holds everything that was read of it."""
     return any(position.identity == file.identity and _begins_like(file, position) for position in known)
 
 
 def _furthest_start(file: ObservedFile, alike: Sequence[Position], read: ReadNamed) -> Position:
-    """Return where to read on in a file that begins like others: behind what it has in common with them."""
+    """Return the start position of a file that begins like others: after their common part."""
     start = None
     for position in alike:
         held = _held(file, position, read)
@@ -273,12 +273,12 @@ def _furthest_start(file: ObservedFile, alike: Sequence[Position], read: ReadNam
 
 
 def _is_copied(file: ObservedFile, others: Sequence[ObservedFile]) -> bool:
-    """Return whether a live file begins with what this one has."""
+    """Return True if a live file begins with this file's content."""
     return any(other.live and other.first.startswith(file.first) for other in others)
 
 
 def _unread_start(file: ObservedFile, free: Sequence[Position]) -> Position:
-    """Return the position that is known of a file of which nothing was read, else a new one."""
+    """Return the known position of an unread file, else a new one."""
     for position in free:
         if position.offset == 0 and position.identity == file.identity:
             return replace(position, name=file.name)

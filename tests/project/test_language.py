@@ -26,7 +26,9 @@ HEADLESS = re.compile(r"^(What|Who|Whose|Whom|How|Whether|Where|When|Why|Of|The 
 COLUMNS = 120
 
 # Path -> words that stay there, with the reason.
-EXCEPTIONS: dict[str, tuple[str, ...]] = {}
+EXCEPTIONS: dict[str, tuple[str, ...]] = {
+    "exporters/catalogue/promql_ast.py": ("card",)  # attribute of promql_parser's VectorMatchModifier
+}
 
 
 def tracked(*patterns: str) -> list[Path]:

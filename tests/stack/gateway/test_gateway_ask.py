@@ -721,7 +721,7 @@ def test_longer_of_token_ids_and_text_counts(ids, counted):
 @pytest.mark.parametrize(("parts", "counted"), [(4, 10), (5, 37), (8, 112)])
 def test_parts_too_deep_are_text(parts, counted):
     """A part within four others is counted as the JSON that it is."""
-    size = token_requests._Size(dense=False)
+    size = prompt_size.PromptSize(dense=False)
     value = '"xxxxxxxxxx"'
     for _ in range(parts):
         value = '[{"type":"t","content":' + value + "}]"
