@@ -112,7 +112,7 @@ def _why_absent(cell: str) -> str | None:
 
 
 def readings_of(code: int, out: str, err: str, asked: Sequence[str]) -> list[GpuReading]:
-    """What one run of nvidia-smi means, by its exit code (see its manual, RETURN VALUE). Raises GpuUnavailable."""
+    """Interpret one run of nvidia-smi by its exit code (see its manual, RETURN VALUE). Raises GpuUnavailable."""
     lines = out.split("\n")
     lost = [
         GpuReading(uuid="", pci_bus_id=found["bus"], absent={"gpu": "lost"})

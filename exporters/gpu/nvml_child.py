@@ -112,20 +112,20 @@ class _Session:
                 self.xids, self.activity = _Xids(), _Activity()
                 self.xids.listen()
             driver = _text(pynvml.nvmlSystemGetDriverVersion())
-            cards = [_card(index, driver, self.activity) for index in range(pynvml.nvmlDeviceGetCount())]
+            gpus = [_gpu_reading(index, driver, self.activity) for index in range(pynvml.nvmlDeviceGetCount())]
             heard = self.xids.heard()
-            self.stale = any("gpu" in card["absent"] for card in cards)
+            self.stale = any("gpu" in gpu["absent"] for gpu in gpus)
             if self.stale:
                 self.xids.close()
                 self.activity.close()
                 pynvml.nvmlShutdown()
         except pynvml.NVMLError as error:
             return {"error": _NO_ANSWER.get(error.value, "exit"), "why": f"NVML: {error}"}
-        return {"gpus": cards, "xids": heard}
+        return {"gpus": gpus, "xids": heard}
 
 
 class _Xids:
-    """The driver's own error numbers, as events: one is told once, so a missed one is missed for good."""
+    """The driver's own error numbers, as events. Each is delivered once; a missed one is lost."""
 
     def __init__(self) -> None:
         self._events: Any = None
@@ -150,7 +150,7 @@ class _Xids:
         self._uuids[_address(handle)] = uuid
 
     def heard(self) -> dict[str, list[int]]:
-        """What came since the last call, by GPU; it does not wait."""
+        """Return the XIDs since the last call, by GPU. Does not wait."""
         found: dict[str, list[int]] = {uuid: [] for uuid in self._uuids.values()}
         for _ in range(_MOST_EVENTS if self._events is not None else 0):
             try:
@@ -176,12 +176,12 @@ class _Activity:
     def __init__(self) -> None:
         self._last: dict[tuple[str, int], Any] = {}
 
-    def shares(self, card: Any, uuid: str, instance: int) -> dict[str, tuple[int, float]]:
+    def shares(self, gpu: Any, uuid: str, instance: int) -> dict[str, tuple[int, float]]:
         """By name: why there is no share (0: there is one), and percent."""
         try:
-            if not pynvml.nvmlGpmQueryDeviceSupport(card).isSupportedDevice:
+            if not pynvml.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice:
                 _raise(pynvml.NVML_ERROR_NOT_SUPPORTED)
-            now = self._sampled(card, instance)
+            now = self._sampled(gpu, instance)
             before, self._last[uuid, instance] = self._last.get((uuid, instance)), now
             if before is None:
                 _raise(pynvml.NVML_ERROR_NO_DATA)
@@ -196,10 +196,10 @@ class _Activity:
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlGpmSampleFree(sample)
 
-    def _sampled(self, card: Any, instance: int) -> Any:
+    def _sampled(self, gpu: Any, instance: int) -> Any:
         sample = pynvml.nvmlGpmSampleAlloc()
         try:
-            return pynvml.nvmlGpmMigSampleGet(card, instance, sample)
+            return pynvml.nvmlGpmMigSampleGet(gpu, instance, sample)
         except pynvml.NVMLError:
             pynvml.nvmlGpmSampleFree(sample)
             raise
@@ -223,9 +223,9 @@ class _Activity:
         }
 
 
-def _card(index: int, driver: str, activity: _Activity) -> dict[str, Any]:
-    """All that one GPU tells. A GPU that is gone leaves its index and absent["gpu"]; the others are not its
-    victims."""
+def _gpu_reading(index: int, driver: str, activity: _Activity) -> dict[str, Any]:
+    """Return all that NVML reports of one GPU. A GPU that is gone leaves its index and absent["gpu"]; the others are
+    not its victims."""
     try:
         return _values(pynvml.nvmlDeviceGetHandleByIndex(index), index, driver, activity)
     except pynvml.NVMLError as error:
@@ -254,13 +254,13 @@ def _asking(found: dict[str, Any]) -> Ask:
 
 def _values(handle: Any, index: int, driver: str, activity: _Activity) -> dict[str, Any]:
     nvml = pynvml
-    card: dict[str, Any] = {
+    gpu: dict[str, Any] = {
         "uuid": _text(nvml.nvmlDeviceGetUUID(handle)),
         "index": index,
         "driver_version": driver,
         "absent": {},
     }
-    ask = _asking(card)
+    ask = _asking(gpu)
     ask("name", lambda: [_text(nvml.nvmlDeviceGetName(handle))])
     ask("pci_bus_id", lambda: [_text(nvml.nvmlDeviceGetPciInfo(handle).busId)])
     ask("mig", lambda: [nvml.nvmlDeviceGetMigMode(handle)[0] == 1])
@@ -279,18 +279,18 @@ def _values(handle: Any, index: int, driver: str, activity: _Activity) -> dict[s
     answers = _field_values(handle)
     for field, (_, name, scale) in _FIELD_VALUES.items():
         ask(name, partial(_field_value, answers.get(field), scale))
-    if card.get("mig"):
-        ask("instances", lambda: [_instances(handle, card["uuid"], activity)])
-    return card
+    if gpu.get("mig"):
+        ask("instances", lambda: [_instances(handle, gpu["uuid"], activity)])
+    return gpu
 
 
-def _instances(card: Any, uuid: str, activity: _Activity) -> list[dict[str, Any]]:
+def _instances(gpu: Any, uuid: str, activity: _Activity) -> list[dict[str, Any]]:
     """The GPU instances of a divided GPU. Compute instances of one of them share its memory and would count it
     twice."""
     parts: dict[int, Any] = {}
-    for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(card)):
+    for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
         try:
-            part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, index)
+            part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index)
         except pynvml.NVMLError as error:
             if error.value not in _NO_SUCH_PART:
                 raise
@@ -300,7 +300,7 @@ def _instances(card: Any, uuid: str, activity: _Activity) -> list[dict[str, Any]
     # after all memory was read: another collector's source says that these calls may disturb that one
     for instance in found:
         ask = _asking(instance)
-        for name, answer in activity.shares(card, uuid, instance["gpu_instance"]).items():
+        for name, answer in activity.shares(gpu, uuid, instance["gpu_instance"]).items():
             ask(name, partial(_share, *answer))
     return found
 
@@ -340,7 +340,7 @@ def _utilization(handle: Any) -> list[float]:
 
 
 def _memory(handle: Any, ask: Ask) -> None:
-    """Version 2 of the call tells reserved memory apart; drivers before 510 only know the first, whose used holds
+    """Version 2 of the call reports reserved memory apart; drivers before 510 only know the first, whose used holds
     both."""
     try:
         m = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)

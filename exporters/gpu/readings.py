@@ -108,7 +108,7 @@ AnyReading = TypeVar("AnyReading", GpuReading, MigReading)
 
 
 def plausible(reading: AnyReading) -> AnyReading:
-    """The same reading without numbers that cannot be: a negative or impossible value becomes absent["..."] =
+    """Return the reading without impossible numbers: a negative or impossible value becomes absent["..."] =
     "implausible"."""
     wrong = [
         n

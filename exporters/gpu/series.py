@@ -114,7 +114,7 @@ def _xid_errors(reading: GpuReading) -> Iterator[Sample]:
 
 
 def _absences(reading: GpuReading) -> Iterator[Sample]:
-    """How many fields of a GPU and its parts are absent, by why."""
+    """Count the absent fields of a GPU and its parts, by reason."""
     why = Counter(reading.absent.values())
     for part in reading.instances:
         why.update(part.absent.values())

@@ -33,7 +33,7 @@ _LETTING_GO_S = 0.2  # how long a killed child is waited for; one in state D sta
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """What the NVML child says; see exporters/gpu/nvml_child.py."""
+    """Answer of the NVML child; see exporters/gpu/nvml_child.py."""
 
     gpus: list[GpuReading] = []  # msgspec copies it
     xids: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""The shipped boards as a live page over any Prometheus, for people without Grafana; runbook pages at
+"""The included dashboards as a live page over any Prometheus, for people without Grafana; runbook pages at
 /runbooks/<AlertName>.
 
     view.py        what a page's address asks for: time range and choices                                 pure

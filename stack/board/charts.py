@@ -1,8 +1,7 @@
-"""A panel and what Prometheus answered -> what is drawn: plain figures, names and times, which static/draw.js turns
-into marks.
+"""Turn a panel and the answers of Prometheus into plain values, names and times, which static/draw.js draws.
 
-The one door to plotly, of which only the JavaScript file is read: its Python is never imported, because that takes
-longer than the page."""
+The only module that uses plotly, of which only the JavaScript file is read: its Python is never imported, because that
+takes longer than the page."""
 
 from __future__ import annotations
 
@@ -36,11 +35,11 @@ def plotly_js() -> bytes:
 
 
 def draw(panel: Panel, answers: Sequence[QueryResult], over: Range) -> ChartData:
-    """What a panel shows. answers: one for each query. Times are milliseconds; a figure that is none (NaN, infinite,
-    absent) is null.
+    """Return what a panel shows. answers: one for each query. Times are milliseconds; a value that is no number (NaN,
+    infinite, absent) is null.
 
-    errors: what Prometheus said instead of an answer. note: what it said beside one, and what was left out. empty: the
-    sentence that stands where nothing is."""
+    errors: errors of Prometheus. note: its warnings, and what was left out. empty: the
+    sentence shown where there is no data."""
     shapes = {
         Shape.LINES: _lines,
         Shape.STACK: _lines,
@@ -58,7 +57,7 @@ def draw(panel: Panel, answers: Sequence[QueryResult], over: Range) -> ChartData
 
 
 def legend(pattern: str, labels: Mapping[str, str]) -> str:
-    """What a series is called: `{{label}}` filled in. A series without any such label is called by all that it has."""
+    """Return the legend of a series: `{{label}}` filled in. A series without any such label shows all its labels."""
     name = " ".join(_LABEL.sub(lambda found: labels.get(found[1], ""), pattern).split())
     rest = ", ".join(f"{key}={value}" for key, value in sorted(labels.items()) if key != "__name__")
     return name or rest or "all"
@@ -83,7 +82,8 @@ def _lines(panel: Panel, answers: Sequence[QueryResult], over: Range) -> ChartDa
 
 
 def _with_bounds(parts: Mapping[str, list[float | None]]) -> ChartData:
-    """Values at each step, of a quantile and of the bounds told beside it or instead of it (promql.bounded_quantile).
+    """Values at each step, of a quantile and of the bounds returned beside it or instead of it
+    (promql.bounded_quantile).
 
     marks: "<" or ">" where the value is a bound that the quantile lies beyond. low, high: the bounds of the bucket that
     the quantile lies in."""
@@ -93,8 +93,8 @@ def _with_bounds(parts: Mapping[str, list[float | None]]) -> ChartData:
         for index, value in enumerate(parts.get(mark, ())):
             if value is not None and values[index] is None:
                 values[index], marks[index] = value, mark
-    told = {"marks": marks} if any(marks) else {}
-    return {"values": values} | told | {key: parts[bound] for bound, key in _AROUND.items() if bound in parts}
+    marked = {"marks": marks} if any(marks) else {}
+    return {"values": values} | marked | {key: parts[bound] for bound, key in _AROUND.items() if bound in parts}
 
 
 def on_grid(series: QuerySeries, over: Range) -> list[float | None]:
@@ -115,11 +115,13 @@ def _size(over: Range) -> int:
 def _numbers(panel: Panel, answers: Sequence[QueryResult], over: Range) -> ChartData:
     found = []
     for query, labels, parts in _by_bound(panel, answers):
-        told = _with_bounds(
+        point = _with_bounds(
             {bound: [figure(series.value[1])] if series.value else [None] for bound, series in parts.items()}
         )
-        if told["values"][0] is not None:
-            found.append({"name": legend(query.legend, labels), "unit": query.unit, "value": told["values"][0]} | told)
+        if point["values"][0] is not None:
+            found.append(
+                {"name": legend(query.legend, labels), "unit": query.unit, "value": point["values"][0]} | point
+            )
     kept, note = _most(found, lambda one: one["value"])
     return {"series": kept, "note": note, "any": bool(found)}
 

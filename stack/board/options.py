@@ -24,7 +24,7 @@ class LabelQuery:
 
 
 def question(variable: Variable, view: PanelView, over: Range) -> LabelQuery:
-    """What a query variable asks, narrowed by the choices of those before it. Raises ValueError for any query but
+    """Return the query of a variable, narrowed by the choices of those before it. Raises ValueError for any query but
     label_values."""
     found = _LABEL_VALUES.fullmatch(variable.query.strip())
     if not found:

@@ -106,7 +106,7 @@ def _render(template: str, **values: Any) -> str:
 
 
 def described(board: Dashboard, boards: Sequence[Dashboard]) -> dict[str, Any]:
-    """What the page needs to know about a board; no query is among it."""
+    """Return what the page needs to know about a dashboard, without its queries."""
     uids = {one.slug: _named(one)["uid"] for one in boards}
     rows = [
         {"title": row.title, "collapsed": row.collapsed, "panels": [_panel(board, panel, uids) for panel in row.panels]}
@@ -164,7 +164,7 @@ _markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
 _GROUPS = {
     "critical": "Pages: someone gets up",
     "warning": "Tickets: someone looks at it in working hours",
-    "info": "For information: told to no one",
+    "info": "For information: notifies nobody",
     "": "Of no one alert",
 }
 

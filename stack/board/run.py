@@ -1,4 +1,4 @@
-"""What the command does: serve until a signal, or write one page. Errors are sentences for who typed the command."""
+"""Run the command: serve until a signal, or write one page. Errors are one sentence for the user."""
 
 from __future__ import annotations
 

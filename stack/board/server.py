@@ -56,7 +56,7 @@ _log = logging.getLogger("board")
 
 
 def admitted(host: str, listen_host: str, allowed: Sequence[str] = ()) -> bool:
-    """Whether a request's Host is one of ours: loopback, the address that we listen on, or one that was allowed.
+    """Return whether a request's Host is one of ours: loopback, the address that we listen on, or one that was allowed.
 
     A page of somebody else may have its name resolved to this machine and so read what is served here; its Host gives
     it away."""
@@ -82,7 +82,7 @@ class DashboardServer:
         return next((board for board in self.boards if board_uid(board.slug) == uid), None)
 
     async def panel(self, panel: Panel, view: PanelView) -> dict[str, Any]:
-        """What a panel shows. Raises ValueError for choices that cannot be asked."""
+        """Return what a panel shows. Raises ValueError for choices that no query can have."""
         try:
             over = view.over(await self.prometheus.scrape_s())
         except PrometheusError as error:
@@ -169,7 +169,7 @@ def application(
 
 
 def _guard(listen_host: str, allowed: Sequence[str]) -> Middleware:
-    """Refuses whoever asks under another's name, or from another's page; what it lets through gets our headers."""
+    """Rejects requests for another host or from another origin, and adds our headers to the rest."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -26,7 +26,7 @@ async def take(
     async with Prometheus(where, scrape_s) as prometheus:
         desk = DashboardServer(prometheus)
         await prometheus.scrape_s()
-        # also with a given interval: nobody there is told before a page is made
+        # also with a given interval: a snapshot has no other place for the warning
         await prometheus.label_values("job", "", start_s, end_s)
         boards = {
             board_uid(board.slug): await _board(desk, board, parse(MultiDict({"from": start, "to": end}), board, now_s))

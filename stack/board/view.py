@@ -1,4 +1,4 @@
-"""What the address of a page asks for: a time range and choices, written as Grafana writes them, so that one link fits
+"""Parse the address of a page: a time range and choices, written as Grafana writes them, so that one link fits
 both.
 
 `/d/vllm-watch-overview?var-model_name=llama&from=now-1h&to=now&viewPanel=17`"""
@@ -67,14 +67,14 @@ class PanelView:
 def parse(parameters: Parameters, board: Dashboard, now_s: float) -> PanelView:
     """The view that an address asks for. Raises BadView."""
     view = lenient(parameters, board, now_s)
-    for told in view.wrong.values():
-        raise BadView(told)
+    for message in view.wrong.values():
+        raise BadView(message)
     return view
 
 
 def lenient(parameters: Parameters, board: Dashboard, now_s: float) -> PanelView:
-    """The same with the default wherever a choice is wrong, so that a page can offer the right ones. Raises BadView for
-    a wrong time."""
+    """Return the view with the default wherever a choice is wrong, so that a page can offer the right ones. Raises
+    BadView for a wrong time."""
     start, end = span(parameters.get("from", "now-1h"), parameters.get("to", "now"), now_s)
     points = parameters.get("points", "600")
     if not re.fullmatch(r"\d{1,5}", points):

@@ -84,7 +84,7 @@ def leaf(signer: Pair, names: Sequence[str], now: datetime) -> Pair:
 
 
 def is_of(certificate: str, signer: Pair) -> bool:
-    """Whether this authority signed it."""
+    """Return whether this authority signed the certificate."""
     try:
         Pair(certificate).x509.verify_directly_issued_by(signer.x509)
     except (ValueError, TypeError, InvalidSignature):
@@ -93,8 +93,8 @@ def is_of(certificate: str, signer: Pair) -> bool:
 
 
 def is_ours(certificate: str) -> bool:
-    """Whether an authority made here signed it, this one or an earlier one; False for an operator's own and for what is
-    no certificate."""
+    """Return whether an authority made here signed it, this one or an earlier one; False for an operator's own and for
+    what is no certificate."""
     try:
         return any(
             str(one.value).startswith(_NAME)
@@ -105,7 +105,7 @@ def is_ours(certificate: str) -> bool:
 
 
 def fits(certificate: str, key: str) -> bool:
-    """Whether the private key, of whichever kind, is the certificate's. Raises ValueError where the key cannot be read
+    """Return whether the private key, of any kind, is the certificate's. Raises ValueError where the key cannot be read
     as it is."""
     try:
         private = serialization.load_pem_private_key(key.encode(), None)

@@ -1,5 +1,5 @@
-"""What compose.secure.yml needs at its start: for each service a folder with its certificate, its password, and who may
-ask it.
+"""Make what compose.secure.yml needs at its start: for each service a folder with its certificate, its password, and
+who may ask it.
 
 A folder is a volume of its own, mounted where that service reads it and nowhere else; its files can be opened by that
 service's user only.
@@ -76,8 +76,8 @@ def kind(folder: str) -> str:
 
 
 def further_names(environment: Mapping[str, str]) -> list[str]:
-    """What clients call this host, besides localhost: VLLM_WATCH_HOSTNAME, and the address the ports are bound to.
-    Raises BadConfig."""
+    """Return the names by which clients reach this host, besides localhost: VLLM_WATCH_HOSTNAME, and the address the
+    ports are bound to. Raises BadConfig."""
     said = {
         variable: environment.get(variable, "").strip().strip("[]")
         for variable in ("VLLM_WATCH_HOSTNAME", "VLLM_WATCH_BIND")
@@ -120,8 +120,8 @@ def make(
 
 
 def _authority(folder: Path, now: datetime) -> certificates.Pair:
-    """The one that is there, or a new one. Raises BadConfig when it expires soon: what trusts it must be told, which
-    nobody does by accident."""
+    """Return the existing one, or a new one. Raises BadConfig when it expires soon: its users must get the new one,
+    which nobody does by accident."""
     folder.chmod(0o700)
     certificate, key = folder / "ca.crt", folder / "ca.key"
     if not certificate.exists():
@@ -134,13 +134,14 @@ def _authority(folder: Path, now: datetime) -> certificates.Pair:
         raise BadConfig(
             f"{certificate}: the authority expires in {left:.0f} days; take the stack down, remove the volume"
             " tls-authority (docker volume rm vllm-watch_tls-authority), start again, and give the new ca.crt to"
-            " whoever asks from outside"
+            " clients outside"
         )
     return found
 
 
 def _identity(folder: Path, service: Service, names: list[str], signer: certificates.Pair, now: datetime) -> None:
-    """Who it is and whom it believes. An operator's own authority or certificate stays."""
+    """Write the identity of a service and the authority that it trusts. An operator's own authority or certificate
+    stays."""
     _anew(folder / "ca.crt", signer.certificate)
     if not service.listens or not _wanted(folder, names, signer, now):
         return
@@ -157,8 +158,8 @@ def _anew(path: Path, certificate: str, mode: int = 0o400) -> None:
 
 
 def _wanted(folder: Path, names: list[str], signer: certificates.Pair, now: datetime) -> bool:
-    """Whether a certificate is to be made: there is none, or one of ours that is old, of a former authority, or lacks a
-    name or its key.
+    """Return whether a certificate must be made: there is none, or one of ours that is old, of a former authority, or
+    lacks a name or its key.
 
     Raises BadConfig for one of the operator's own that no program could use."""
     path, key = folder / "tls.crt", folder / "tls.key"
@@ -183,7 +184,7 @@ def _wanted(folder: Path, names: list[str], signer: certificates.Pair, now: date
 
 
 def _has_key(certificate: str, key: Path) -> bool:
-    """Whether the certificate's key lies beside it and opens without a password."""
+    """Return whether the certificate's key is beside it and opens without a password."""
     try:
         return certificates.fits(certificate, key.read_text())
     except (FileNotFoundError, ValueError):

@@ -35,7 +35,7 @@ _TEAMS_HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """What lets a person in. keys by team, for the header `Authorization: Bearer KEY`; operator_password: where every
+    """Credentials. keys: by team, for the header `Authorization: Bearer KEY`; operator_password: where every
     listener wants a login."""
 
     grafana_password: str

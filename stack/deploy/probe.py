@@ -18,8 +18,8 @@ WITHIN_S = 4.0
 
 
 def alive(url: str, authority: Path = AUTHORITY) -> bool:
-    """Whether it answered, and not with a mistake of its own. Raises OSError, of which ssl's errors are one kind, when
-    nobody answered."""
+    """Return whether it answered without an error of its own. Raises OSError, which includes ssl's errors, when there
+    is no answer."""
     try:
         with urllib.request.urlopen(url, timeout=WITHIN_S, context=ssl.create_default_context(cafile=authority)):  # noqa: S310  ours
             return True

@@ -1,4 +1,4 @@
-"""What compose.mig.yml needs at its start: every team's slice from the environment, told to the sidecar, and each
+"""Make what compose.mig.yml needs at its start: every team's slice from the environment, for the sidecar, and each
 team's own key and teams.yaml.
 
 The compose service `init` runs `python -m stack.deploy.slices`, a team's own one adds the team's name. As in init.py,
@@ -25,7 +25,7 @@ _SLICE = re.compile("MIG-[0-9A-Za-z/-]+")
 
 
 def slices(environment: Mapping[str, str]) -> dict[str, str]:
-    """The slice of each team, by the name of its variable. Raises BadConfig, with one sentence for whoever sets
+    """The slice of each team, by the name of its variable. Raises BadConfig, with one sentence for the user who sets
     them."""
     found = {name: value.strip() for name, value in environment.items() if _VARIABLE.fullmatch(name)}
     if not found:

@@ -1,9 +1,9 @@
-"""How many series a fleet makes, and how many samples one page may hold: what Prometheus pays for, and what its
-sample_limit is set from.
+"""Compute the series of a fleet, which Prometheus stores, and the samples of one scrape, from which sample_limit is
+set.
 
 Invariant: nothing is counted twice. What a team, a model, a GPU or an upstream costs is computed from the catalogue
 (labels, kinds, bounds) and from the vocabularies of the code that fills the labels; what vLLM shows is counted on pages
-that were captured. What a sidecar and a gateway have for themselves is typed in, as a round figure above what
+that were captured. What a sidecar and a gateway have for themselves is typed in, as a round number above what
 tests/stack/deploy/test_budget.py counts on their pages. ADAPTER alone rests on no page."""
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ SOURCE_ERRORS = 8  # reasons for which a source may fail to be read
 
 
 def series(metric: Metric) -> int:
-    """How many series one family has at most for one subject; of a histogram every bound, +Inf, sum and count, and the
-    native one."""
+    """Return the most series that one family has for one subject; of a histogram every bound, +Inf, sum and count, and
+    the native one."""
     each = classic_series(metric) + metric.native if metric.kind is Kind.HISTOGRAM else 1
     return each * _VALUES.get(metric, 1)
 
 
 def classic_series(metric: Metric) -> int:
-    """How many series of a histogram are gone where Prometheus stores only native ones: every bound, +Inf, sum and
-    count."""
+    """Return the series of a histogram that are absent where Prometheus stores only native ones: every bound, +Inf, sum
+    and count."""
     return len(_BOUNDS[metric]) + 3
 
 
 def _all(metrics: Iterable[Metric], *having: str) -> int:
-    """Of the families whose labels hold all of these."""
+    """Return the series of the families that have all of these labels."""
     return sum(series(metric) for metric in metrics if set(having) <= set(metric.labels))
 
 
@@ -89,7 +89,7 @@ SIDECAR_TEAM_AND_MODEL_NATIVE = SIDECAR_TEAM_AND_MODEL - sum(
 SIDECAR_FINE_LADDER = sum(len(bounds_of(metric, bounds)) - len(bounds) for metric, bounds in _BOUNDS.items())
 SIDECAR_MODEL = _all(_OF_MODELS) + 3 + 4  # what is idle, aborted and nobody's: seconds, energy, cost
 SIDECAR_ENGINE = _all(sidecar.ENGINES) + len(_OF_SOURCES) + SOURCE_ERRORS
-SIDECAR_CARD = _all(gpu.GPU, "uuid") - _all(gpu.MIG) + _all(attributed.ATTRIBUTED, "uuid")
+SIDECAR_GPU = _all(gpu.GPU, "uuid") - _all(gpu.MIG) + _all(attributed.ATTRIBUTED, "uuid")
 SIDECAR_INSTANCE = _all(gpu.MIG)  # of a GPU under MIG, beside what the GPU has
 SIDECAR_FIXED = 150  # two logs, the state, spans, events and their sources: a test counts less on a real page
 GATEWAY_TEAM = _all(
@@ -97,12 +97,12 @@ GATEWAY_TEAM = _all(
 )
 GATEWAY_UPSTREAM = _all((gateway.UPSTREAM_UP, gateway.UPSTREAM_INFLIGHT, gateway.ATTEMPTS))
 GATEWAY_FIXED = 60  # itself, its log, its loop, admission: a test counts less on a real page
-CREATED = 2  # prometheus_client tells of each counter also when it was made: at most twice as many samples
+CREATED = 2  # prometheus_client also exposes when each counter was created: at most twice as many samples
 
 
 @dataclass(frozen=True, slots=True)
 class EnginePage:
-    """What a page of vLLM holds with one model: samples in all, and those that each data-parallel rank has for
+    """Samples of one scrape of vLLM with one model: in all, and those that each data-parallel rank has for
     itself."""
 
     samples: int
@@ -133,7 +133,7 @@ ADAPTER = 4
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What there is. models, teams: those that one sidecar meets, not those of the world. Raises ValueError for less
+    """Size of a fleet. models, teams: those that one sidecar sees. Raises ValueError for less
     than one engine."""
 
     engines: int
@@ -142,14 +142,14 @@ class Fleet:
     ranks: int = 1
     gateways: int = 1
     sidecars: int = 1
-    cards: int = 0
+    gpus: int = 0
     adapters: int = 0
     release: str = NEWEST
 
     def __post_init__(self) -> None:
         if (
             min(self.engines, self.ranks, self.models) < 1
-            or min(self.teams, self.gateways, self.sidecars, self.cards, self.adapters) < 0
+            or min(self.teams, self.gateways, self.sidecars, self.gpus, self.adapters) < 0
         ):
             raise ValueError(
                 "a fleet has one engine, rank and model or more, and nothing of which there is less than none"
@@ -164,14 +164,14 @@ def engine_page(ranks: int = 1, adapters: int = 0, release: str = NEWEST, ladder
     return page.samples + page.of_a_rank * (ranks - 1) + ADAPTER * adapters + (LADDER * ranks if ladder else 0)
 
 
-def sidecar_page(teams: int, models: int, engines: int, cards: int) -> int:
+def sidecar_page(teams: int, models: int, engines: int, gpus: int) -> int:
     """Samples of one sidecar's page at most, when every team used every model and met every outcome."""
     return (
         SIDECAR_FIXED
         + SIDECAR_TEAM_AND_MODEL * teams * models
         + SIDECAR_MODEL * models
         + SIDECAR_ENGINE * engines
-        + SIDECAR_CARD * cards
+        + SIDECAR_GPU * gpus
     )
 
 
@@ -187,7 +187,7 @@ def total(fleet: Fleet) -> Mapping[str, int]:
         "engines": fleet.engines * (engine_page(fleet.ranks, fleet.adapters, fleet.release) + MADE_BY_SCRAPE),
         "sidecars": fleet.sidecars
         * (
-            sidecar_page(fleet.teams, fleet.models, math.ceil(fleet.engines / each), math.ceil(fleet.cards / each))
+            sidecar_page(fleet.teams, fleet.models, math.ceil(fleet.engines / each), math.ceil(fleet.gpus / each))
             + MADE_BY_SCRAPE
         ),
         "gateways": fleet.gateways * (gateway_page(fleet.teams, fleet.engines) + MADE_BY_SCRAPE),
@@ -202,6 +202,6 @@ def limit(page: int) -> int:
 # What one page of each scrape job is expected to hold at most; engines and GPUs are those of one sidecar.
 PAGES: Mapping[str, int] = {
     "vllm": engine_page(ranks=8, ladder=True), "gateway": gateway_page(teams=50, upstreams=64),
-    "sidecar": sidecar_page(teams=50, models=4, engines=8, cards=8),
+    "sidecar": sidecar_page(teams=50, models=4, engines=8, gpus=8),
 }  # fmt: skip
 SAMPLE_LIMIT: Mapping[str, int] = {job: limit(page) for job, page in PAGES.items()}

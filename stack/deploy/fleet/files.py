@@ -34,7 +34,8 @@ _HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """A long-term store as Prometheus writes to it. replica: the label by which it tells a pair of Prometheus apart."""
+    """A long-term store as Prometheus writes to it. replica: the label by which it distinguishes a pair of Prometheus
+    servers."""
 
     name: str
     title: str
@@ -72,10 +73,10 @@ STORES = (MIMIR, THANOS, VICTORIAMETRICS)
 
 _HA = {
     MIMIR: (
-        "The pair is told apart by __replica__ and cluster, Mimir's defaults for its HA tracker, which takes samples of"
-        " one of the two."
+        "The pair is distinguished by __replica__ and cluster, Mimir's defaults for its HA tracker, which takes samples"
+        " of one of the two."
     ),
-    THANOS: "The pair is told apart by replica: start the querier with --query.replica-label=replica.",
+    THANOS: "The pair is distinguished by replica: start the querier with --query.replica-label=replica.",
     VICTORIAMETRICS: "The pair writes the same series twice: start VictoriaMetrics with -dedup.minScrapeInterval=15s.",
 }
 

@@ -38,7 +38,7 @@ def files(wanted: KubernetesOptions) -> dict[str, str]:
 
 
 def _objects(wanted: KubernetesOptions) -> Iterator[tuple[str, Iterable[Object]]]:
-    """What each file of the base holds; the numbers put them into the order in which one reads them."""
+    """Return the objects of each file of the base; the numbers put them into the order in which one reads them."""
     yield "10-config", [running.config(wanted)]
     if wanted.with_gateway:
         yield "20-gateway", running.gateway(wanted)
@@ -82,7 +82,7 @@ def write(folder: Path, wanted: KubernetesOptions, force: bool = False) -> tuple
 
 
 def warnings(wanted: KubernetesOptions) -> Iterator[str]:
-    """What is right only where these defaults are."""
+    """Return warnings about defaults that may not fit the cluster."""
     if "rules" not in wanted.without:
         yield from alerts.warnings(wanted.rules.links)
         yield from alerts.without_page(wanted.rules.objectives)
@@ -109,7 +109,7 @@ def warnings(wanted: KubernetesOptions) -> Iterator[str]:
 
 
 def _elsewhere(url: str, namespace: str) -> bool:
-    """Whether a host is surely outside of the namespace; NAME, POD.SERVICE and NAME.NAMESPACE cannot be told apart, and
+    """Return whether a host is surely outside of the namespace. NAME, POD.SERVICE and NAME.NAMESPACE look alike, and
     are not."""
     words = (urlsplit(url).hostname or "").split(".")
     if "svc" in words[1:]:
@@ -118,7 +118,7 @@ def _elsewhere(url: str, namespace: str) -> bool:
 
 
 def next_steps(folder: Path, wanted: KubernetesOptions) -> Iterator[str]:
-    """What to do with exported files, one command or sentence each."""
+    """Return the next steps with exported files, one command or sentence each."""
     where = f"kubectl -n {wanted.namespace}"
     yield f"build the image and push it where the cluster finds it: {wanted.image} (another name: --image)"
     if wanted.with_gateway:
@@ -147,7 +147,7 @@ def next_steps(folder: Path, wanted: KubernetesOptions) -> Iterator[str]:
     yield f"kubectl label namespace WHOSE {label}    # whose pods may ask the gateway and open the board"
     if wanted.with_gateway and not wanted.open_engines:
         yield (
-            "whoever asks the engines directly is shut out where the network enforces policies; --open-engines lets"
+            "direct clients of the engines are blocked where the network enforces policies; --open-engines lets"
             " them go on"
         )
     if own := wanted.own_gateway:
@@ -165,7 +165,7 @@ def next_steps(folder: Path, wanted: KubernetesOptions) -> Iterator[str]:
     yield f"{apply}    # or copy {folder / EXAMPLE} and change the copy"
     if wanted.own_gateway and not wanted.open_engines:
         yield (
-            f"when its pods are new: {folder / sidecar_patch.CLOSED} among its components shuts out whoever else asks"
+            f"when its pods are new: {folder / sidecar_patch.CLOSED} among its components blocks all other clients"
             " the engines"
         )
     yield (

@@ -1,4 +1,4 @@
-"""What a deployment on Kubernetes asks for. Everything that could not work there is refused here, in one sentence."""
+"""Options of a deployment on Kubernetes. Combinations that cannot work are rejected here, in one sentence."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class KubernetesOptions:
     tls_secret: holds tls.crt, tls.key and ca.crt, for the pages that Prometheus reads. login_secret: holds token,
     without which nobody reads them.
     own_gateway: gets our sidecar, and ours is not written.
-    open_engines: whoever asks the engines directly may go on; else only the gateway and Prometheus reach them.
+    open_engines: direct clients of the engines are allowed; else only the gateway and Prometheus reach them.
     job_label: a label of the engines' pods; its value becomes a part of their job. without: words of ONCE that another
     export has already brought.
 
@@ -183,7 +183,7 @@ class KubernetesOptions:
         ),
     ] = None
     open_engines: Annotated[
-        bool, Opt(help="Let whoever asks the engines directly go on; else only the gateway and Prometheus reach them.")
+        bool, Opt(help="Allow direct clients of the engines; else only the gateway and Prometheus reach them.")
     ] = False
     without: Annotated[
         tuple[str, ...],
@@ -273,7 +273,7 @@ class KubernetesOptions:
 
     @property
     def with_sidecar(self) -> bool:
-        """Whether there is a gateway, ours or not, whose log a sidecar reads."""
+        """Return whether there is a gateway, ours or not, whose log a sidecar reads."""
         return self.profile is Profile.FULL
 
     @property
@@ -286,8 +286,8 @@ class KubernetesOptions:
 
     @property
     def secrets(self) -> dict[str, str]:
-        """What protects the pages that Prometheus reads: the name of each secret by the folder in which a container
-        sees it."""
+        """Return the secrets that protect what Prometheus scrapes: the name of each secret by the folder in which a
+        container sees it."""
         return {name: secret for name, secret in (("tls", self.tls_secret), ("login", self.login_secret)) if secret}
 
     @property
@@ -312,7 +312,7 @@ class KubernetesOptions:
 
     @property
     def engine_names(self) -> dict[str, str]:
-        """Address of each engine by a short name: the first word of its host where that tells them apart."""
+        """Address of each engine by a short name: the first word of its host where that is unique."""
         hosts = [urlsplit(url).hostname or "" for url in self.engines]
         short = [host.split(".")[0] for host in hosts]
         names = short if len(set(short)) == len(short) else [urlsplit(url).netloc for url in self.engines]

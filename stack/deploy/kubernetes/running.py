@@ -67,7 +67,7 @@ def _web(wanted: KubernetesOptions) -> Object:
 
 
 def upstreams(wanted: KubernetesOptions) -> str:
-    """What teams.yaml must say where there are several engines; empty where the gateway's own file names the one."""
+    """Return what teams.yaml must contain for several engines; empty where the gateway's own file names the one."""
     if len(wanted.engines) == 1:
         return ""
     return as_yaml({"upstreams": {name: {"url": url} for name, url in wanted.engine_names.items()}})

@@ -166,7 +166,7 @@ def test_a_card_that_tells_everything_costs_what_the_budget_says():
     counted = Counter(metric for metric, _, _ in families([card]))
     assert {metric: budget.series(metric) for metric in gpu.GPU if metric not in gpu.MIG} == counted
     of_teams = sum(budget.series(m) for m in attributed.ATTRIBUTED if "uuid" in m.labels)
-    assert budget.SIDECAR_CARD == counted.total() + of_teams
+    assert budget.SIDECAR_GPU == counted.total() + of_teams
 
 
 async def test_a_sidecar_itself_costs_no_more_than_the_budget_says(tmp_path):
@@ -264,7 +264,7 @@ def test_vllm_itself_has_two_families_that_nothing_caps():
 def example() -> Fleet:
     """The fleet that docs/guides/fleet.md counts: 200 engines, one on each GPU, eight to a host with its sidecar, four
     gateways, 50 teams."""
-    return Fleet(engines=200, models=2, teams=50, sidecars=25, gateways=4, cards=200)
+    return Fleet(engines=200, models=2, teams=50, sidecars=25, gateways=4, gpus=200)
 
 
 def budget_table() -> str:
@@ -279,7 +279,7 @@ def budget_table() -> str:
         ("the same where Prometheus stores only native histograms", budget.SIDECAR_TEAM_AND_MODEL_NATIVE),
         ("the same, more with `histogram_ladder: fine`", budget.SIDECAR_FINE_LADDER),
         ("a model, in a sidecar", budget.SIDECAR_MODEL), ("an engine, in its sidecar", budget.SIDECAR_ENGINE),
-        ("a GPU, in its sidecar", budget.SIDECAR_CARD), ("a MIG instance, beside its GPU", budget.SIDECAR_INSTANCE),
+        ("a GPU, in its sidecar", budget.SIDECAR_GPU), ("a MIG instance, beside its GPU", budget.SIDECAR_INSTANCE),
         ("a sidecar itself", budget.SIDECAR_FIXED),
         ("a team, in each gateway", budget.CREATED * budget.GATEWAY_TEAM),
         ("an upstream, in each gateway", budget.CREATED * budget.GATEWAY_UPSTREAM),
