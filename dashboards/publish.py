@@ -25,7 +25,7 @@ _MARK = "# Printed by vllm-watch dashboards export"
 
 def provider(path: str) -> str:
     """Grafana's provider file for boards that it finds below `path`, as Grafana sees it."""
-    return f"""{_MARK} --for provisioning. Belongs into Grafana's provisioning/dashboards/.
+    return f"""{_MARK} --format provisioning. Belongs into Grafana's provisioning/dashboards/.
 apiVersion: 1
 providers:
   - name: vllm-watch

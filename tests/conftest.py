@@ -23,6 +23,8 @@ from stack.lab import install
 GOLDEN = Path(__file__).parent / "golden"
 # How long an example takes tells of the machine's other guests, not of us. In CI the examples of a commit are always
 # the same, so that a failure is that commit's; the search for new ones goes on wherever else the tests run.
+# Of a terminal, which xdist hands to its workers: tables in a pipe have a width of their own.
+os.environ.pop("COLUMNS", None)
 hypothesis.settings.register_profile("here", deadline=None, derandomize=bool(os.environ.get("CI")))
 hypothesis.settings.load_profile("here")
 _used: dict[str, str] = {}

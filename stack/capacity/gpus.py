@@ -173,9 +173,23 @@ USUAL = {
 }
 
 
+# Share of a GPU's nominal memory that CUDA reports to a process: the least in WHOLE (A10: 21.98 of 24 GiB)
+USABLE_SHARE = 0.915
+
+
+def _unnamed(gib: float) -> GpuModel:
+    """Return a GPU of which only the memory is known. Bandwidth and throughput are 0: no bound follows from them."""
+    source = f"{USABLE_SHARE:.1%} of {gib:g} GiB, as of the GPU that reports least of its label's size"
+    return GpuModel(f"{gib:g}GB", int(gib * GIB), 0.0, 0.0, source=source, usable_bytes=int(gib * USABLE_SHARE * GIB))
+
+
 def card(name: str) -> GpuModel:
-    """The GPU of this name: "H200", "h100-80gb", "H200/3g.71gb", "H200 3g.71gb", "1g.18gb@H200"; raises ValueError
-    with the nearest names."""
+    """Return the GPU of this name: "H200", "h100-80gb", "H200/3g.71gb", "H200 3g.71gb", "1g.18gb@H200", or of this
+    memory: "24GB".
+
+    Raises ValueError with the nearest names and all known ones."""
+    if size := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*gi?b\s*", name, re.IGNORECASE):
+        return _unnamed(float(size[1]))
     if "@" not in name and "/" not in name:
         # as some write it: H100 1g.10gb
         name = re.sub(r"[\s:]+(?=(mig[- ])?\d+g\.\d+gb\s*$)", "/", name.strip(), flags=re.IGNORECASE)
@@ -192,7 +206,8 @@ def card(name: str) -> GpuModel:
         near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.4)
         raise ValueError(
             f"the GPU {whole_name!r} is not known;"
-            f" {_or([known[key].name for key in near] or [each.name for each in WHOLE])}"
+            f" {_or([known[key].name for key in near]) + ' ' if near else ''}known are"
+            f" {', '.join(each.name for each in WHOLE)}, and a memory size such as 24GB"
         )
     if not profile.strip():
         return found

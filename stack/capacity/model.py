@@ -7,6 +7,7 @@ that is not in FAMILIES is refused: a guess would look like a figure."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -166,7 +167,15 @@ def read(path: Path) -> ModelShape:
             raise BadModel(
                 f"{folder}: this is an adapter (adapter_config.json); give the folder of the model that it adapts"
             )
-        raise BadModel(f"{file}: there is no such file; give a model's folder or its config.json")
+        name = re.fullmatch(r"[\w.-]+/[\w.-]+", str(path))
+        raise BadModel(
+            f"{file}: there is no such file; give a model's folder or its config.json"
+            + (
+                f". Of a model on Hugging Face: hf download {name[0]} config.json --local-dir {path.name}"
+                if name
+                else ""
+            )
+        )
     found = shape(
         weights.read_json(file), folder.resolve().name if file.name == "config.json" else file.stem, str(file)
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from stack.cli.common import AS_JSON, json_text, mistakes_told, say_files
 from stack.cli.options import (
     DASHBOARD_BASE,
     HTTP_CONFIG,
+    PROMETHEUS_URL,
     RUNBOOK_BASE,
     SLO,
     THRESHOLDS,
@@ -31,6 +31,7 @@ from stack.cli.options import (
     duration,
 )
 from stack.cli.scraped import page_of
+from stack.terminal import output_width
 
 
 @click.group("alerts")
@@ -113,7 +114,7 @@ def alerts_list(thresholds: Path | None, as_json: bool) -> None:
     more = Table("threshold", "value", "shipped", "why")
     for own in numbers:
         more.add_row(own["name"], f"{own['value']:.12g} ({own['shown']})", f"{own['shipped']:.12g}", own["why"])
-    console = Console(width=None if sys.stdout.isatty() else 200)
+    console = Console(width=output_width(200))
     console.print(table, more)
 
 
@@ -184,7 +185,15 @@ def alerts_slo(
 
 
 @alerts_group.command("derive")
-@click.option("--prometheus", "url", required=True, metavar="URL", help="Where the engines' pages are recorded.")
+@click.option(
+    "--prometheus",
+    "url",
+    required=True,
+    metavar="URL",
+    envvar=PROMETHEUS_URL,
+    show_envvar=True,
+    help="Prometheus that scrapes the engines.",
+)
 @click.option(
     "--window",
     "window_s",

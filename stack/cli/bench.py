@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -27,6 +26,8 @@ from stack.bench.result import Bench, Run
 from stack.bench.workload import LoadLevel, Workload, WorkloadFile
 from stack.cli import version
 from stack.cli.common import AS_JSON, json_text, mistakes_told
+from stack.cli.options import ENGINE_URL
+from stack.terminal import output_width
 from stack.tuning.run_comparison import smallest_effect
 
 T = TypeVar("T")
@@ -56,7 +57,15 @@ def bench() -> None:
 
 @bench.command("run")
 @click.argument("what", metavar="WORKLOAD")
-@click.option("--url", required=True, help="Where vLLM is, such as http://127.0.0.1:8000.")
+@click.option(
+    "--engine",
+    "url",
+    metavar="URL",
+    required=True,
+    envvar=ENGINE_URL,
+    show_envvar=True,
+    help="Address of vLLM, such as http://127.0.0.1:8000.",
+)
 @click.option("--model", help="The served name, where there are several.")
 @click.option(
     "--api-key-file",
@@ -112,7 +121,7 @@ def bench_run(
     Ctrl-C keeps what was measured by then. Exit 1 when it broke off.
 
     \b
-    Example:  vllm-watch bench run short-short --url http://127.0.0.1:8000 --only c4 --runs 2
+    Example:  vllm-watch bench run short-short --engine http://127.0.0.1:8000 --only c4 --runs 2
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     with mistakes_told():
@@ -175,7 +184,7 @@ def bench_list(as_json: bool) -> None:
     table = Table("workload", "loads", "what it is")
     for row in rows:
         table.add_row(*map(Text, row))
-    Console(highlight=False).print(table)
+    Console(highlight=False, width=output_width(120)).print(table)
 
 
 @bench.command("import")
@@ -206,7 +215,7 @@ async def _subject(name: str, url: str, model: str | None, key: str | None, star
 
 def page_console() -> Console:
     """For what is the result: as wide as its tables where nobody sees a terminal."""
-    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140)
+    return Console(highlight=False, soft_wrap=True, width=output_width(140))
 
 
 def wait(work: Coroutine[Any, Any, T]) -> T:

@@ -10,7 +10,7 @@ from exporters import process
 from exporters.net.prometheus import address_from
 from stack.board import run
 from stack.cli.common import log_to_stderr, mistakes_told
-from stack.cli.options import HTTP_CONFIG, THRESHOLDS, TOKEN_FILE, USER_FILE, duration, settings_of
+from stack.cli.options import HTTP_CONFIG, PROMETHEUS_URL, THRESHOLDS, TOKEN_FILE, USER_FILE, duration, settings_of
 
 
 @click.command("board")
@@ -20,7 +20,9 @@ from stack.cli.options import HTTP_CONFIG, THRESHOLDS, TOKEN_FILE, USER_FILE, du
     default="http://127.0.0.1:9090",
     show_default=True,
     metavar="URL",
-    help="With its path if it has one.",
+    envvar=PROMETHEUS_URL,
+    show_envvar=True,
+    help="Address of Prometheus, with its path if it has one.",
 )
 @TOKEN_FILE
 @USER_FILE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from stack.cli.common import AS_JSON, json_text, mistakes_told
 from stack.cli.options import HTTP_CONFIG
 from stack.cli.struct_options import options_of
 from stack.gateway.config import read_key
+from stack.terminal import output_width
 
 PIPED = 150  # columns where nobody says how many there are
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -120,7 +120,7 @@ def _draw_live(looked: verify.Verifier) -> None:
         for f in (*looked.figures, *looked.in_use)
     ]
     title = f"{looked.model}, vLLM {looked.version or 'of an unknown release'}: reckoned, and as it says itself"
-    console = Console(width=None if sys.stdout.isatty() else PIPED, highlight=False)
+    console = Console(width=output_width(PIPED), highlight=False)
     _table(console, tables.CapacityTable(title, ("figure", "reckoned", "reported", "difference", "source"), rows))
     for sentence in looked.said:
         click.echo(sentence)
@@ -138,7 +138,7 @@ def _shown(value: float | None, unit: str) -> str:
 
 
 def _draw(found: command.Study) -> None:
-    console = Console(width=None if sys.stdout.isatty() else PIPED, highlight=False)
+    console = Console(width=output_width(PIPED), highlight=False)
     alone = len(found.plans) == 1 and not found.refused
     compared = [tables.comparison(found)] if found.plans else []
     if not alone and (best := tables.conclusion(found)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import os
 import time
 from pathlib import Path
 
@@ -16,11 +16,14 @@ from exporters.accounting.prices import Prices
 from exporters.net.prometheus import address_from
 from stack import config
 from stack.cli.common import AS_JSON, json_text, mistakes_told
-from stack.cli.options import HTTP_CONFIG, TOKEN_FILE, USER_FILE, duration
+from stack.cli.options import HTTP_CONFIG, PROMETHEUS_URL, TOKEN_FILE, USER_FILE, duration
+from stack.terminal import output_width
 
 
 @click.command("cost")
-@click.option("--prometheus", "url", metavar="URL", help="What the sidecar recorded there.")
+@click.option(
+    "--prometheus", "url", metavar="URL", help=f"Prometheus that scrapes the sidecar.  [default: {PROMETHEUS_URL}]"
+)
 @click.option(
     "--log",
     "logs",
@@ -68,6 +71,8 @@ def cost_command(
     \b
     Example:  vllm-watch cost --prometheus http://127.0.0.1:9090 --since 24h
     """
+    if not logs:
+        url = url or os.environ.get(PROMETHEUS_URL)
     if bool(url) == bool(logs):
         raise click.UsageError("name either --prometheus URL or --log FILE")
     if gpus and not logs:
@@ -94,6 +99,6 @@ def cost_command(
         table.add_column(name, justify="left" if number < len(cost.BY[by]) else "right")
     for number, row in enumerate(rows):
         table.add_row(*map(escape, row), end_section=number == len(rows) - 2)
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    Console(width=output_width(200)).print(table)
     for note in told["notes"]:
         click.echo(f"note: {note}")

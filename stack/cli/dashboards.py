@@ -33,7 +33,7 @@ _PROFILE = click.option(
 @click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="The folder to write to.")
 @_PROFILE
 @click.option(
-    "--for", "use", type=click.Choice(["import", "provisioning"]), default="import", show_default=True,
+    "--format", "use", type=click.Choice(["import", "provisioning"]), default="import", show_default=True,
     help="import: for Grafana's import dialog. provisioning: read-only boards and the provider file beside them.",
 )  # fmt: skip
 @click.option("--path", help="Where Grafana will see the folder; by default --out itself.")
@@ -56,10 +56,10 @@ def dashboards_export(
     The data source is a variable: nothing has to be replaced before an import.
 
     \b
-    Example:  vllm-watch dashboards export --out boards --for provisioning --path /var/lib/grafana/vllm
+    Example:  vllm-watch dashboards export --out boards --format provisioning --path /var/lib/grafana/vllm
     """
     if path and use != "provisioning":
-        raise click.UsageError("--path belongs to --for provisioning")
+        raise click.UsageError("--path belongs to --format provisioning")
     with mistakes_told():
         files = {
             f"{slug}.json": text

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
+import os
 import shlex
 import shutil
 import time
@@ -24,7 +26,7 @@ from exporters.net.http_client import HttpClientConfig
 from exporters.net.prometheus import Address, Prometheus, PrometheusError, address_from
 from exporters.text import format_duration, parse_duration
 from stack.cli.common import AS_JSON, UsageMistake, json_text, mistakes_told
-from stack.cli.options import HTTP_CONFIG, THRESHOLDS, TOKEN_FILE, USER_FILE, settings_of
+from stack.cli.options import ENGINE_URL, HTTP_CONFIG, PROMETHEUS_URL, THRESHOLDS, TOKEN_FILE, USER_FILE, settings_of
 from stack.cli.scraped import text_of
 from stack.cli.struct_options import options_of
 from stack.doctor import advice, collect, report, series
@@ -100,6 +102,7 @@ def doctor_command(urls: tuple[str, ...], asked: DoctorOptions, as_json: bool) -
     """Find the bottleneck of a running engine.
 
     Reads an engine twice (URL, one or several), a Prometheus, or two saved pages; a request log adds what clients saw.
+    Without any of these: VLLM_WATCH_PROMETHEUS_URL, else VLLM_WATCH_ENGINE_URL (one or several, with blanks between).
     See docs/guides/doctor.md. Exit 1 when a finding is serious, 2 for a mistake, 3 when an engine may stand still and
     the look was too short to be sure.
 
@@ -110,6 +113,10 @@ def doctor_command(urls: tuple[str, ...], asked: DoctorOptions, as_json: bool) -
               vllm-watch doctor --workload rag
     """
     saved = (asked.before, asked.after, asked.seconds)
+    if not any((urls, asked.prometheus_url, *saved, asked.words, asked.goal)):
+        prometheus_url, engine_urls = os.environ.get(PROMETHEUS_URL), os.environ.get(ENGINE_URL, "")
+        asked = dataclasses.replace(asked, prometheus_url=prometheus_url)
+        urls = () if prometheus_url else tuple(engine_urls.split())
     ways = [
         bool(urls),
         bool(asked.prometheus_url),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 import click
 from rich.console import Console
@@ -11,6 +10,7 @@ from rich.console import Console
 from stack.cli.options import duration
 from stack.lab import install
 from stack.lab.up import NEEDED, up
+from stack.terminal import output_width
 
 
 @click.group()
@@ -42,7 +42,7 @@ def lab_up(engine: str | None, for_s: float | None, port_offset: int) -> None:
     \b
     Example:  vllm-watch lab up --for 120s
     """
-    raise SystemExit(up(engine, for_s, port_offset, Console(width=None if sys.stdout.isatty() else 110)))
+    raise SystemExit(up(engine, for_s, port_offset, Console(width=output_width(110))))
 
 
 @lab.command("install")

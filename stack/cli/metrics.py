@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from stack import render
 from stack.cli.common import AS_JSON, UsageMistake, mistakes_told
 from stack.cli.options import HTTP_CONFIG
 from stack.cli.scraped import page_of, text_of
+from stack.terminal import output_width
 
 
 @click.group()
@@ -54,7 +54,7 @@ def metrics_list(as_json: bool, word: str) -> None:
             metric.evidence == "source"
         )
         table.add_row(metric.name, str(metric.kind), str(metric.unit), lived, "\n".join(told))
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    Console(width=output_width(200)).print(table)
 
 
 def _metric_as_json(metric: Metric) -> dict[str, Any]:

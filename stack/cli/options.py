@@ -11,6 +11,11 @@ from alerts.settings import SHIPPED, Overrides, Settings
 from exporters.text import parse_duration
 from stack import config
 
+# Where the user's own services are, for all commands that take such an address and get none.
+PROMETHEUS_URL, ALERTMANAGER_URL, ENGINE_URL = (
+    f"VLLM_WATCH_{name}_URL" for name in ("PROMETHEUS", "ALERTMANAGER", "ENGINE")
+)
+
 THRESHOLDS = click.option(
     "--thresholds", type=click.Path(path_type=Path, dir_okay=False), help="Your own numbers; see `alerts list`."
 )

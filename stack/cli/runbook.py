@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import sys
 import time
@@ -21,7 +22,15 @@ from exporters.net.prometheus import address_from
 from runbooks import lookup
 from stack import render
 from stack.cli.common import AS_JSON, json_text, mistakes_told
-from stack.cli.options import HTTP_CONFIG, THRESHOLDS, TOKEN_FILE, USER_FILE, settings_of
+from stack.cli.options import (
+    ALERTMANAGER_URL,
+    HTTP_CONFIG,
+    PROMETHEUS_URL,
+    THRESHOLDS,
+    TOKEN_FILE,
+    USER_FILE,
+    settings_of,
+)
 from stack.cli.struct_options import options_of
 from stack.option import Opt
 
@@ -32,9 +41,10 @@ class RunbookOptions:
 
     listed: Annotated[bool, Opt(name="--list", help="Every page; the same as no NAME.")] = False
     firing: Annotated[bool, Opt(help="The pages of what fires now; with NAME, that page with its labels.")] = False
-    alertmanager: Annotated[str | None, Opt(metavar="URL", help="With --firing.  [default: http://127.0.0.1:9093]")] = (
-        None
-    )
+    alertmanager: Annotated[
+        str | None,
+        Opt(metavar="URL", help=f"With --firing.  [default: {ALERTMANAGER_URL}, else http://127.0.0.1:9093]"),
+    ] = None
     source: Annotated[
         IO[bytes] | None,
         click.File("rb"),
@@ -49,14 +59,16 @@ class RunbookOptions:
         ),
     ] = ()
     live: Annotated[bool, Opt(help="Ask Prometheus every question of the page and show what holds.")] = False
-    url: Annotated[str, Opt(name="--prometheus", metavar="URL", help="With --live.")] = "http://127.0.0.1:9090"
+    url: Annotated[str, Opt(name="--prometheus", metavar="URL", envvar=PROMETHEUS_URL, help="With --live.")] = (
+        "http://127.0.0.1:9090"
+    )
     token_file: Annotated[Path | None, TOKEN_FILE] = None
     user_file: Annotated[Path | None, USER_FILE] = None
     http_config: Annotated[Path | None, HTTP_CONFIG] = None
     section: Annotated[
         str | None, Opt(metavar="HEADING", help="Only this part; its first letters will do, such as mitigation.")
     ] = None
-    only_url: Annotated[bool, Opt(name="--url", help="Only the address of the page.")] = False
+    only_url: Annotated[bool, Opt(name="--print-url", help="Print only the address of the page.")] = False
     base: Annotated[
         str | None,
         Opt(metavar="URL", help=f"Where pages are served.  [default: where the alert says, else {Links().runbooks}]"),
@@ -93,7 +105,7 @@ def runbook_command(words: tuple[str, ...], asked: RunbookOptions, as_json: bool
         elif asked.firing:
             alerts = asyncio.run(
                 firing_alerts(
-                    asked.alertmanager or lookup.ALERTMANAGER,
+                    asked.alertmanager or os.environ.get(ALERTMANAGER_URL) or lookup.ALERTMANAGER,
                     HttpClientConfig(asked.http_config) if asked.http_config else None,
                 )
             )

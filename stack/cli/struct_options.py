@@ -114,7 +114,13 @@ def _option(name: str, kind: Any, opt: Opt, said: tuple[Any, ...], default: Any)
     required = default is inspect.Parameter.empty
     usual = None if required else default if opt.write is None or default is None else opt.write(default)
     is_enum = isinstance(one, type) and issubclass(one, enum.Enum)
-    given: dict[str, Any] = {"help": opt.help, "metavar": opt.metavar, "envvar": opt.envvar, "required": required}
+    given: dict[str, Any] = {
+        "help": opt.help,
+        "metavar": opt.metavar,
+        "envvar": opt.envvar,
+        "show_envvar": opt.envvar is not None,
+        "required": required,
+    }
     if one is bool:
         given["is_flag"] = True
     else:

@@ -260,7 +260,7 @@ def workload_as_text(told: Mapping[str, Any]) -> str:
 
 
 def _run(benches: Sequence[str]) -> Iterator[str]:
-    yield from (f"   measured by  vllm-watch bench run {bench} --url http://127.0.0.1:8000" for bench in benches)
+    yield from (f"   measured by  vllm-watch bench run {bench} --engine http://127.0.0.1:8000" for bench in benches)
 
 
 def goal_as_json(name: str) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from stack.drill.traffic import every, good, meanwhile
 from stack.lab import install, up
 from stack.lab.plan import LabConfig
 from stack.lab.supervisor import LabError
+from stack.terminal import output_width
 
 _QUIET_WITHIN_S = 30.0  # what the drill before left at Alertmanager ends with its last message
 
@@ -59,7 +60,7 @@ def command(drills: tuple[Drill, ...], port_offset: int, as_json: bool) -> int:
         Console(stderr=True).print("drill: stopped; nothing was left running")
         return 130
     failed = [outcome for outcome in outcomes if outcome.trouble]
-    console = Console(width=None if sys.stdout.isatty() else 160, soft_wrap=not sys.stdout.isatty(), highlight=False)
+    console = Console(width=output_width(160), soft_wrap=not sys.stdout.isatty(), highlight=False)
     if as_json:
         console.print_json(json.dumps({"passed": not failed, "drills": [asdict(outcome) for outcome in outcomes]}))
         return 1 if failed else 0

@@ -66,7 +66,7 @@ def engine_parts() -> dict[str, Path]:
 def ours(url: str, folder: Path, requests: int, seed: int) -> Run:
     """One run of our own."""
     shape = ("short-short", "--only", f"c{AT_ONCE}", "--runs", 1, "--requests", requests)
-    done = command("bench", "run", *shape, "--url", url, "--seed", seed, "--out", folder)
+    done = command("bench", "run", *shape, "--engine", url, "--seed", seed, "--out", folder)
     assert 0 == done.returncode, done.stdout + done.stderr
     return result.read(folder).runs[0]
 

@@ -226,7 +226,7 @@ def test_import_export_writes_every_board(tmp_path):
 
 def test_provisioning_export_writes_the_provider(tmp_path):
     """Export for provisioning writes the provider and says what to mount where."""
-    result = run("export", "--out", tmp_path, "--for", "provisioning", "--path", "/boards: all")
+    result = run("export", "--out", tmp_path, "--format", "provisioning", "--path", "/boards: all")
     (one,) = yaml.safe_load((tmp_path / "vllm-watch.yaml").read_text())["providers"]
     assert ("vLLM", "vllm-watch", "/boards: all", False) == (
         one["folder"],
@@ -242,14 +242,14 @@ def test_provisioning_export_writes_the_provider(tmp_path):
 
 def test_provider_names_the_folder_without_a_path(tmp_path):
     """The provider names the folder itself where no path is given."""
-    run("export", "--out", tmp_path, "--for", "provisioning")
+    run("export", "--out", tmp_path, "--format", "provisioning")
     (one,) = yaml.safe_load((tmp_path / "vllm-watch.yaml").read_text())["providers"]
     assert str(tmp_path.resolve()) == one["options"]["path"]
 
 
 def test_a_second_export_changes_nothing(tmp_path):
-    run("export", "--out", tmp_path, "--for", "provisioning")
-    again = json.loads(run("export", "--out", tmp_path, "--for", "provisioning", "--json").stdout)
+    run("export", "--out", tmp_path, "--format", "provisioning")
+    again = json.loads(run("export", "--out", tmp_path, "--format", "provisioning", "--json").stdout)
     assert {False} == {file["changed"] for file in again["files"]}
     assert [] == again["left_over"]
 
@@ -260,7 +260,7 @@ def test_export_overwrites_no_foreign_file(tmp_path, foreign):
     mine = tmp_path / "overview.json"
     mine.write_bytes(foreign if isinstance(foreign, bytes) else foreign.encode())
     before = mine.read_bytes()
-    refused = run("export", "--out", tmp_path, "--for", "provisioning")
+    refused = run("export", "--out", tmp_path, "--format", "provisioning")
     assert 2 == refused.exit_code
     assert str(mine) in refused.output
     assert "--force" in refused.output

@@ -206,7 +206,7 @@ def test_chats_have_their_lengths_and_json_is_held_to_its_schema(engines, tmp_pa
         "bench",
         "run",
         tmp_path / "talks.yaml",
-        "--url",
+        "--engine",
         engines["on"].spec.address,
         "--runs",
         1,
@@ -239,7 +239,7 @@ def test_oversized_request_is_refused_before_sending(engines, tmp_path):
     (tmp_path / "long.yaml").write_text(
         json.dumps({"workloads": [{"name": "long", "input_tokens": 40000, "output_tokens": 100, "concurrency": 1}]})
     )
-    done = command("bench", "run", tmp_path / "long.yaml", "--url", engine.spec.address, "--out", tmp_path / "out")
+    done = command("bench", "run", tmp_path / "long.yaml", "--engine", engine.spec.address, "--out", tmp_path / "out")
     assert 2 == done.returncode
     assert 1 == len(told := done.stderr.strip().splitlines()), done.stderr
     assert re.search(
@@ -294,7 +294,7 @@ def test_an_engine_that_dies_half_way_leaves_what_was_measured(engines, eventual
         "3",
         "--requests",
         "60",
-        "--url",
+        "--engine",
         engine.spec.address,
     )
     argv = [sys.executable, "-m", "stack.cli", *run, "--out", str(folder)]

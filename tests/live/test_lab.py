@@ -3,6 +3,7 @@ from many sides."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -19,6 +20,7 @@ from pathlib import Path
 import openai
 import pytest
 import yaml
+from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
 from rich.console import Console
 
 from alerts.panel_ref import PanelRef, board_uid
@@ -356,7 +358,8 @@ def test_boards_open_in_a_browser(lab, new_tab, eventually, tmp_path):
             f"{lab.url('board')}/d/{board_uid(board.slug)}?from=now-5m&refresh={'5s' if board.slug == 'overview' else 'off'}"  # noqa: E501
         )
         while (folded := tab.locator("details.row:not([open]):not([hidden]) > summary")).count():
-            folded.first.click()
+            with contextlib.suppress(PlaywrightTimeoutError):  # it may become hidden meanwhile
+                folded.first.click(timeout=1000)
 
         def settled(board=board, needed=needed) -> bool:
             seen = (

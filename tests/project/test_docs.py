@@ -485,13 +485,13 @@ def desk(tmp_path, monkeypatch) -> Path:
     (tmp_path / ".bin").mkdir()
     command = tmp_path / ".bin/vllm-watch"
     command.write_text(
-        f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)} -m stack.cli "$@"\n'
+        # bash sets COLUMNS to 80 where there is no terminal
+        f'#!/bin/sh\nunset COLUMNS\nPYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)} -m stack.cli "$@"\n'
     )
     command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/.bin{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "120")
-    for name in ("VLLM_WATCH_EVENTS", "VLLM_WATCH_CACHE", "XDG_CACHE_HOME", "FORCE_COLOR"):
+    for name in ("VLLM_WATCH_EVENTS", "VLLM_WATCH_CACHE", "XDG_CACHE_HOME", "FORCE_COLOR", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 

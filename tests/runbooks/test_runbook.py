@@ -493,8 +493,11 @@ def test_page_and_panel_of_an_alert_are_where_the_alert_says():
     firing = json.dumps([{"labels": {"alertname": "VLLMWatchdog"}, "annotations": own}])
     ask = ("--from-alertmanager", "-")
     assert f"panel: {own['dashboard_url']}\n" in command(*ask, stdin=firing).output
-    assert own["runbook_url"] == command(*ask, "--url", stdin=firing).output.strip()
-    assert "https://mine/VLLMWatchdog" == command(*ask, "--url", "--base", "https://mine", stdin=firing).output.strip()
+    assert own["runbook_url"] == command(*ask, "--print-url", stdin=firing).output.strip()
+    assert (
+        "https://mine/VLLMWatchdog"
+        == command(*ask, "--print-url", "--base", "https://mine", stdin=firing).output.strip()
+    )
     elsewhere = json.dumps(
         [
             {
@@ -520,7 +523,7 @@ def test_a_name_or_a_label_chooses_among_alerts():
         in command("enginedown", "--label", "instance=b", "--from-alertmanager", "-", stdin=twice).output
     )
     assert (2, True) == (done.exit_code, "2 alerts: name one, or narrow them with --label" in done.output)
-    assert 2 == command("--url", "--from-alertmanager", "-", stdin=twice).exit_code
+    assert 2 == command("--print-url", "--from-alertmanager", "-", stdin=twice).exit_code
     quiet = command("kvcachenearlyfull", "--from-alertmanager", "-", stdin=twice)
     assert (0, True) == (
         quiet.exit_code,
@@ -768,9 +771,9 @@ def test_the_list_the_address_and_the_json_twin():
     listed = command("--list").output
     assert command().output == listed
     assert ["critical", "warning", "-"] == [line.split()[0] for line in listed.splitlines()]
-    assert "http://127.0.0.1:9402/runbooks/VLLMEngineDown\n" == command("enginedown", "--url").output
-    assert "https://wiki/rb/rollback\n" == command("rollback", "--url", "--base", "https://wiki/rb/").output
-    named = command("rollback", "--url", "--base", "https://wiki/rb", "--json").output
+    assert "http://127.0.0.1:9402/runbooks/VLLMEngineDown\n" == command("enginedown", "--print-url").output
+    assert "https://wiki/rb/rollback\n" == command("rollback", "--print-url", "--base", "https://wiki/rb/").output
+    named = command("rollback", "--print-url", "--base", "https://wiki/rb", "--json").output
     assert {"page": "rollback", "url": "https://wiki/rb/rollback"} == json.loads(named)
     assert "VLLMEngineDown" == json.loads(command("--list", "--json").output)[0]["page"]
     assert {"nearest": []} == json.loads(command("zebra", "--json").output)

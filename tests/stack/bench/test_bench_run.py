@@ -577,7 +577,7 @@ def test_the_command_writes_a_bench_and_says_what_it_found(tmp_path, live_url):
         "bench",
         "run",
         str(written(tmp_path)),
-        "--url",
+        "--engine",
         live_url,
         "--out",
         str(out),
@@ -609,7 +609,7 @@ def test_the_twin_in_json_is_the_bench(tmp_path, live_url):
         "bench",
         "run",
         str(written(tmp_path)),
-        "--url",
+        "--engine",
         live_url,
         "--out",
         str(tmp_path / "o"),
@@ -634,7 +634,7 @@ def test_the_twin_in_json_is_the_bench(tmp_path, live_url):
 )
 def test_mistakes_of_the_command_are_one_sentence(tmp_path, live_url, more, sentence):
     told = CliRunner().invoke(
-        main, ["bench", "run", str(written(tmp_path)), "--url", live_url, "--out", str(tmp_path / "o"), *more]
+        main, ["bench", "run", str(written(tmp_path)), "--engine", live_url, "--out", str(tmp_path / "o"), *more]
     )
     assert 2 == told.exit_code
     assert sentence in told.output.splitlines()[-1]

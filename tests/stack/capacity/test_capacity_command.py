@@ -523,6 +523,16 @@ def test_the_type_of_the_weights_is_taken_from_the_worksheet(folder):
     assert any("70e9 parameters; reckoned with are the model's 8.03e9" in note for note in found["notes"])
 
 
+@pytest.mark.parametrize("size", ["24GB", "24 gb", "24GiB"])
+def test_memory_size_is_a_gpu_without_bounds_of_time(folder, size):
+    """Only its memory is known, so no bound on a time follows from it."""
+    found = told("--model", "config.json", "--gpu", size, "--max-model-len", "8192", "--traffic", "shape.yaml")
+    (plan,) = found["plans"]
+    assert "24GB" == plan["gpu"]["name"]
+    assert int(24 * 0.915 * 2**30) == plan["gpu"]["usable_bytes"]
+    assert not [note for note in (*found["notes"], *plan["notes"]) if "TB/s" in note]
+
+
 # ---- mistakes
 
 
@@ -532,7 +542,12 @@ def test_the_type_of_the_weights_is_taken_from_the_worksheet(folder):
         (("--model", "config.json"), "--gpu is missing: name a GPU or slice, such as H200"),
         (("--model", "config.json", "--gpu", "H300"), "the GPU 'H300' is not known; did you mean"),
         (("--model", "config.json", "--gpu", "H200/1g.10gb"), "H200 has no slice '1g.10gb'; did you mean H200/1g.18gb"),
+        (("--model", "config.json", "--gpu", "FOO"), "known are A100-40GB, A100-80GB, H100-80GB"),
         (("--model", "nothing.json", "--gpu", "H200"), "nothing.json: there is no such file"),
+        (
+            ("--model", "meta-llama/Llama-3.1-8B", "--gpu", "H200"),
+            "hf download meta-llama/Llama-3.1-8B config.json --local-dir Llama-3.1-8B",
+        ),
         (
             ("--model", "config.json", "--gpu", "H200", "--max-model-len", "200k"),
             "max_model_len 200,000 is more than the 131,072 positions",

@@ -374,7 +374,7 @@ def test_alias_counts_under_the_series_name(tmp_path):
             "bench",
             "run",
             str(opened_file(tmp_path)),
-            "--url",
+            "--engine",
             url,
             "--model",
             "friendly",
@@ -521,7 +521,7 @@ def test_all_that_is_shared_is_warm_before_each_load(tmp_path):
     (tmp_path / "w.yaml").write_text(WARM)
     with standing(engine) as (url,):
         told = CliRunner().invoke(
-            main, ["bench", "run", str(tmp_path / "w.yaml"), "--url", url, "--out", str(tmp_path / "o")]
+            main, ["bench", "run", str(tmp_path / "w.yaml"), "--engine", url, "--out", str(tmp_path / "o")]
         )
     assert 0 == told.exit_code, told.output
     prefixes = [tuple(body["prompt"][:30]) for body in engine.bodies]
@@ -546,7 +546,7 @@ def test_a_bench_that_was_killed_says_that_it_did_not_end(tmp_path):
         assert (
             0
             == CliRunner()
-            .invoke(main, ["bench", "run", str(tmp_path / "w.yaml"), "--url", url, "--out", str(tmp_path / "o")])
+            .invoke(main, ["bench", "run", str(tmp_path / "w.yaml"), "--engine", url, "--out", str(tmp_path / "o")])
             .exit_code
         )
     assert ({"it did not come to its end"}, None) == (seen, result.read(tmp_path / "o").cut)
@@ -602,7 +602,7 @@ def test_restarted_engine_has_no_counters_to_compare(tmp_path):
     (tmp_path / "w.yaml").write_text(SMALL)
     with standing(engine) as (url,):
         told = CliRunner().invoke(
-            main, ["bench", "run", str(tmp_path / "w.yaml"), "--url", url, "--out", str(tmp_path / "o")]
+            main, ["bench", "run", str(tmp_path / "w.yaml"), "--engine", url, "--out", str(tmp_path / "o")]
         )
     assert 1 == told.exit_code, told.output
     (only,) = result.read(tmp_path / "o").runs
@@ -617,7 +617,7 @@ def test_run_stopped_during_counter_reading_is_kept(tmp_path):
     (tmp_path / "w.yaml").write_text(SMALL)
     with standing(engine) as (url,):
         bench = subprocess.Popen(
-            [sys.executable, "-m", "stack.cli", "bench", "run", str(tmp_path / "w.yaml"), "--url", url, "--out",
+            [sys.executable, "-m", "stack.cli", "bench", "run", str(tmp_path / "w.yaml"), "--engine", url, "--out",
                 str(tmp_path / "o")],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=Path(__file__).parents[3],
         )  # fmt: skip
@@ -656,7 +656,7 @@ def test_a_command_may_score_answers(tmp_path, program, score, caveat):
     (tmp_path / "w.yaml").write_text(SCORED.replace("SCORE", json.dumps([sys.executable, "-c", program])))
     with standing(FakeEngine()) as (url,):
         told = CliRunner().invoke(
-            main, ["bench", "run", str(tmp_path / "w.yaml"), "--url", url, "--out", str(tmp_path / "o")]
+            main, ["bench", "run", str(tmp_path / "w.yaml"), "--engine", url, "--out", str(tmp_path / "o")]
         )
     assert 0 == told.exit_code, told.output
     (only,) = result.read(tmp_path / "o").runs
