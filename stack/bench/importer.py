@@ -21,10 +21,10 @@ import msgspec
 
 from exporters.requests.record import Outcome, RequestRecord, timestamp
 from stack.bench.measurements import figures
-from stack.bench.result import Arm, BadBench, Bench, BenchEngine, Run, request_id
+from stack.bench.result import BadBench, Bench, BenchEngine, BenchVariant, Run, request_id
 from stack.bench.workload import Slo
 
-ARM, WORKLOAD = "imported", "vllm-bench-serve"
+VARIANT, WORKLOAD = "imported", "vllm-bench-serve"
 NO_SLO = Slo()
 _Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
 _Tokens = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
@@ -89,7 +89,7 @@ _Read = tuple[Run, list[RequestRecord]]
 
 
 def imported(paths: Sequence[Path], slo: Slo = NO_SLO) -> tuple[Bench, list[RequestRecord]]:
-    """Files as one bench of one arm, each result a run. Raises BadBench."""
+    """Files as one bench of one variant, each result a run. Raises BadBench."""
     texts = []
     for path in paths:
         try:
@@ -135,7 +135,7 @@ def parse(texts: Sequence[tuple[str, str]], slo: Slo = NO_SLO) -> tuple[Bench, l
         tool=tools.pop(),
         started_s=min(run.started_s for run in runs),
         ended_s=max(run.ended_s for run in runs),
-        arms=(Arm(name=ARM, engine=BenchEngine(url="", model=next(iter(models)))),),
+        variants=(BenchVariant(name=VARIANT, engine=BenchEngine(url="", model=next(iter(models)))),),
         runs=tuple(runs),
         workloads=tuple(workloads),
         workload_hash=hashlib.sha256(msgspec.json.encode(workloads, order="deterministic")).hexdigest()[:12],
@@ -206,7 +206,7 @@ def _vllm_run(place: str, found: VllmResult, theirs: Mapping[str, float], bench:
         failed["unknown"] = found.failed
     run = Run(
         number=number,
-        arm=ARM,
+        variant=VARIANT,
         workload=WORKLOAD,
         point=_point(found),
         started_s=started_s,
@@ -261,7 +261,7 @@ def _vllm_records(found: VllmResult, bench: str, number: int, started_s: float) 
         about = RequestRecord(
             request_id=request_id(bench, number, at),
             model=found.model_id,
-            variant=ARM,
+            variant=VARIANT,
             prompt_tokens=found.input_lens[at] if found.input_lens else None,
         )
         # it failed with an empty reason
@@ -356,7 +356,7 @@ def _aiperf(place: str, documents: Sequence[Any], bench: str, number: int, slo: 
     failed = Counter(record.reason or "unknown" for record in records if record.outcome != "ok")
     run = Run(
         number=number,
-        arm=ARM,
+        variant=VARIANT,
         workload="aiperf",
         point="unknown",
         started_s=started_s,
@@ -381,7 +381,7 @@ def _aiperf_record(line: AiperfRecord, name: str) -> RequestRecord:
     return RequestRecord(
         request_id=name,
         ts=timestamp(line.metadata.request_end_ns / 1e9),
-        variant=ARM,
+        variant=VARIANT,
         prompt_tokens=prompt,
         completion_tokens=tokens,
         ttft_ms=ttft_ms,

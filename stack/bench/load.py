@@ -71,7 +71,7 @@ class LoadRun:
         self,
         target: BenchTarget,
         *,
-        arm: str | None = None,
+        variant: str | None = None,
         keep_text: bool = False,
         told: Callable[[Done], None] = lambda _: None,
     ) -> None:
@@ -80,7 +80,7 @@ class LoadRun:
         self.under_way = 0
         self.late_s = 0.0
         self._target = target
-        self._arm = arm
+        self._variant = variant
         self._keep_text = keep_text
         self._told = told
         self._client = UpstreamClient(CONNECT_S)
@@ -147,7 +147,7 @@ class LoadRun:
                             self.said.setdefault(f"http_{status}", _message(body.error))
                 finally:
                     answer.close()
-            outcome, reason = _judged(status, scanner, reply)
+            outcome, reason = _classify(status, scanner, reply)
         except TimeoutError:
             outcome, reason = "timeout", "timeout"
         except Unreachable as error:
@@ -188,7 +188,7 @@ class LoadRun:
             model=self._target.model,
             route=asked.route,
             upstream=self._target.url[:128],
-            variant=self._arm,
+            variant=self._variant,
             engine_version=reply.engine_version,
             stream=True,
             prompt_tokens=reply.prompt_tokens,
@@ -208,7 +208,7 @@ class LoadRun:
         )
 
 
-def _judged(status: int, scanner: Scanner, reply: Reply) -> tuple[Outcome, str | None]:
+def _classify(status: int, scanner: Scanner, reply: Reply) -> tuple[Outcome, str | None]:
     """What came of an answer that has ended."""
     if status != 200:
         return ("rejected" if status in _BUSY else "upstream_error"), f"http_{status}"

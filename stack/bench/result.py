@@ -57,6 +57,9 @@ class BenchEngine(msgspec.Struct, frozen=True, kw_only=True):
     arguments: tuple[str, ...] | None = None
 
 
+STORED = {"variant": "arm", "variants": "arms"}  # names in bench.json, experiments and reports
+
+
 class Start(msgspec.Struct, frozen=True):
     """How long an engine took from its start until it answered, in seconds. warm: it had been started before with the
     same model."""
@@ -65,7 +68,7 @@ class Start(msgspec.Struct, frozen=True):
     seconds: float
 
 
-class Arm(msgspec.Struct, frozen=True, kw_only=True):
+class BenchVariant(msgspec.Struct, frozen=True, kw_only=True):
     """One configuration under test. what: in the user's words."""
 
     name: str
@@ -74,14 +77,14 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     starts: tuple[Start, ...] = ()
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One pass of one workload at one load against one arm: the unit of all statistics. Times in unix seconds.
+class Run(msgspec.Struct, frozen=True, kw_only=True, rename=STORED):
+    """One pass of one workload at one load against one variant: the unit of all statistics. Times in unix seconds.
 
     point: the load, such as c8 (eight at once) or r2.5 (2.5 requests/s). failed: by reason. cut: why it is not
     whole."""
 
     number: int
-    arm: str
+    variant: str
     workload: str
     point: str
     started_s: float
@@ -95,8 +98,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     cut: str | None = None
 
 
-class Bench(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole bench. order: of the runs of several arms; interleaved: drawn at random in each round. seed: prompts,
+class Bench(msgspec.Struct, frozen=True, kw_only=True, rename=STORED):
+    """A whole bench. order: of the runs of several variants; interleaved: drawn at random in each round. seed: prompts,
     lengths and that order follow from it; None in older files. events: ids of the tuning events that were written for
     it. cut: why it is not whole."""
 
@@ -105,7 +108,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
     tool: str
     started_s: float
     ended_s: float
-    arms: tuple[Arm, ...]
+    variants: tuple[BenchVariant, ...]
     runs: tuple[Run, ...]
     workloads: tuple[Mapping[str, Any], ...]
     workload_hash: str
@@ -133,18 +136,18 @@ def run_of(record: RequestRecord) -> int | None:
 
 def without_secrets(bench: Bench) -> Bench:
     """No key, token or login: benches and reports are handed around."""
-    arms = tuple(
+    variants = tuple(
         msgspec.structs.replace(
-            arm,
+            variant,
             engine=msgspec.structs.replace(
-                arm.engine,
-                url=without_login(arm.engine.url),
-                arguments=None if arm.engine.arguments is None else masked(arm.engine.arguments),
+                variant.engine,
+                url=without_login(variant.engine.url),
+                arguments=None if variant.engine.arguments is None else masked(variant.engine.arguments),
             ),
         )
-        for arm in bench.arms
+        for variant in bench.variants
     )
-    return msgspec.structs.replace(bench, arms=arms)
+    return msgspec.structs.replace(bench, variants=variants)
 
 
 def without_login(url: str) -> str:
@@ -181,7 +184,7 @@ def write(folder: Path, bench: Bench) -> None:
 
 
 def add_requests(folder: Path, records: Sequence[RequestRecord]) -> None:
-    """Append records, whose team is their class of requests and whose variant is the arm. Raises OSError."""
+    """Append records, whose team is their class of requests. Raises OSError."""
     with (folder / REQUESTS).open("ab") as file:
         file.write(b"".join(to_line(record) for record in records))
 

@@ -28,7 +28,7 @@ from stack.bench.engine_under_test import BadTarget, Peak, Subject, asking, empt
 from stack.bench.load import BenchTarget, Done, LoadRun, Prepared
 from stack.bench.measurements import Around
 from stack.bench.prompts import NoTokenizer, Remote, Writer
-from stack.bench.result import Arm, Bench, Run, Start
+from stack.bench.result import Bench, BenchVariant, Run, Start
 from stack.bench.workload import LoadLevel, Workload
 
 DEAD_AFTER = 10  # requests in a row that reach nobody
@@ -39,7 +39,7 @@ WARM_UP = -1  # the number of a run that nobody counts; what it sends no other r
 class RunObserver(Protocol):
     """Who is told how it goes."""
 
-    def run(self, number: int, of: int, arm: str, workload: Workload, point: LoadLevel, asked: int) -> None: ...
+    def run(self, number: int, of: int, variant: str, workload: Workload, point: LoadLevel, asked: int) -> None: ...
 
     def done(self, done: Done) -> None: ...
 
@@ -48,10 +48,10 @@ class RunObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    """One run to come. round: how often each arm had this load before."""
+    """One run to come. round: how often each variant had this load before."""
 
     round: int
-    arm: str
+    variant: str
     workload: Workload
     point: LoadLevel
 
@@ -65,16 +65,16 @@ def schedule(
 ) -> list[RunStep]:
     """Return all runs in their order.
 
-    turns: the order of the arms in each round, at least as many rounds as runs; `stack.tuning.turns` draws it. runs: of
-    each load; None: as its workload says. together: all engines stand at once, so that the arms of one load follow each
-    other directly."""
+    turns: the order of the variants in each round, at least as many rounds as runs; `stack.tuning.turns` draws it.
+    runs: of each load; None: as its workload says. together: all engines stand at once, so that the variants of one
+    load follow each other directly."""
     steps = []
-    for round_, arms in enumerate(turns[: rounds_of(workloads, runs)]):
+    for round_, variants in enumerate(turns[: rounds_of(workloads, runs)]):
         loads = [(each, point) for each in workloads if round_ < (runs or each.runs) for point in points(each)]
         if together:
-            steps += [RunStep(round_, arm, workload, point) for workload, point in loads for arm in arms]
+            steps += [RunStep(round_, variant, workload, point) for workload, point in loads for variant in variants]
         else:
-            steps += [RunStep(round_, arm, workload, point) for arm in arms for workload, point in loads]
+            steps += [RunStep(round_, variant, workload, point) for variant in variants for workload, point in loads]
     return steps
 
 
@@ -89,13 +89,12 @@ class BenchStopped(Exception):
 
 @dataclass(slots=True)
 class Bencher:
-    """A bench on its way: `steps` one after the other against whatever engine stands for an arm, everything kept in
+    """A bench on its way: `steps` one after the other against whatever engine stands for a variant, everything kept in
     `folder`.
 
-    names: of all arms, the one that others are compared with first, whichever of them runs first; without them, in the
-    order of their first runs.
-    subject: gives the engine of an arm, started if need be; starts: how long its starts took. seed: what all prompts
-    and lengths follow from."""
+    names: of all variants, the one that others are compared with first, whichever of them runs first; without them, in
+    the order of their first runs. subject: gives the engine of a variant, started if need be; starts: how long its
+    starts took. seed: what all prompts and lengths follow from."""
 
     folder: Path
     title: str
@@ -110,7 +109,7 @@ class Bencher:
     scale: float = 1.0
     starts: Callable[[str], Sequence[Start]] = lambda _: ()
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
-    arms: dict[str, Arm] = field(default_factory=dict)
+    variants: dict[str, BenchVariant] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
     caveats: dict[str, None] = field(default_factory=dict)
     events: list[str] = field(default_factory=list)
@@ -141,7 +140,7 @@ class Bencher:
 
     def bench(self) -> Bench:
         """All there is by now."""
-        names = [*self.names, *self.arms]
+        names = [*self.names, *self.variants]
         slos = [workload.slo for workload in self.workloads]
         slo = msgspec.structs.asdict(slos[0]) if all(each == slos[0] for each in slos) else {}
         return Bench(
@@ -150,7 +149,7 @@ class Bencher:
             tool=self.tool,
             started_s=self.started_s,
             ended_s=time.time(),
-            arms=tuple(sorted(self.arms.values(), key=lambda arm: names.index(arm.name))),
+            variants=tuple(sorted(self.variants.values(), key=lambda variant: names.index(variant.name))),
             runs=tuple(self.runs),
             workloads=tuple(workload.resolved(each) for each in self.workloads),
             workload_hash=workload.hash_of(self.workloads),
@@ -170,16 +169,16 @@ class Bencher:
         return found
 
     async def _step(self, number: int, step: RunStep) -> None:
-        subject: Subject = await self.subject(step.arm)
-        self.arms[step.arm] = Arm(
-            name=step.arm, engine=subject.engine, what=subject.what, starts=tuple(self.starts(step.arm))
+        subject: Subject = await self.subject(step.variant)
+        self.variants[step.variant] = BenchVariant(
+            name=step.variant, engine=subject.engine, what=subject.what, starts=tuple(self.starts(step.variant))
         )
         async with asking() as session:
             writer = await self._writer(session, subject)
             await self._warm_up(session, writer, subject, step)
             asks = workload_plan.plan(step.workload, step.point, self._lengths(step), number)
             prepared = await self._prepared(writer, step.workload, asks, number)
-            self.told.run(number, len(self.steps), step.arm, step.workload, step.point, len(asks))
+            self.told.run(number, len(self.steps), step.variant, step.workload, step.point, len(asks))
             run = await self._run(session, subject, step, number, prepared)
         self.runs.append(run)
         self._write()
@@ -196,7 +195,7 @@ class Bencher:
         return writer
 
     def _lengths(self, step: RunStep) -> int:
-        """What lengths and times follow from: the same for all arms of a round."""
+        """What lengths and times follow from: the same for all variants of a round."""
         return self.seed + (step.round if step.workload.seed == "fresh" else 0)
 
     async def _prepared(
@@ -264,7 +263,7 @@ class Bencher:
         failed = Counter(record.reason or "unknown" for record in records if record.outcome != "ok")
         run = Run(
             number=number,
-            arm=step.arm,
+            variant=step.variant,
             workload=its.name,
             point=step.point.label,
             started_s=started_s,
@@ -299,7 +298,7 @@ class _Course:
         self.cut: str | None = None
         self.stopped = False
         self.unscored: list[str] = []
-        self.load = LoadRun(target, arm=step.arm, keep_text=step.workload.json is not None, told=self._done)
+        self.load = LoadRun(target, variant=step.variant, keep_text=step.workload.json is not None, told=self._done)
         self._subject = subject
         self._step = step
         self._prepared = prepared

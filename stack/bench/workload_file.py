@@ -33,7 +33,7 @@ _A_LENGTH = "a number of tokens, or {p50, p95}, {min, max} or {choices}"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 
 
-def shipped() -> dict[str, Path]:
+def included() -> dict[str, Path]:
     """The workloads that come with us."""
     return {path.stem: path for path in sorted((Path(__file__).parent / "workloads").glob("*.yaml"))}
 
@@ -43,7 +43,7 @@ def load(what: str | Path) -> WorkloadFile:
     mistake."""
     path = Path(what)
     if not path.exists() or path.is_dir():
-        if str(what) not in (ours := shipped()):
+        if str(what) not in (ours := included()):
             raise BadConfig(f"{what} is neither a file nor a shipped workload{meant(str(what), ours)}")
         path = ours[str(what)]
     try:

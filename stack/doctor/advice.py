@@ -64,7 +64,7 @@ class Scenario:
 def _by_scenario() -> Mapping[str, Workload]:
     return {
         one.scenario: one
-        for path in workload_file.shipped().values()
+        for path in workload_file.included().values()
         for one in workload_file.load(path).workloads
         if one.scenario
     }

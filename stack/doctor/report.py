@@ -59,7 +59,7 @@ def _lever(finding: DoctorFinding, asked: EvidenceSource) -> dict[str, Any]:
     return {
         "model": finding.model, "engine": finding.engine, "finding": finding.name, "pull": row.lever,
         "worked_when": proof.told if proof else "", "commands": list(_commands(finding, asked)),
-        "experiment": finding.filled(proof.arms.file()) if proof and proof.arms else None,
+        "experiment": finding.filled(proof.experiment.file()) if proof and proof.experiment else None,
     }  # fmt: skip
 
 
@@ -155,9 +155,9 @@ def _first(finding: DoctorFinding, asked: EvidenceSource) -> Iterator[str]:
     if row.proof:
         yield f"   it worked    when {row.proof.told}"
         yield from (f"     {command}" for command in _commands(finding, asked))
-        if row.proof.arms:
+        if row.proof.experiment:
             yield f"   {row.name}.yaml, with your own model and numbers:"
-            yield from (f"     {line}" for line in finding.filled(row.proof.arms.file()).splitlines())
+            yield from (f"     {line}" for line in finding.filled(row.proof.experiment.file()).splitlines())
 
 
 def _about(one: Diagnosis) -> Iterator[str]:

@@ -83,8 +83,8 @@ def _written(one: Symptom) -> Iterator[str]:
     )  # fmt: skip
     yield f"- **Pages:** {_linked(one.pages)}.\n"
     yield "```bash\n" + "\n".join(one.proof.commands(one.name)) + "\n```\n"
-    if arms := one.proof.arms:
-        yield f"`{one.name}.yaml`, with your own model and numbers:\n\n```yaml\n{arms.file()}```\n"
+    if experiment := one.proof.experiment:
+        yield f"`{one.name}.yaml`, with your own model and numbers:\n\n```yaml\n{experiment.file()}```\n"
 
 
 def _linked(pages: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
-"""A bench as something to hand around: one page that needs no network, Markdown for a pull request, CSV and JSON.
+"""Reports of a bench: one HTML file that needs no network, Markdown for a pull request, CSV and JSON.
 
-Invariant: every form says the same, because all are printed from the same sections; what somebody else wrote is only
-ever text."""
+Invariant: every format says the same, because all are printed from the same sections; foreign text is always
+escaped."""
 
 from __future__ import annotations
 
@@ -80,20 +80,20 @@ DEFINITIONS = (
 )
 STATISTICS = (
     "The unit is the run, not the request: a figure's logarithm (of shares and counts the plain figure) is fitted by"
-    " least squares on the arm and, where runs were interleaved, on a smooth drift over their order, which is so taken"
-    " out; the order of the arms is drawn at random in each round, so that no periodic disturbance can follow it; the"
-    " effect has Student's 95 % interval. Better or worse needs p below 5 % after Holm's correction over the judged"
-    " metrics, equivalent an interval inside what does not matter (5 % unless said), and either at least 6 runs of each"
-    " arm; everything else is inconclusive."
+    " least squares on the variant and, where runs were interleaved, on a smooth drift over their order, which is so"
+    " taken out; the order of the variants is drawn at random in each round, so that no periodic disturbance can follow"
+    " it; the effect has Student's 95 % interval. Better or worse needs p below 5 % after Holm's correction over the"
+    " compared metrics, equivalent an interval inside what does not matter (5 % unless said), and either at least 6"
+    " runs of each variant; everything else is inconclusive."
 )
 
 
-# --- what is said, in whatever form
+# --- content of all formats
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """mark: how it is shown: a verdict, pass, fail, differs, or nothing."""
+    """Table cell. mark: style: a verdict, pass, fail, differs, or none."""
 
     text: str
     mark: str = ""
@@ -104,7 +104,7 @@ Row = tuple[Cell | str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """caption: a sentence above it. folded: what it is called where it is closed at first."""
+    """Table of a report. caption: a sentence above it. folded: title where it is closed at first."""
 
     head: tuple[str, ...]
     rows: tuple[Row, ...]
@@ -131,7 +131,7 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """Where the page draws: `groups` or `time`."""
+    """Placeholder for charts of the page: `groups` or `time`."""
 
     what: str
 
@@ -141,7 +141,7 @@ Block = Table | Text | Listed | Code | Pictures
 
 @dataclass(frozen=True, slots=True)
 class ReportSection:
-    """shown: open in Markdown also."""
+    """Section of a report. shown: open in Markdown also."""
 
     title: str
     blocks: tuple[Block, ...]
@@ -149,14 +149,14 @@ class ReportSection:
 
 
 def sections(material: Material, lab: Sequence[LabRow] = ()) -> list[ReportSection]:
-    """All that there is to say; what has nothing to say is left out."""
+    """Return all sections that have content."""
     made = [
         ReportSection("Verdict", tuple(_verdicts(material)), shown=True),
         ReportSection("Lab", _lab(lab), shown=True),
         ReportSection("Pictures", (Pictures("groups"),) if material.bench.runs else ()),
         ReportSection("Over time", (Pictures("time"), *_events(material.happened)) if material.bench.runs else ()),
         ReportSection(
-            "Figures of each arm",
+            "Figures of each variant",
             tuple(_figures(material.bench, folded=bool(material.comparisons))),
             shown=not material.comparisons,
         ),
@@ -165,7 +165,7 @@ def sections(material: Material, lab: Sequence[LabRow] = ()) -> list[ReportSecti
         ReportSection("Starts", _starts(material.bench)),
         ReportSection("Stability", _stability(material.bench)),
         ReportSection("Checks and caveats", tuple(_caveats(material)), shown=True),
-        ReportSection("Arms", tuple(_arms(material.bench))),
+        ReportSection("Variants", tuple(_variants(material.bench))),
         ReportSection("Workload", tuple(_workloads(material.bench))),
         ReportSection("Method", _method(material.bench)),
         ReportSection("Runs", _runs(material.bench)),
@@ -174,12 +174,14 @@ def sections(material: Material, lab: Sequence[LabRow] = ()) -> list[ReportSecti
 
 
 def summary(bench: Bench) -> list[str]:
-    """The lines under the title."""
+    """Return the lines below the title."""
     took = f"{_clock(bench.started_s)} to {_clock(bench.ended_s)} UTC"
-    runs = f"{len(bench.runs)} runs of {len(bench.arms)} {'arm' if len(bench.arms) == 1 else 'arms'}"
-    order = {"single": "one after the other", "interleaved": "interleaved", "sequential": "one arm after the other"}[
-        bench.order
-    ]
+    runs = f"{len(bench.runs)} runs of {len(bench.variants)} {'variant' if len(bench.variants) == 1 else 'variants'}"
+    order = {
+        "single": "one after the other",
+        "interleaved": "interleaved",
+        "sequential": "one variant after the other",
+    }[bench.order]
     ended, failed = stability(bench.runs)
     return [
         f"{took} · {runs}, {order} · {ended:,} requests, {failed.total():,} failed",
@@ -199,7 +201,7 @@ def _verdicts(material: Material) -> Iterable[Block]:
             "warn",
         )
     if not material.comparisons:
-        why = "there is one arm" if len(material.bench.arms) == 1 else "the arms were not compared"
+        why = "there is one variant" if len(material.bench.variants) == 1 else "the variants were not compared"
         yield Text(f"No verdict: {why}. The figures stand below.")
     if len(material.comparisons) > 1:
         yield _at_a_glance(material.comparisons)
@@ -208,48 +210,48 @@ def _verdicts(material: Material) -> Iterable[Block]:
 
 
 def _at_a_glance(comparisons: Sequence[Comparison]) -> Table:
-    """One row a comparison, one column a judged metric."""
-    titles = list(dict.fromkeys(found.metric.title for one in comparisons for found in one.findings if found.judged))
+    """Return a table with a row for each comparison and a column for each metric with a verdict."""
+    titles = list(
+        dict.fromkeys(found.metric.title for one in comparisons for found in one.findings if found.has_verdict)
+    )
     rows = []
     for one in comparisons:
-        told = {
+        changes = {
             found.metric.title: Cell(f"{_SIGN[found.verdict]} {row.change}", found.verdict)
             for found, row in zip(one.findings, table_rows(one), strict=True)
             if found.effect is not None
         }
         rows.append(
-            (f"{one.b} against {one.a}", one.workload, one.point, *(told.get(title, ABSENT) for title in titles))
+            (f"{one.b} against {one.a}", one.workload, one.point, *(changes.get(title, ABSENT) for title in titles))
         )
     signs = ", ".join(f"{_SIGN[verdict]} {verdict}" for verdict in ("better", "worse", "equivalent", "inconclusive"))
     return Table(("comparison", "workload", "load", *titles), tuple(rows), f"All at a glance: {signs}.")
 
 
 def _verdict(one: Comparison, folded: bool) -> Iterable[Table]:
-    """What was judged, and folded below it what was only measured."""
+    """Yield the metrics with a verdict, and folded below them the others."""
     counted = ", ".join(f"{count} {verdict}" for verdict, count in verdict_counts(one).items() if count)
-    caption = f"{one.b} against {one.a}: {one.workload}, {one.point}. {counted or 'Nothing was judged'}."
+    caption = f"{one.b} against {one.a}: {one.workload}, {one.point}. {counted or 'Nothing was compared'}."
     if not one.controlled:
         caption += " Not controlled: the figures are at most consistent with these verdicts."
     head = ("metric", one.a, one.b, "change (95 % interval)")
-    judged: list[Row] = []
+    compared: list[Row] = []
     shown: list[tuple[str, ...]] = []
     for found, row in zip(one.findings, table_rows(one), strict=True):
         change = f"{row.change} ({row.interval})" if row.interval else row.change or ABSENT
         measured = (row.metric, row.a or ABSENT, row.b or ABSENT, change)
-        if found.judged:
-            judged.append((*measured, Cell(f"{_SIGN[found.verdict]} {row.verdict}", found.verdict), row.why))
+        if found.has_verdict:
+            compared.append((*measured, Cell(f"{_SIGN[found.verdict]} {row.verdict}", found.verdict), row.why))
         else:
             shown.append(measured)
     if folded:
-        judged += [(*measured, "not judged", ABSENT) for measured in shown]
-    yield Table((*head, "verdict", "why"), tuple(judged), "" if folded else caption, caption if folded else "")
+        compared += [(*measured, "no verdict", ABSENT) for measured in shown]
+    yield Table((*head, "verdict", "why"), tuple(compared), "" if folded else caption, caption if folded else "")
     if shown and not folded:
         yield Table(
             head,
             tuple(shown),
-            folded=(
-                f"{len(shown)} more figures of {one.b} against {one.a}, {one.workload}, {one.point}: shown, not judged"
-            ),
+            folded=f"{len(shown)} more figures of {one.b} against {one.a}, {one.workload}, {one.point}: no verdict",
         )
 
 
@@ -263,35 +265,38 @@ def _lab(rows: Sequence[LabRow]) -> tuple[Block, ...]:
 
 
 def _figures(bench: Bench, folded: bool) -> Iterable[Table]:
-    """Of each workload at each load: the median over an arm's runs, and from where to where they go."""
+    """Yield a table for each workload and load: median and range over the runs of each variant."""
     for group in groups(bench):
         names = sorted({figure for run in group.runs for figure in run.figures}, key=rank)
-        rows = [(metric_of(name).title, *(_over_runs(group, arm.name, name) for arm in bench.arms)) for name in names]
-        counts = [_counted(group, arm.name) for arm in bench.arms]
+        rows = [
+            (metric_of(name).title, *(_over_runs(group, variant.name, name) for variant in bench.variants))
+            for name in names
+        ]
+        counts = [_counted(group, variant.name) for variant in bench.variants]
         if not names:
-            rows = [("nothing was measured", *(ABSENT for _ in bench.arms))]
-        head = ("median over the runs (least to most)", *(arm.name for arm in bench.arms))
+            rows = [("nothing was measured", *(ABSENT for _ in bench.variants))]
+        head = ("median over the runs (least to most)", *(variant.name for variant in bench.variants))
         yield Table(
             head, (("runs", *counts), *rows), "" if folded else f"{group.title}.", group.title if folded else ""
         )
 
 
-def _over_runs(group: RunGroup, arm: str, figure: str) -> str:
-    values, unit = group.values(arm, figure), metric_of(figure).unit
+def _over_runs(group: RunGroup, variant: str, figure: str) -> str:
+    values, unit = group.values(variant, figure), metric_of(figure).unit
     if not values:
         return ABSENT
     return written(median_or_none(values), unit) + _range(min(values), max(values), unit)
 
 
 def _range(low: float | None, high: float | None, unit: str) -> str:
-    """From where to where, in brackets; nothing where that is one place."""
+    """Return the range in brackets; nothing where both ends are the same."""
     if low is None or high is None or low == high:
         return ""
     return f" ({plain(low * 100 if unit == SHARE else low)} to {written(high, unit)})"
 
 
-def _counted(group: RunGroup, arm: str) -> Cell | str:
-    mine = [run for run in group.runs if run.arm == arm]
+def _counted(group: RunGroup, variant: str) -> Cell | str:
+    mine = [run for run in group.runs if run.variant == variant]
     cut = sum(run.cut is not None for run in mine)
     if not cut:
         return f"{len(mine)}"
@@ -309,13 +314,13 @@ def _events(events: Sequence[TuningEvent]) -> tuple[Table, ...]:
 
 
 def _when(event: TuningEvent) -> str:
-    """Its time; of a region the end as well."""
+    """Return the time of an event, with the end of a region."""
     ends = "" if event.end_s is None else f" to {_clock(event.end_s)}"
     return _clock(event.at_s) + (" until now" if event.open else ends)
 
 
 def _changed(event: TuningEvent) -> str:
-    """What was set before and after; options that were not set say so."""
+    """Return each changed option with its value before and after."""
     each = ((name, *("not set" if value is None else value for value in values)) for name, values in event.diff.items())
     return ", ".join(f"{name}: {old} → {new}" for name, old, new in each) or ABSENT
 
@@ -330,7 +335,7 @@ def _hits(bench: Bench) -> tuple[Table, ...]:
             (
                 hit.workload,
                 hit.point,
-                hit.arm,
+                hit.variant,
                 measured,
                 f"{plain(low * 100)} to {plain(high * 100)} %",
                 Cell(hit.reading, mark),
@@ -338,7 +343,7 @@ def _hits(bench: Bench) -> tuple[Table, ...]:
             )
         )
     return (
-        (Table(("workload", "load", "arm", "measured hit ratio", "expected", "reading", "as in"), tuple(rows)),)
+        (Table(("workload", "load", "variant", "measured hit ratio", "expected", "reading", "as in"), tuple(rows)),)
         if rows
         else ()
     )
@@ -353,13 +358,14 @@ def _costs(material: Material) -> Iterable[Block]:
     for cost in found:
         times = ABSENT if cost.times is None else f"{plain(cost.times)} x"
         rows.append((
-            cost.workload, cost.point, cost.arm, written(cost.tokens_per_second, "tokens/s"), written(cost.own, money),
-            written(cost.api_output, money), written(cost.api_whole, money), times, written(cost.even_at, "tokens/s"),
+            cost.workload, cost.point, cost.variant, written(cost.tokens_per_second, "tokens/s"),
+            *(written(price, money) for price in (cost.own, cost.api_output, cost.api_whole)), times,
+            written(cost.even_at, "tokens/s"),
         ))  # fmt: skip
     head = (
         "workload",
         "load",
-        "arm",
+        "variant",
         "output",
         "own, 1K output tokens",
         "API, output alone",
@@ -378,19 +384,21 @@ def _costs(material: Material) -> Iterable[Block]:
 
 def _starts(bench: Bench) -> tuple[Table, ...]:
     rows = []
-    for arm in bench.arms:
-        for kind, seconds in starts(arm).items():
+    for variant in bench.variants:
+        for kind, seconds in starts(variant).items():
             name = {"cold": "cold start", "warm": "warm restart"}[kind]
-            rows.append((arm.name, name, written(median_or_none(seconds), "s"), ", ".join(plain(s) for s in seconds)))
-    return (Table(("arm", "kind", "median until it answered", "each, in seconds"), tuple(rows)),) if rows else ()
+            rows.append(
+                (variant.name, name, written(median_or_none(seconds), "s"), ", ".join(plain(s) for s in seconds))
+            )
+    return (Table(("variant", "kind", "median until it answered", "each, in seconds"), tuple(rows)),) if rows else ()
 
 
 def _stability(bench: Bench) -> tuple[Block, ...]:
     if not bench.runs:
         return ()
     rows = []
-    for arm in bench.arms:
-        mine = [run for run in bench.runs if run.arm == arm.name]
+    for variant in bench.variants:
+        mine = [run for run in bench.runs if run.variant == variant.name]
         ended, failed = stability(mine)
         rejected = {
             reason: sum(run.failed.get(reason, 0) for run in mine)
@@ -401,7 +409,7 @@ def _stability(bench: Bench) -> tuple[Block, ...]:
         share = written(failed.total() / ended if ended else None, SHARE)
         rows.append(
             (
-                arm.name,
+                variant.name,
                 f"{sum(run.asked for run in mine):,}",
                 f"{sum(run.ok for run in mine):,}",
                 Cell(
@@ -412,11 +420,13 @@ def _stability(bench: Bench) -> tuple[Block, ...]:
                 by_reason(rejected) or ABSENT,
             )
         )
-    return (Table(("arm", "asked", "answered", "failed", "by reason", "refused, which is no failure"), tuple(rows)),)
+    return (
+        Table(("variant", "asked", "answered", "failed", "by reason", "refused, which is no failure"), tuple(rows)),
+    )
 
 
 def _caveats(material: Material) -> Iterable[Block]:
-    """Checks that found something stand open, the others are folded; then what was remarked, and by which runs."""
+    """Yield failed checks, the others folded, then the caveats with their runs."""
     found: dict[bool, list[Row]] = {False: [], True: []}
     for one in material.comparisons:
         where = f"{one.b} against {one.a}, {one.workload}, {one.point}"
@@ -437,25 +447,31 @@ def _caveats(material: Material) -> Iterable[Block]:
     others = dict.fromkeys(
         said for said in (*material.bench.caveats, *(said for one in material.comparisons for said in one.caveats))
     )
-    told = [
+    remarks = [
         *(said for said in others if said not in by_run),
         *(f"{said} (run {', '.join(runs)})" for said, runs in by_run.items()),
     ]
-    if told:
-        yield Listed(tuple(told))
+    if remarks:
+        yield Listed(tuple(remarks))
 
 
-def _arms(bench: Bench) -> Iterable[Block]:
-    names = tuple(arm.name for arm in bench.arms)
+def _variants(bench: Bench) -> Iterable[Block]:
+    names = tuple(variant.name for variant in bench.variants)
     if not names:
         return
     facts = [
-        ("what", [arm.what or ABSENT for arm in bench.arms]),
-        ("address", [arm.engine.url for arm in bench.arms]),
-        ("model", [arm.engine.model for arm in bench.arms]),
-        ("engine version", [arm.engine.version or ABSENT for arm in bench.arms]),
-        ("context", [written(arm.engine.max_model_len, "tokens") for arm in bench.arms]),
-        ("started", [ABSENT if arm.engine.started_s is None else _clock(arm.engine.started_s) for arm in bench.arms]),
+        ("what", [variant.what or ABSENT for variant in bench.variants]),
+        ("address", [variant.engine.url for variant in bench.variants]),
+        ("model", [variant.engine.model for variant in bench.variants]),
+        ("engine version", [variant.engine.version or ABSENT for variant in bench.variants]),
+        ("context", [written(variant.engine.max_model_len, "tokens") for variant in bench.variants]),
+        (
+            "started",
+            [
+                ABSENT if variant.engine.started_s is None else _clock(variant.engine.started_s)
+                for variant in bench.variants
+            ],
+        ),
     ]
     differ = ("what", "address", "started")  # these may, and it means nothing
     rows: list[Row] = []
@@ -463,7 +479,7 @@ def _arms(bench: Bench) -> Iterable[Block]:
         mark = "differs" if name not in differ and len(set(values)) > 1 else ""
         rows.append((name, *(Cell(value, mark) for value in values)))
     yield Table(("", *names), (*rows, ("hardware", *(bench.hardware or ABSENT for _ in names))))
-    listed = settings(bench.arms)
+    listed = settings(bench.variants)
     different: tuple[Row, ...] = tuple(
         (name, *(Cell(value, "differs") for value in values)) for name, values, differs in listed if differs
     )
@@ -472,17 +488,17 @@ def _arms(bench: Bench) -> Iterable[Block]:
         yield Table(
             ("differs", *names),
             different,
-            "What differs between the arms, in options and cache configuration as the engine says them.",
+            "What differs between the variants, in options and cache configuration as the engine says them.",
         )
     elif len(names) > 1:
-        told = (
-            "Options and cache configuration show no difference between the arms."
+        found = (
+            "Options and cache configuration show no difference between the variants."
             if alike
-            else "The engines told nothing of how they are set."
+            else "The engines reported no settings."
         )
-        yield Text(told, "warn")
+        yield Text(found, "warn")
     if alike:
-        title = "the same in all arms" if len(names) > 1 else "options and cache configuration"
+        title = "the same in all variants" if len(names) > 1 else "options and cache configuration"
         yield Table((title, *names), alike, folded=f"{len(alike)} settings: {title}")
 
 
@@ -524,7 +540,7 @@ def _runs(bench: Bench) -> tuple[Block, ...]:
         rows.append(
             (
                 str(run.number),
-                run.arm,
+                run.variant,
                 run.workload,
                 run.point,
                 _clock(run.started_s),
@@ -534,7 +550,7 @@ def _runs(bench: Bench) -> tuple[Block, ...]:
                 lost,
             )
         )
-    head = ("run", "arm", "workload", "load", "began (UTC)", "took", "seed", "answered", "failed or cut")
+    head = ("run", "variant", "workload", "load", "began (UTC)", "took", "seed", "answered", "failed or cut")
     return (Table(head, tuple(rows), folded=f"{len(rows)} runs in their order"),) if rows else ()
 
 
@@ -546,13 +562,13 @@ def _clock(at_s: float) -> str:
 
 
 def page(material: Material, lab: Sequence[LabRow] = ()) -> str:
-    """One HTML file that needs nobody: its scripts and figures are inside, and it may load nothing."""
-    bench, told = material.bench, sections(material, lab)
-    links = "".join(f'<a href="#{_slug(section.title)}">{_e(section.title)}</a>' for section in told)
+    """Return one HTML file with its scripts and data inside; it loads nothing."""
+    bench, parts = material.bench, sections(material, lab)
+    links = "".join(f'<a href="#{_slug(section.title)}">{_e(section.title)}</a>' for section in parts)
     head = "".join(f"<p>{_e(line)}</p>" for line in summary(bench))
     body = "".join(
         f'<section id="{_slug(one.title)}"><h2>{_e(one.title)}</h2>{"".join(map(_block, one.blocks))}</section>'
-        for one in told
+        for one in parts
     )
     scripts = [pages.static("plotly.min.js").decode(), _static("report.js")]
     style = pages.static(pages.STYLE).decode() + _static("report.css")
@@ -617,8 +633,8 @@ def _mark(mark: str) -> str:
 
 
 def markdown(material: Material, lab: Sequence[LabRow] = ()) -> str:
-    """The same, short enough for a comment on a pull request: long parts are folded, and the last ones left out where
-    it would be too long."""
+    """Return the report as Markdown, short enough for a comment on a pull request: long parts are folded, the last ones
+    left out where it would be too long."""
     bench = material.bench
     text = f"## {_md(bench.title or bench.id)}\n\n" + "\n\n".join(_md(line) for line in summary(bench)) + "\n"
     left_out = []
@@ -640,17 +656,16 @@ def markdown(material: Material, lab: Sequence[LabRow] = ()) -> str:
 
 
 def _md_folded(title: str, inside: str) -> str:
-    """A part that is closed at first. Its title stands in HTML, where Markdown's own escapes mean nothing."""
+    """Return a part that is closed at first. Its title is HTML, where Markdown's escapes have no effect."""
     return f"<details><summary>{_e(' '.join(title.split())).replace('@', _AT)}</summary>\n\n{inside}\n\n</details>"
 
 
-_AT = "@\u200b"  # nobody is told that a table names him
+_AT = "@\u200b"  # so that a name in a table notifies nobody
 _SPECIAL = re.compile(r"([\\`*_\[\]<>~#$!&@])")
 
 
 def _md(text: str) -> str:
-    """Text that stays text: on one line, and no sign in it means anything. A bar means something in a table alone,
-    which escapes it."""
+    """Escape text for Markdown, on one line. A bar is special in tables only, which escape it."""
     return _SPECIAL.sub(r"\\\1", " ".join(text.split())).replace("\\@", _AT)
 
 
@@ -684,7 +699,7 @@ def _md_cell(cell: Cell | str) -> str:
 COLUMNS = (
     "bench",
     "run",
-    "arm",
+    result.STORED["variant"],
     "workload",
     "point",
     "started",
@@ -701,7 +716,7 @@ COLUMNS = (
 
 
 def as_csv(bench: Bench) -> str:
-    """One row for each run and figure, with every digit; a run without figures has one row without."""
+    """Return CSV with a row for each run and metric, unrounded; a run without metrics has one row."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -709,7 +724,7 @@ def as_csv(bench: Bench) -> str:
         fixed: tuple[object, ...] = (
             bench.id,
             run.number,
-            run.arm,
+            run.variant,
             run.workload,
             run.point,
             _stamp(run.started_s),
@@ -735,8 +750,8 @@ def _stamp(at_s: float) -> str:
 
 
 def as_json(material: Material, lab: Sequence[LabRow] = ()) -> str:
-    """The bench, what was judged of it, and what the report worked out."""
-    told = {
+    """Return the bench, its comparisons and the derived values."""
+    content = {
         "bench": material.bench,
         "judgements": material.comparisons,
         "events": material.happened,
@@ -748,22 +763,25 @@ def as_json(material: Material, lab: Sequence[LabRow] = ()) -> str:
                 msgspec.to_builtins(cost) | {"times": cost.times, "even_at": cost.even_at} for cost in costs(material)
             ],
             "currency": material.prices.currency if material.prices else None,
-            "starts": {arm.name: starts(arm) for arm in material.bench.arms},
+            "starts": {variant.name: starts(variant) for variant in material.bench.variants},
             "stability": {
-                arm.name: _counts(run for run in material.bench.runs if run.arm == arm.name)
-                for arm in material.bench.arms
+                variant.name: _counts(run for run in material.bench.runs if run.variant == variant.name)
+                for variant in material.bench.variants
             },
-            "differences": {name: values for name, values, differs in settings(material.bench.arms) if differs},
+            "differences": {name: values for name, values, differs in settings(material.bench.variants) if differs},
         },
     }
-    return msgspec.json.format(msgspec.json.encode(told), indent=1).decode() + "\n"
+    return msgspec.json.format(msgspec.json.encode(content), indent=1).decode() + "\n"
 
 
 def _derived(group: RunGroup, bench: Bench) -> Mapping[str, Any]:
     names = sorted(
         {figure for run in group.runs for figure, value in run.figures.items() if finite(value) is not None}, key=rank
     )
-    medians = {arm.name: {name: median_or_none(group.values(arm.name, name)) for name in names} for arm in bench.arms}
+    medians = {
+        variant.name: {name: median_or_none(group.values(variant.name, name)) for name in names}
+        for variant in bench.variants
+    }
     return {"workload": group.workload, "point": group.point, "medians": medians}
 
 
@@ -776,7 +794,7 @@ def _counts(runs: Iterable[Run]) -> Mapping[str, Any]:
 
 
 def gather(folder: Path, **given: Any) -> Material:
-    """The material of a bench folder. given: the rest of Material. Raises BadBench."""
+    """Read the material of a bench folder. given: the rest of Material. Raises BadBench."""
     bench = result.read(folder)
     place = folder if folder.is_dir() else folder.parent
     try:
@@ -789,8 +807,7 @@ def gather(folder: Path, **given: Any) -> Material:
 
 
 def write(material: Material, out: Path, lab: Sequence[LabRow] = ()) -> list[Path]:
-    """Writes the page to `out`, and beside it .md, .csv and .json of the same name; each whole or not at all. Raises
-    OSError."""
+    """Write the page to `out`, and beside it .md, .csv and .json of the same name, each atomically. Raises OSError."""
     forms = {
         ".html": page(material, lab),
         ".md": markdown(material, lab),

@@ -611,7 +611,7 @@ FIGURES = {
     r"\b(\d+) alerts have a drill": len(DRILLS),
     r"\b(\d+) boards\b": len(BOARDS),
     r"\b(\d+) commands\b": len(COMMANDS),
-    r"\b(\d+) workloads\b": sum(len(workload_file.load(path).workloads) for path in workload_file.shipped().values()),
+    r"\b(\d+) workloads\b": sum(len(workload_file.load(path).workloads) for path in workload_file.included().values()),
     r"\b(\d+) recorded series\b": len(rules_in("recording")),
     r"\blinter of (\d+) rules\b": len(RULES),
     r"`page\.yaml` \((\d+)\)": len(rules_in("page")),

@@ -26,7 +26,9 @@ HEADLESS = re.compile(r"^(What|Who|Whose|Whom|How|Whether|Where|When|Why|Of|The 
 COLUMNS = 120
 
 # Path -> words that stay there, with the reason.
-EXCEPTIONS: dict[str, tuple[str, ...]] = {}
+EXCEPTIONS: dict[str, tuple[str, ...]] = {
+    "stack/bench/result.py": ("arm",)  # fields of bench.json and of experiment files
+}
 
 
 def tracked(*patterns: str) -> list[Path]:
@@ -77,9 +79,11 @@ def test_the_glossary_lists_replaced_words():
 # Folders whose text is clean, with all that is below them. The rest is counted, and the counts only go down.
 CLEAN = (
     "exporters/accounting", "exporters/compat", "exporters/engine", "exporters/events", "exporters/net",
-    "exporters/requests", "exporters/tracing", "tools",
+    "exporters/requests", "exporters/tracing",
+    "stack/tuning",
+    "tools",
 )  # fmt: skip
-REPLACED_WORDS_LEFT, HEADLESS_LEFT = 1752, 387
+REPLACED_WORDS_LEFT, HEADLESS_LEFT = 1132, 368
 
 
 def is_clean(path: Path) -> bool:

@@ -13,7 +13,7 @@ from stack.doctor.matrix.expressions import (
     TTFT,
     percentile,
 )
-from stack.doctor.matrix.symptom import Arms, Proof, Symptom
+from stack.doctor.matrix.symptom import ExperimentTemplate, Proof, Symptom
 
 PREFILL: tuple[Symptom, ...] = (
     Symptom(
@@ -44,7 +44,7 @@ PREFILL: tuple[Symptom, ...] = (
             "tokens_per_second",
             "long-prefill-token-threshold 0 -> NEW",
             "long-prefill-token-threshold=0->NEW",
-            Arms("head-of-line", "", "--long-prefill-token-threshold NEW"),
+            ExperimentTemplate("head-of-line", "", "--long-prefill-token-threshold NEW"),
         ),
         pages=("VLLMTTFTBudgetSlowBurn", "VLLMTTFTBudgetBurn"),
         dated=(
@@ -78,7 +78,7 @@ PREFILL: tuple[Symptom, ...] = (
             "tokens_per_second",
             "max-num-batched-tokens OLD -> NEW",
             "max-num-batched-tokens=OLD->NEW",
-            Arms("head-of-line", "--max-num-batched-tokens OLD", "--max-num-batched-tokens NEW"),
+            ExperimentTemplate("head-of-line", "--max-num-batched-tokens OLD", "--max-num-batched-tokens NEW"),
         ),
         pages=("VLLMInterTokenBudgetBurn", "VLLMInterTokenLatencyHigh"),
         dated=(
@@ -112,7 +112,7 @@ PREFILL: tuple[Symptom, ...] = (
             "tpot_ms",
             "prefix caching on",
             "enable-prefix-caching=off->on",
-            Arms("shared-prefix", "--no-enable-prefix-caching", "--enable-prefix-caching"),
+            ExperimentTemplate("shared-prefix", "--no-enable-prefix-caching", "--enable-prefix-caching"),
         ),
         pages=("VLLMTTFTBudgetBurn", "VLLMCacheHitsCollapsed"),
         dated=(
@@ -137,7 +137,7 @@ PREFILL: tuple[Symptom, ...] = (
             "tpot_ms",
             "max-num-batched-tokens OLD -> NEW",
             "max-num-batched-tokens=OLD->NEW",
-            Arms("rag", "--max-num-batched-tokens OLD", "--max-num-batched-tokens NEW"),
+            ExperimentTemplate("rag", "--max-num-batched-tokens OLD", "--max-num-batched-tokens NEW"),
         ),
         pages=("VLLMTTFTBudgetBurn", "VLLMTTFTHigh"),
         dated=(
@@ -212,7 +212,7 @@ PREFILL: tuple[Symptom, ...] = (
             "tpot_ms",
             "renderer-num-workers 1 -> 4",
             "renderer-num-workers=1->4",
-            Arms("short-short", "--renderer-num-workers 1", "--renderer-num-workers 4"),
+            ExperimentTemplate("short-short", "--renderer-num-workers 1", "--renderer-num-workers 4"),
         ),
         pages=("VLLMTTFTBudgetBurn",),
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from exporters.catalogue import gateway, promql, sidecar, vllm
 from stack.doctor.matrix.expressions import KV_USAGE, QUEUE_TIME, RUNNING, TOKEN_GAPS, WAITING
-from stack.doctor.matrix.symptom import Arms, Proof, Symptom
+from stack.doctor.matrix.symptom import ExperimentTemplate, Proof, Symptom
 
 KV_CACHE: tuple[Symptom, ...] = (
     Symptom(
@@ -25,7 +25,7 @@ KV_CACHE: tuple[Symptom, ...] = (
             "tokens_per_second",
             "max-num-seqs OLD -> NEW",
             "max-num-seqs=OLD->NEW",
-            Arms("compliance-summaries", "--max-num-seqs OLD", "--max-num-seqs NEW"),
+            ExperimentTemplate("compliance-summaries", "--max-num-seqs OLD", "--max-num-seqs NEW"),
         ),
         pages=("VLLMKVCacheThrashing", "VLLMPreemptionsSustained"),
         dated=(
@@ -53,7 +53,7 @@ KV_CACHE: tuple[Symptom, ...] = (
             "error_ratio",
             "gpu-memory-utilization OLD -> NEW",
             "gpu-memory-utilization=OLD->NEW",
-            Arms("compliance-summaries", "--gpu-memory-utilization OLD", "--gpu-memory-utilization NEW"),
+            ExperimentTemplate("compliance-summaries", "--gpu-memory-utilization OLD", "--gpu-memory-utilization NEW"),
         ),
         pages=("VLLMKVCacheNearlyFull",),
     ),
@@ -128,7 +128,7 @@ QUEUES: tuple[Symptom, ...] = (
             "tpot_ms",
             "max-num-seqs OLD -> NEW",
             "max-num-seqs=OLD->NEW",
-            Arms("short-short", "--max-num-seqs OLD", "--max-num-seqs NEW"),
+            ExperimentTemplate("short-short", "--max-num-seqs OLD", "--max-num-seqs NEW"),
         ),
         pages=("VLLMQueueTimeHigh", "VLLMQueueGrowing"),
         dated=(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from stack.bench.result import STORED
 from stack.tuning.series import LIVE_METRICS
 
 Area = Literal["queue", "prefill", "decode", "streaming", "API", "quality"]
@@ -15,8 +16,8 @@ LIVE = frozenset(live.metric.figure for live in LIVE_METRICS)
 
 
 @dataclass(frozen=True, slots=True)
-class Arms:
-    """An experiment that pulls the lever: a shipped workload, and what the engine is started with before and after."""
+class ExperimentTemplate:
+    """Experiment that pulls the lever: an included workload, and options of the engine before and after."""
 
     workload: str
     before: str
@@ -27,7 +28,7 @@ class Arms:
         command = "vllm serve MODEL --port {port}"
         before, after = (f"{command} {options}".strip() for options in (self.before, self.after))
         return f"""workload: {self.workload}
-arms:
+{STORED["variants"]}:
   before:
     command: {before}  # as it is now, not as it should be
   after:
@@ -54,14 +55,14 @@ class Proof:
 
     keeps: what must not become worse for it. change: the annotation; OLD and NEW stand for numbers that differ from
     engine to engine.
-    arms: where an experiment can show it before it is rolled out."""
+    experiment: shows it before it is rolled out, where one can."""
 
     figure: str
     moves: Moves
     keeps: str
     change: str
     diff: str = ""
-    arms: Arms | None = None
+    experiment: ExperimentTemplate | None = None
 
     @property
     def told(self) -> str:
@@ -73,7 +74,7 @@ class Proof:
         diff = f" --diff '{self.diff}'" if self.diff else ""
         seen = f"vllm-watch compare {source.log} --event {name} --events events.jsonl"
         return (
-            *([f"vllm-watch tune {name}.yaml --out {name}"] if self.arms else []),
+            *([f"vllm-watch tune {name}.yaml --out {name}"] if self.experiment else []),
             f'vllm-watch annotate "{self.change}"{diff} --id {name} --events events.jsonl',
             seen if self.figure in LIVE else source.again,
         )
