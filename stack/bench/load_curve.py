@@ -12,8 +12,7 @@ from stack.bench.result import Bench
 
 
 def load_curves(bench: Bench, variant: str | None = None) -> dict[str, list[BenchLoad]]:
-    """The loads of a bench by workload and kind of load. Raises ValueError where several variants leave open which one
-    is meant."""
+    """Return the loads of a bench by workload and kind of load. Raises ValueError where the variant is ambiguous."""
     variants = [each.name for each in bench.variants]
     if variant is None and len(variants) > 1:
         raise ValueError(f"the bench compares {', '.join(variants)}: say with --arm which of them is deployed")

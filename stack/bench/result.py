@@ -1,10 +1,9 @@
-"""What a bench leaves behind: a folder with bench.json (what was run, against what, every run's figures) and
-requests.jsonl (a record a request).
+"""Result folder of a bench: bench.json (what was run, against what, every run's values) and requests.jsonl (a record
+for each request).
 
-Invariant: a run that broke off is kept and marked, and no figure stands for what was not measured: it is absent, never
-0.
+Invariant: a run that broke off is kept and marked; missing values are omitted, never reported as 0.
 
-A figure's name is `metric.statistic`, with the class of requests before it where a workload has classes: `ttft_ms.p50`,
+A metric's name is `metric.statistic`, with the class of requests before it where a workload has classes: `ttft_ms.p50`,
 `short:ttft_ms.p95`, `qps`.
 Of requests: ttft_ms (sent -> first token with content), tpot_ms ((e2e - ttft) / (tokens - 1), of answers with two
 tokens or more), e2e_ms; each as mean, p50, p95, p99. Of the run: qps (answers/s), tokens_per_second (output),
@@ -39,13 +38,12 @@ BENCH, REQUESTS = "bench.json", "requests.jsonl"
 
 
 class BadBench(ValueError):
-    """A folder that holds no bench; the message names it and says why."""
+    """Folder without a bench; the message names it and the cause."""
 
 
 class BenchEngine(msgspec.Struct, frozen=True, kw_only=True):
-    """What answered, as it says itself. series: the model's name on its page, where that is known; cache: labels of its
-    cache_config_info;
-    arguments: how it was started, where that is known."""
+    """Engine, as it describes itself. series: model name in its metrics, where known; cache: labels of its
+    cache_config_info; arguments: of its command line, where known."""
 
     url: str
     model: str
@@ -61,15 +59,14 @@ STORED = {"variant": "arm", "variants": "arms"}  # names in bench.json, experime
 
 
 class Start(msgspec.Struct, frozen=True):
-    """How long an engine took from its start until it answered, in seconds. warm: it had been started before with the
-    same model."""
+    """Seconds from the start of an engine until it answered. warm: it had been started before with the same model."""
 
     kind: Literal["cold", "warm"]
     seconds: float
 
 
 class BenchVariant(msgspec.Struct, frozen=True, kw_only=True):
-    """One configuration under test. what: in the user's words."""
+    """Configuration under test. what: in the user's words."""
 
     name: str
     engine: BenchEngine
@@ -80,8 +77,8 @@ class BenchVariant(msgspec.Struct, frozen=True, kw_only=True):
 class Run(msgspec.Struct, frozen=True, kw_only=True, rename=STORED):
     """One pass of one workload at one load against one variant: the unit of all statistics. Times in unix seconds.
 
-    point: the load, such as c8 (eight at once) or r2.5 (2.5 requests/s). failed: by reason. cut: why it is not
-    whole."""
+    point: the load, such as c8 (eight at once) or r2.5 (2.5 requests/s). failed: by reason. cut: why it is
+    incomplete."""
 
     number: int
     variant: str
@@ -99,9 +96,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, rename=STORED):
 
 
 class Bench(msgspec.Struct, frozen=True, kw_only=True, rename=STORED):
-    """A whole bench. order: of the runs of several variants; interleaved: drawn at random in each round. seed: prompts,
-    lengths and that order follow from it; None in older files. events: ids of the tuning events that were written for
-    it. cut: why it is not whole."""
+    """Complete bench. order: of the runs of several variants; interleaved: drawn at random in each round. seed:
+    prompts, lengths and that order follow from it; None in older files. events: ids of the tuning events that were
+    written for it. cut: why it is incomplete."""
 
     id: str
     title: str
@@ -124,18 +121,18 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True, rename=STORED):
 
 
 def request_id(bench: str, run: int, number: int) -> str:
-    """The id of a request, which tells its run."""
+    """Return the id of a request, which contains its run."""
     return f"{bench}-{run}-{number}"
 
 
 def run_of(record: RequestRecord) -> int | None:
-    """Which run a record belongs to; None for a record of something else."""
+    """Return the run of a record; None for a record of something else."""
     parts = record.request_id.rsplit("-", 2)
     return int(parts[1]) if len(parts) == 3 and parts[1].isdecimal() else None
 
 
 def without_secrets(bench: Bench) -> Bench:
-    """No key, token or login: benches and reports are handed around."""
+    """Remove keys, tokens and logins, since benches and reports are passed on."""
     variants = tuple(
         msgspec.structs.replace(
             variant,
@@ -151,18 +148,18 @@ def without_secrets(bench: Bench) -> Bench:
 
 
 def without_login(url: str) -> str:
-    """The address alone."""
+    """Return the address without its login."""
     return url.replace(f"{urlsplit(url).netloc.rpartition('@')[0]}@", "", 1) if "@" in url else url
 
 
 def is_secret(name: str) -> bool:
-    """Whether a name, such as of an option or a variable, is that of something to be hidden."""
+    """Return True if the name of an option or variable is that of a secret."""
     return _SECRET.search(name) is not None
 
 
 def masked(arguments: Sequence[str]) -> tuple[str, ...]:
-    """A command line without its keys, tokens and logins: in options, in variables before it, and where a shell is
-    handed a whole line."""
+    """Return a command line without keys, tokens and logins: in options, in variables before it, and in a line for a
+    shell."""
     shown, hide = [], False
     for text in arguments:
         name, equals, _ = text.partition("=")
@@ -190,7 +187,7 @@ def add_requests(folder: Path, records: Sequence[RequestRecord]) -> None:
 
 
 def read(folder: Path) -> Bench:
-    """Raises BadBench."""
+    """Read a bench. Raises BadBench."""
     path = folder / BENCH if folder.is_dir() else folder
     try:
         bench = msgspec.json.decode(path.read_bytes(), type=Bench)
@@ -206,7 +203,7 @@ def read(folder: Path) -> Bench:
 
 
 def requests(folder: Path) -> Iterator[RequestRecord]:
-    """The records of a bench. Raises OSError, and BadLine for a line that is none."""
+    """Yield the records of a bench. Raises OSError, and BadLine for an invalid line."""
     bad = BadLines()
     yield from read_records([folder / REQUESTS], bad, ended_lines_only=True)
     for reason, message in bad.messages.items():

@@ -27,7 +27,8 @@ COLUMNS = 120
 
 # Path -> words that stay there, with the reason.
 EXCEPTIONS: dict[str, tuple[str, ...]] = {
-    "stack/bench/result.py": ("arm",)  # fields of bench.json and of experiment files
+    "stack/bench/prompts.py": ("told, tells",),  # the text that prompts are made of
+    "stack/bench/result.py": ("arm",),  # fields of bench.json and of experiment files
 }
 
 
@@ -80,10 +81,11 @@ def test_the_glossary_lists_replaced_words():
 CLEAN = (
     "exporters/accounting", "exporters/compat", "exporters/engine", "exporters/events", "exporters/net",
     "exporters/requests", "exporters/tracing",
+    "stack/bench",
     "stack/tuning",
     "tools",
 )  # fmt: skip
-REPLACED_WORDS_LEFT, HEADLESS_LEFT = 1132, 368
+REPLACED_WORDS_LEFT, HEADLESS_LEFT = 1087, 335
 
 
 def is_clean(path: Path) -> bool:

@@ -246,7 +246,7 @@ MISTAKES = [
     ({"slo": {"ttft_ms": 0}}, "workloads.a.slo.ttft_ms: 0 should be more than 0"),
     ({"expected_hit": [0.6, 0.3]}, "workloads.a.expected_hit: the lower end comes first, as in [0.3, 0.6]"),
     ({"expected_hit": [30, 60]}, "workloads.a.expected_hit[0]: 30 should be between 0 and 1"),
-    ({"json": {"schema": {}}}, "workloads.a.endpoint: json needs chat, since a model must be told what to answer"),
+    ({"json": {"schema": {}}}, "workloads.a.endpoint: json needs chat, since the instruction is a chat message"),
     (
         {"json": {"schema": {}}, "endpoint": "chat"},
         "workloads.a.ignore_eos: json needs false, since an answer that goes on after its end is no JSON",
@@ -303,7 +303,7 @@ def test_a_mistake_of_the_file_is_one_sentence(text, sentence, tmp_path):
 
 def test_a_name_that_is_none_leads_to_the_nearest(tmp_path):
     with pytest.raises(
-        BadConfig, match=r"^short-shrt is neither a file nor a shipped workload; did you mean short-short"
+        BadConfig, match=r"^short-shrt is neither a file nor an included workload; did you mean short-short"
     ):
         workload_file.load("short-shrt")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
