@@ -72,13 +72,8 @@ def _spread(material: Material, group: RunGroup, names: Sequence[str]) -> list[D
                 and (value := getattr(record, metric)) is not None
             ]
             if values:
-                curves.append(
-                    {
-                        "variant": index,
-                        "count": len(values),
-                        "at": [_short(value) for value in quantiles(values, SHARES)],
-                    }
-                )
+                at = [_short(value) for value in quantiles(values, SHARES)]
+                curves.append({"variant": index, "count": len(values), "at": at})
         if curves:
             known = metric_of(metric)
             found.append({"title": known.title, "unit": known.unit, "curves": curves})

@@ -211,9 +211,8 @@ def _verdicts(material: Material) -> Iterable[Block]:
 
 def _at_a_glance(comparisons: Sequence[Comparison]) -> Table:
     """Return a table with a row for each comparison and a column for each metric with a verdict."""
-    titles = list(
-        dict.fromkeys(found.metric.title for one in comparisons for found in one.findings if found.has_verdict)
-    )
+    with_verdict = (found for one in comparisons for found in one.findings if found.has_verdict)
+    titles = list(dict.fromkeys(found.metric.title for found in with_verdict))
     rows = []
     for one in comparisons:
         changes = {
@@ -387,9 +386,8 @@ def _starts(bench: Bench) -> tuple[Table, ...]:
     for variant in bench.variants:
         for kind, seconds in starts(variant).items():
             name = {"cold": "cold start", "warm": "warm restart"}[kind]
-            rows.append(
-                (variant.name, name, written(median_or_none(seconds), "s"), ", ".join(plain(s) for s in seconds))
-            )
+            median = written(median_or_none(seconds), "s")
+            rows.append((variant.name, name, median, ", ".join(plain(s) for s in seconds)))
     return (Table(("variant", "kind", "median until it answered", "each, in seconds"), tuple(rows)),) if rows else ()
 
 
@@ -459,19 +457,14 @@ def _variants(bench: Bench) -> Iterable[Block]:
     names = tuple(variant.name for variant in bench.variants)
     if not names:
         return
+    started = [variant.engine.started_s for variant in bench.variants]
     facts = [
         ("what", [variant.what or ABSENT for variant in bench.variants]),
         ("address", [variant.engine.url for variant in bench.variants]),
         ("model", [variant.engine.model for variant in bench.variants]),
         ("engine version", [variant.engine.version or ABSENT for variant in bench.variants]),
         ("context", [written(variant.engine.max_model_len, "tokens") for variant in bench.variants]),
-        (
-            "started",
-            [
-                ABSENT if variant.engine.started_s is None else _clock(variant.engine.started_s)
-                for variant in bench.variants
-            ],
-        ),
+        ("started", [ABSENT if at_s is None else _clock(at_s) for at_s in started]),
     ]
     differ = ("what", "address", "started")  # these may, and it means nothing
     rows: list[Row] = []

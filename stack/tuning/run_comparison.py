@@ -97,8 +97,12 @@ class _Sample(NamedTuple):
     when: list[float]
     logs: bool
 
-    def variant(self, b: bool) -> tuple[float, ...]:
+    def values_of(self, b: bool) -> tuple[float, ...]:
         return tuple(value for value, of_b in zip(self.values, self.of_b, strict=True) if of_b is b)
+
+    @property
+    def fewest(self) -> int:
+        return min(sum(self.of_b), len(self.of_b) - sum(self.of_b))
 
     @property
     def scaled(self) -> list[float]:
@@ -125,7 +129,7 @@ def _has(run: Run, figure: str) -> bool:
 
 def _measured(sample: _Sample, names: tuple[str, str], drift: bool) -> Finding:
     """Return what was measured of a metric, its verdict still open."""
-    a, b = sample.variant(False), sample.variant(True)
+    a, b = sample.values_of(False), sample.values_of(True)
     middle = median if sample.metric.scale == "ratio" else fmean
     shown_a, shown_b = middle(a) if a else None, middle(b) if b else None
     found = Finding(sample.metric, shown_a, shown_b, runs=(len(a), len(b)), values=(a, b))
@@ -271,7 +275,7 @@ def order_of(runs: Sequence[tuple[Run, bool]], when: Sequence[float]) -> Order:
 _Runs = Sequence[tuple[Run, bool]]
 
 
-def _variant(runs: _Runs, b: bool) -> list[Run]:
+def _runs_of(runs: _Runs, b: bool) -> list[Run]:
     return [run for run, of_b in runs if of_b is b]
 
 
@@ -327,11 +331,7 @@ def _check_period(runs: _Runs, when: Sequence[float], order: Order) -> Check:
 
 def _check_stalls(samples: Sequence[_Sample], runs: _Runs, order: Order, names: tuple[str, str]) -> Check:
     """Name runs that lie off all others; they still count, since a stall may be what the change did."""
-    ready = [
-        sample
-        for sample in samples
-        if sample.logs and min(len(sample.variant(False)), len(sample.variant(True))) >= LEAST_RUNS - 1
-    ]
+    ready = [sample for sample in samples if sample.logs and sample.fewest >= LEAST_RUNS - 1]
     if not ready:
         return Check("stalls", True, "not checked: it takes six runs of each variant")
     worst: dict[int, tuple[float, str]] = {}
@@ -354,9 +354,7 @@ def _check_drift(samples: Sequence[_Sample], order: Order) -> Check:
     """Find what moved over the runs of one variant, as far as a line and a bend show it.
 
     The variants are taken out, in sequential order too."""
-    ready = [
-        sample for sample in samples if sample.logs and min(len(sample.variant(False)), len(sample.variant(True))) >= 3
-    ]
+    ready = [sample for sample in samples if sample.logs and sample.fewest >= 3]
     seen = [(sample, *drift_terms(sample.scaled, sample.of_b, sample.when)) for sample in ready]
     sure = holm([term.p if term.p is not None else 1.0 for _, terms, _ in seen for term in terms])
     for sample, terms, apart in seen:
@@ -374,7 +372,7 @@ def _check_drift(samples: Sequence[_Sample], order: Order) -> Check:
 def _check_cache(runs: _Runs, setting: Setting, names: tuple[str, str]) -> Check:
     if setting.repeated:
         return Check("cache", True, "prompts repeat from run to run on purpose, so the cache is warm for both")
-    variants = _variant(runs, False), _variant(runs, True)
+    variants = _runs_of(runs, False), _runs_of(runs, True)
     for name, variant in zip(names, variants, strict=True):
         if len({run.seed for run in variant}) < len(variant):
             why = "so later ones were answered from the prefix cache; give each run its own"
@@ -413,7 +411,7 @@ def _check_mix(runs: _Runs, setting: Setting, names: tuple[str, str]) -> Check:
 def _check_work(runs: _Runs, names: tuple[str, str], name: str, figure: str, title: str) -> Check:
     """Tokens per answer of the two variants, which should not differ by more than the margin."""
     each = [
-        [run.figures[figure] / run.ok for run in _variant(runs, b) if _has(run, figure) and run.ok]
+        [run.figures[figure] / run.ok for run in _runs_of(runs, b) if _has(run, figure) and run.ok]
         for b in (False, True)
     ]
     if not all(each):
@@ -426,10 +424,10 @@ def _check_work(runs: _Runs, names: tuple[str, str], name: str, figure: str, tit
 
 def _check_load(runs: _Runs, names: tuple[str, str]) -> Check:
     said = []
-    asked = [median([run.asked for run in _variant(runs, b)] or [0]) for b in (False, True)]
+    asked = [median([run.asked for run in _runs_of(runs, b)] or [0]) for b in (False, True)]
     if asked[0] != asked[1]:
         said.append(f"runs of {names[0]} asked {asked[0]:g} times, those of {names[1]} {asked[1]:g}")
-    for name, variant in zip(names, (_variant(runs, False), _variant(runs, True)), strict=True):
+    for name, variant in zip(names, (_runs_of(runs, False), _runs_of(runs, True)), strict=True):
         sent, failed = sum(run.asked for run in variant), sum(run.asked - run.ok for run in variant)
         if failed > MOST_FAILED * sent:
             said.append(f"{failed} of {sent} requests of {name} failed, so its latencies are those of the others")
