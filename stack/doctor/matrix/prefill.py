@@ -25,7 +25,7 @@ PREFILL: tuple[Symptom, ...] = (
             " rest."
         ),
         cause=(
-            "A long prompt takes what is left of every step until it is computed; whoever comes meanwhile waits"
+            "A long prompt takes what is left of every step until it is computed; requests that come meanwhile wait"
             " behind it."
         ),
         asks=(
@@ -60,7 +60,7 @@ PREFILL: tuple[Symptom, ...] = (
             "Answers pause now and then for many times the usual gap, while a few prompts are far longer than the rest."
         ),
         cause=(
-            "The prefill of a long prompt fills whole steps, and whoever is answered meanwhile gets one token a step."
+            "The prefill of a long prompt fills whole steps, and requests in decode meanwhile get one token a step."
         ),
         asks=(
             f"{percentile(99, vllm.INTER_TOKEN_LATENCY)} / ({percentile(50, vllm.INTER_TOKEN_LATENCY)} > 0)",
@@ -115,9 +115,7 @@ PREFILL: tuple[Symptom, ...] = (
             ExperimentTemplate("shared-prefix", "--no-enable-prefix-caching", "--enable-prefix-caching"),
         ),
         pages=("VLLMTTFTBudgetBurn", "VLLMCacheHitsCollapsed"),
-        dated=(
-            "Older guides have one switch the cache on; it is on by default now, so an engine without it was told so."
-        ),
+        dated=("Older guides have one switch the cache on; it is on by default now, so off means switched off."),
     ),
     Symptom(
         name="small-steps",

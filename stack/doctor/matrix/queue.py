@@ -100,8 +100,8 @@ QUEUES: tuple[Symptom, ...] = (
         area="queue",
         symptom="Requests wait at one engine while another of the same model has room.",
         cause=(
-            "Whoever spreads the requests does not: clients that keep one connection, sessions that stick, weights, an"
-            " address that is missing."
+            "Requests are not balanced: clients that keep one connection, sticky sessions, weights, or a missing"
+            " address."
         ),
         asks=(WAITING, RUNNING, QUEUE_TIME),
         lever="Fix the balancer: by requests under way (least connections), not by connection or in turn.",
@@ -159,7 +159,7 @@ QUEUES: tuple[Symptom, ...] = (
         symptom="Requests wait, and the looks do not tell for what.",
         cause=(
             "Places or capacity: not known from so few moments at which somebody waits; a Prometheus, or a longer time"
-            " between two looks, tells."
+            " between two looks, decides it."
         ),
         asks=(QUEUE_TIME, WAITING, RUNNING, KV_USAGE),
         lever=(

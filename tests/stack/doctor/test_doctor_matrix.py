@@ -26,7 +26,7 @@ from stack.tuning.derived import flags
 GOLDEN = Path(__file__).parents[2] / "golden"
 OPTIONS = frozenset((GOLDEN / "vllm-options-0.32.txt").read_text().split())
 SAMPLES = {sample for metric in EVERYTHING for sample in metric.samples}
-OF_THE_DOCTOR = {"hang-ups", "refusals", "inter_token_p95"}
+OF_THE_DOCTOR = {"client-disconnects", "refusals", "inter_token_p95"}
 FIGURES = {*METRICS, *OF_THE_DOCTOR}
 LEVERS = [row for row in ROWS if row.area != "quality"]
 each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
