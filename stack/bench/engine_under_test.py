@@ -1,4 +1,4 @@
-"""The engine that a bench measures: who answers there, and what its page says before, during and after a run."""
+"""Engine that a bench measures: its identity, and its /metrics endpoint before, during and after a run."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ FIRST_PEAK_S, PEAK_EVERY_S = 0.25, 2.0  # short runs have a peak too
 
 
 class BadTarget(ValueError):
-    """No engine that can be measured; one sentence with the way out."""
+    """Engine that cannot be measured; the message has cause and remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """An engine under test. what: in the user's words; startup: what the log of its start said."""
+    """Engine under test. what: in the user's words; startup: from its start-up log."""
 
     name: str
     target: BenchTarget
@@ -43,7 +43,7 @@ class Subject:
 
     @property
     def series(self) -> str:
-        """The model's name on the engine's page: an alias or an adapter is counted under the first name served."""
+        """Model name in the engine's metrics: an alias or an adapter is counted under the first name served."""
         return self.engine.series or self.engine.model
 
     @property
@@ -52,20 +52,20 @@ class Subject:
 
 
 @contextlib.asynccontextmanager
-async def asking() -> AsyncIterator[aiohttp.ClientSession]:
+async def http_session() -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=LOOK_S)) as session:
         yield session
 
 
 async def look(url: str, model: str | None, key: str | None = None) -> tuple[BenchEngine, Exposition]:
-    """Who answers there, and its page. Raises BadTarget."""
+    """Return the engine at an address, and its metrics. Raises BadTarget."""
     url = url.rstrip("/")
     if "@" in urlsplit(url).netloc:
         raise BadTarget(
             f"the address {result.without_login(url)} came with a login, which no request is sent with; give a key with"
             " --api-key-file"
         )
-    async with asking() as session:
+    async with http_session() as session:
         client = EngineClient(session, url, LOOK_S, key=key)
         try:
             models = await client.models()
@@ -77,12 +77,12 @@ async def look(url: str, model: str | None, key: str | None = None) -> tuple[Ben
                 f"no server answers at {url}/v1/models ({describe_error(error) or error or type(error).__name__}); is"
                 " vLLM up, and is that its address?"
             ) from error
-        cards = {card.id: card for card in models}
-        if not cards:
+        served = {each.id: each for each in models}
+        if not served:
             raise BadTarget(f"{url} serves no model")
-        if model is not None and model not in cards:
-            raise BadTarget(f"{url} serves {', '.join(sorted(cards))}, not {model}")
-        name = model or next(iter(cards))
+        if model is not None and model not in served:
+            raise BadTarget(f"{url} serves {', '.join(sorted(served))}, not {model}")
+        name = model or next(iter(served))
         try:
             text, version = await client.scrape()
             found = exposition_parser.parse(text)
@@ -98,7 +98,7 @@ async def look(url: str, model: str | None, key: str | None = None) -> tuple[Ben
                 model=name,
                 series=served_names(models).get(name),
                 version=version,
-                max_model_len=cards[name].max_model_len,
+                max_model_len=served[name].max_model_len,
                 started_s=view.started_s,
                 cache=dict(measurements.cache_labels(found)),
             ),
@@ -108,52 +108,49 @@ async def look(url: str, model: str | None, key: str | None = None) -> tuple[Ben
 
 @dataclass(slots=True)
 class Peak:
-    """The most that was seen while a run went on."""
+    """Highest values observed during a run."""
 
     kv_ratio: float | None = None
     driver_bytes: float | None = None
 
-    def saw(self, found: Exposition, model: str) -> None:
+    def observe(self, found: Exposition, model: str) -> None:
         values = [value for labels, value in found.of(vllm.KV_CACHE_USAGE.name) if labels.get("model_name") == model]
         if values:
             self.kv_ratio = max(self.kv_ratio or 0.0, *values)
 
     async def watch(self, subject: Subject, read: Callable[[], Any]) -> None:
-        """Until it is cancelled."""
-        cards = GpuSource() if subject.local else None
+        """Observe the engine until cancelled."""
+        gpus = GpuSource() if subject.local else None
         pause_s = FIRST_PEAK_S
         try:
             while True:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, PEAK_EVERY_S)
                 with contextlib.suppress(BadTarget):
-                    self.saw(await read(), subject.series)
-                if cards:
+                    self.observe(await read(), subject.series)
+                if gpus:
                     try:
-                        used = [
-                            card.memory_used_bytes
-                            for card in await cards.read(2.0)
-                            if card.memory_used_bytes is not None
-                        ]
+                        read_gpus = await gpus.read(2.0)
+                        used = [gpu.memory_used_bytes for gpu in read_gpus if gpu.memory_used_bytes is not None]
                         self.driver_bytes = max(self.driver_bytes or 0.0, sum(used)) if used else self.driver_bytes
                     except GpuUnavailable:
-                        await cards.close()
-                        cards = None
+                        await gpus.close()
+                        gpus = None
         finally:
-            if cards:
-                await cards.close()
+            if gpus:
+                await gpus.close()
 
 
-async def emptied(session: aiohttp.ClientSession, subject: Subject) -> None:
-    """Empties the prefix cache of an engine in its development mode; any other does not offer it, and finds nothing of
-    a run in it either way."""
+async def empty_prefix_cache(session: aiohttp.ClientSession, subject: Subject) -> None:
+    """Empty the prefix cache of an engine in development mode. Others do not offer it, and have no prompt of the run in
+    it either way."""
     with contextlib.suppress(aiohttp.ClientError, TimeoutError):
         async with session.post(f"{subject.target.url}/reset_prefix_cache"):
             pass
 
 
-async def page_of(session: aiohttp.ClientSession, subject: Subject) -> Exposition:
-    """The engine's page. Raises BadTarget."""
+async def scrape(session: aiohttp.ClientSession, subject: Subject) -> Exposition:
+    """Return the engine's metrics. Raises BadTarget."""
     try:
         body = await EngineClient(session, subject.target.url, LOOK_S).metrics()
         return exposition_parser.parse(body.decode("utf-8", "replace"))
@@ -163,19 +160,21 @@ async def page_of(session: aiohttp.ClientSession, subject: Subject) -> Expositio
         ) from error
 
 
-async def settled(session: aiohttp.ClientSession, subject: Subject, before: Exposition, answered: int) -> Exposition:
-    """The page once it counts all that was answered; an engine's counters come a moment behind its answers."""
+async def scrape_settled(
+    session: aiohttp.ClientSession, subject: Subject, before: Exposition, answered: int
+) -> Exposition:
+    """Return the metrics once they count all answers; an engine's counters lag a moment behind them."""
     name = vllm.REQUEST_SUCCESS.name
     then = before.total(name, model_name=subject.series) or 0.0
     for _ in range(10):
-        found = await page_of(session, subject)
+        found = await scrape(session, subject)
         if (found.total(name, model_name=subject.series) or 0.0) - then >= answered:
             break
         await asyncio.sleep(0.1)
     return found
 
 
-def restarted(before: Exposition, after: Exposition) -> bool:
-    """Whether the counters began anew, as far as the engine says when it started."""
+def has_restarted(before: Exposition, after: Exposition) -> bool:
+    """Return True if the engine restarted, as far as it reports when it started."""
     started = [found.total(vllm.PROCESS_START_TIME.name) for found in (before, after)]
     return None not in started and started[0] != started[1]

@@ -1,10 +1,10 @@
-"""Results of other benchmark tools as a bench of ours: of `vllm bench serve` (--save-result) and of AIPerf
+"""Importer of results of other benchmark tools: of `vllm bench serve` (--save-result) and of AIPerf
 (profile_export.jsonl).
 
-Invariant: what a file does not say stays absent, and every doubt about what it says is a caveat of the run.
-Source of the names: vLLM 0.32 benchmarks/serve.py, AIPerf 0.13 "Working with Profile Export Files". What vLLM calls
-`latencies` is how long each request took; releases without it have the TTFT and the ITLs, which add up to it. Neither
-tool says which engine it asked."""
+Invariant: missing values are omitted, and every doubt about a value is a caveat of the run.
+Source of the names: vLLM 0.32 benchmarks/serve.py, AIPerf 0.13 "Working with Profile Export Files". vLLM's
+`latencies` are durations of requests; releases without it have the TTFT and the ITLs, which add up to it. Neither
+tool records the engine."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ import msgspec
 
 from exporters.requests.record import Outcome, RequestRecord, timestamp
 from stack.bench.measurements import figures
-from stack.bench.result import Arm, BadBench, Bench, BenchEngine, Run, request_id
+from stack.bench.result import BadBench, Bench, BenchEngine, BenchVariant, Run, request_id
 from stack.bench.workload import Slo
 
-ARM, WORKLOAD = "imported", "vllm-bench-serve"
+VARIANT, WORKLOAD = "imported", "vllm-bench-serve"
 NO_SLO = Slo()
 _Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
 _Tokens = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
@@ -37,8 +37,7 @@ _NO_DETAIL = "the file holds no single requests; with --save-detailed it would"
 
 
 class VllmResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What `vllm bench serve` writes, as far as we read it. Lists have an item for each request and are there with
-    --save-detailed."""
+    """Result file of `vllm bench serve`. Lists have an item for each request, with --save-detailed."""
 
     duration: _Seconds
     completed: int
@@ -78,7 +77,7 @@ class AiperfError(msgspec.Struct, frozen=True):
 
 
 class AiperfRecord(msgspec.Struct, frozen=True):
-    """One line of AIPerf's profile_export.jsonl, as far as we read it."""
+    """Line of AIPerf's profile_export.jsonl."""
 
     metadata: AiperfAbout
     metrics: dict[str, AiperfValue] = {}
@@ -89,7 +88,7 @@ _Read = tuple[Run, list[RequestRecord]]
 
 
 def imported(paths: Sequence[Path], slo: Slo = NO_SLO) -> tuple[Bench, list[RequestRecord]]:
-    """Files as one bench of one arm, each result a run. Raises BadBench."""
+    """Read files as one bench of one variant, each result a run. Raises BadBench."""
     texts = []
     for path in paths:
         try:
@@ -101,7 +100,7 @@ def imported(paths: Sequence[Path], slo: Slo = NO_SLO) -> tuple[Bench, list[Requ
 
 
 def parse(texts: Sequence[tuple[str, str]], slo: Slo = NO_SLO) -> tuple[Bench, list[RequestRecord]]:
-    """Names and texts of files as one bench. Raises BadBench."""
+    """Parse names and texts of files as one bench. Raises BadBench."""
     name = "import-" + hashlib.sha256("\0".join(text for _, text in texts).encode()).hexdigest()[:12]
     read: list[_Read] = []
     about: list[dict[str, Any]] = []
@@ -135,7 +134,7 @@ def parse(texts: Sequence[tuple[str, str]], slo: Slo = NO_SLO) -> tuple[Bench, l
         tool=tools.pop(),
         started_s=min(run.started_s for run in runs),
         ended_s=max(run.ended_s for run in runs),
-        arms=(Arm(name=ARM, engine=BenchEngine(url="", model=next(iter(models)))),),
+        variants=(BenchVariant(name=VARIANT, engine=BenchEngine(url="", model=next(iter(models)))),),
         runs=tuple(runs),
         workloads=tuple(workloads),
         workload_hash=hashlib.sha256(msgspec.json.encode(workloads, order="deterministic")).hexdigest()[:12],
@@ -146,8 +145,8 @@ def parse(texts: Sequence[tuple[str, str]], slo: Slo = NO_SLO) -> tuple[Bench, l
 
 
 def _documents(place: str, text: str) -> list[Any]:
-    """The JSON values of a file, of which there is one, or one a line. NaN and Infinity, which Python writes, are read
-    as unknown."""
+    """Return the JSON values of a file: one, or one for each line. NaN and Infinity, which Python writes, are
+    unknown."""
     decoder, found, at = json.JSONDecoder(parse_constant=lambda _: None), [], 0
     text = text.strip().removeprefix("\ufeff")
     try:
@@ -185,8 +184,8 @@ def _vllm(place: str, document: Any) -> VllmResult:
         raise BadBench(f"{place} is no whole result of vllm bench serve: {error}") from error
     lengths = {name: len(value) for name in _LISTS if (value := getattr(found, name)) is not None}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{length} {name}" for name, length in lengths.items())
-        raise BadBench(f"{place} contradicts itself: {told}; each request should have one of each")
+        counts = ", ".join(f"{length} {name}" for name, length in lengths.items())
+        raise BadBench(f"{place} contradicts itself: {counts}; each request should have one of each")
     return found
 
 
@@ -206,7 +205,7 @@ def _vllm_run(place: str, found: VllmResult, theirs: Mapping[str, float], bench:
         failed["unknown"] = found.failed
     run = Run(
         number=number,
-        arm=ARM,
+        variant=VARIANT,
         workload=WORKLOAD,
         point=_point(found),
         started_s=started_s,
@@ -226,7 +225,7 @@ def _vllm_run(place: str, found: VllmResult, theirs: Mapping[str, float], bench:
 
 
 def _when(date: str | None) -> float | None:
-    """When it ended, as the file has it: 20260512-093000, local time."""
+    """Parse the end of a run, such as 20260512-093000, local time."""
     try:
         return datetime.strptime(date or "", "%Y%m%d-%H%M%S").replace(tzinfo=UTC).timestamp()
     except ValueError:
@@ -244,8 +243,8 @@ def _point(found: VllmResult) -> str:
 
 
 def _vllm_workload(found: VllmResult) -> dict[str, Any]:
-    """What the file says of the shape; its totals are of answers that came, so only the mean lengths tell one shape
-    from another."""
+    """Return the workload that a file describes; its totals count answers only, so that mean lengths distinguish
+    shapes."""
     said = {name: getattr(found, name) for name in ("num_prompts", "request_rate", "burstiness", "max_concurrency")}
     for name, total in (("input_tokens", found.total_input_tokens), ("output_tokens", found.total_output_tokens)):
         said[name] = round(total / found.completed) if total is not None and found.completed else None
@@ -261,7 +260,7 @@ def _vllm_records(found: VllmResult, bench: str, number: int, started_s: float) 
         about = RequestRecord(
             request_id=request_id(bench, number, at),
             model=found.model_id,
-            variant=ARM,
+            variant=VARIANT,
             prompt_tokens=found.input_lens[at] if found.input_lens else None,
         )
         # it failed with an empty reason
@@ -298,7 +297,7 @@ def _took_s(found: VllmResult, at: int, ttft_s: float) -> float | None:
 
 
 def _outcome(error: str | None) -> tuple[Outcome, str | None]:
-    """vLLM keeps a whole traceback; what it quotes is not kept."""
+    """Return outcome and reason of an error, which is a traceback; its quotations are dropped."""
     if not error:
         return "ok", None
     if "Timeout" in error:
@@ -311,7 +310,7 @@ def _outcome(error: str | None) -> tuple[Outcome, str | None]:
 
 
 def _vllm_figures(document: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """What the file worked out itself; where there are requests, ours replace it."""
+    """Return the metrics that the file contains; where there are requests, our own replace them."""
     names = {
         "qps": "request_throughput",
         "tokens_per_second": "output_throughput",
@@ -337,7 +336,7 @@ _MS = {"ms": 1.0, "s": 1e3, "sec": 1e3, "us": 1e-3, "ns": 1e-6}
 
 
 def _aiperf(place: str, documents: Sequence[Any], bench: str, number: int, slo: Slo) -> _Read:
-    """A whole profile_export.jsonl, without its warm-up. Raises BadBench."""
+    """Parse a profile_export.jsonl, without its warm-up. Raises BadBench."""
     try:
         lines = [
             line
@@ -356,7 +355,7 @@ def _aiperf(place: str, documents: Sequence[Any], bench: str, number: int, slo: 
     failed = Counter(record.reason or "unknown" for record in records if record.outcome != "ok")
     run = Run(
         number=number,
-        arm=ARM,
+        variant=VARIANT,
         workload="aiperf",
         point="unknown",
         started_s=started_s,
@@ -374,14 +373,14 @@ def _aiperf(place: str, documents: Sequence[Any], bench: str, number: int, slo: 
 
 
 def _aiperf_record(line: AiperfRecord, name: str) -> RequestRecord:
-    """Their inter-token latency is our TPOT; it is worked out here again, so that there is one definition."""
+    """Convert a line to a record. Its inter-token latency is our TPOT, computed again for one definition."""
     ttft_ms, took_ms = (_aiperf_ms(line, metric) for metric in ("time_to_first_token", "request_latency"))
     prompt, tokens = (_aiperf_tokens(line, metric) for metric in ("input_sequence_length", "output_sequence_length"))
     outcome, reason = _aiperf_outcome(line)
     return RequestRecord(
         request_id=name,
         ts=timestamp(line.metadata.request_end_ns / 1e9),
-        variant=ARM,
+        variant=VARIANT,
         prompt_tokens=prompt,
         completion_tokens=tokens,
         ttft_ms=ttft_ms,

@@ -1,6 +1,6 @@
-"""Sends prepared requests to an engine at the pace of a workload, and measures each answer as its client would.
+"""Load generator: sends prepared requests at the pace of a workload, and measures each answer as its client would.
 
-Invariant: every request that was begun leaves exactly one record, also where it failed, and nothing is tried again.
+Invariant: every request that was begun leaves exactly one record, also where it failed; there are no retries.
 Times are taken where bytes arrive, on one monotonic clock. TTFT ends with the first token that has content; TPOT is
 (e2e - TTFT) / (tokens - 1), with tokens as the engine counted them."""
 
@@ -27,7 +27,7 @@ _BUSY = (429, 503)
 
 @dataclass(frozen=True, slots=True)
 class BenchTarget:
-    """Where requests go. url: scheme, host and port. key: an API key, sent as a bearer token."""
+    """Address of the engine. url: scheme, host and port. key: an API key, sent as a bearer token."""
 
     url: str
     model: str
@@ -42,8 +42,7 @@ class BenchTarget:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request as bytes, made before the run, so that making it is no part of what is measured. prompt_tokens: as they
-    were counted."""
+    """Request as bytes, built before the run so that this is not measured. prompt_tokens: as counted."""
 
     ask: PlannedRequest
     request_id: str
@@ -54,7 +53,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A request that ended. text: of the answer, where it was asked to be kept."""
+    """Request that ended. text: of the answer, with keep_text."""
 
     ask: PlannedRequest
     record: RequestRecord
@@ -62,33 +61,32 @@ class Done:
 
 
 class LoadRun:
-    """One run's requests on their way. done: what has ended so far, in that order. said: by reason, the first words
-    about it.
+    """Requests of one run. done: those that have ended, in that order. said: first error message, by reason.
 
-    late_s: how long after its time a request of an open loop was sent at worst, which is the fault of this machine."""
+    late_s: largest delay of a request of an open loop after its due time, which is caused by this machine."""
 
     def __init__(
         self,
         target: BenchTarget,
         *,
-        arm: str | None = None,
+        variant: str | None = None,
         keep_text: bool = False,
-        told: Callable[[Done], None] = lambda _: None,
+        on_done: Callable[[Done], None] = lambda _: None,
     ) -> None:
         self.done: list[Done] = []
         self.said: dict[str, str] = {}
         self.under_way = 0
         self.late_s = 0.0
         self._target = target
-        self._arm = arm
+        self._variant = variant
         self._keep_text = keep_text
-        self._told = told
+        self._on_done = on_done
         self._client = UpstreamClient(CONNECT_S)
 
     async def send(self, asks: Sequence[Prepared], at_once: int | None) -> None:
-        """Sends all. Closed loop: in their order, each as soon as fewer than `at_once` are under way. Open loop (None):
-        each at its `due_s`, however many are under way, which is what makes a queue visible. An ask that comes `after`
-        another waits for that one's end in both."""
+        """Send all requests. Closed loop: in their order, each as soon as fewer than `at_once` are under way. Open loop
+        (None): each at its `due_s`, however many are under way, which is what makes a queue visible. An ask that comes
+        `after` another waits for that one's end in both."""
         ended = {ask.ask.number: asyncio.Event() for ask in asks}
         places = asyncio.Semaphore(at_once) if at_once else None
         began = time.perf_counter()
@@ -147,7 +145,7 @@ class LoadRun:
                             self.said.setdefault(f"http_{status}", _message(body.error))
                 finally:
                     answer.close()
-            outcome, reason = _judged(status, scanner, reply)
+            outcome, reason = _classify(status, scanner, reply)
         except TimeoutError:
             outcome, reason = "timeout", "timeout"
         except Unreachable as error:
@@ -163,7 +161,7 @@ class LoadRun:
             record = self._record(asked, scanner, reply, status, outcome, reason, began, time.perf_counter())
             done = Done(asked.ask, record, _text(bytes(text)) if self._keep_text else None)
             self.done.append(done)
-            self._told(done)
+            self._on_done(done)
 
     def _record(
         self,
@@ -188,7 +186,7 @@ class LoadRun:
             model=self._target.model,
             route=asked.route,
             upstream=self._target.url[:128],
-            variant=self._arm,
+            variant=self._variant,
             engine_version=reply.engine_version,
             stream=True,
             prompt_tokens=reply.prompt_tokens,
@@ -208,8 +206,8 @@ class LoadRun:
         )
 
 
-def _judged(status: int, scanner: Scanner, reply: Reply) -> tuple[Outcome, str | None]:
-    """What came of an answer that has ended."""
+def _classify(status: int, scanner: Scanner, reply: Reply) -> tuple[Outcome, str | None]:
+    """Return outcome and reason of a complete answer."""
     if status != 200:
         return ("rejected" if status in _BUSY else "upstream_error"), f"http_{status}"
     if reply.error_code is not None:
@@ -220,7 +218,7 @@ def _judged(status: int, scanner: Scanner, reply: Reply) -> tuple[Outcome, str |
 
 
 def _message(error: object) -> str:
-    """The engine's own words about what was wrong."""
+    """Return the engine's error message."""
     words = error.get("message") if isinstance(error, dict) else error
     return words[:SAID_CHARS] if isinstance(words, str) else ""
 
@@ -238,7 +236,7 @@ _event = msgspec.json.Decoder(_Event)
 
 
 def _text(stream: bytes) -> str:
-    """The text of a stream, as a client would put it together."""
+    """Return the text of a stream, joined as a client would."""
     found = []
     for line in stream.splitlines():
         data = line.removeprefix(b"data:").strip()

@@ -11,21 +11,20 @@ from alerts.derive import BenchLoad
 from stack.bench.result import Bench
 
 
-def load_curves(bench: Bench, arm: str | None = None) -> dict[str, list[BenchLoad]]:
-    """The loads of a bench by workload and kind of load. Raises ValueError where several arms leave open which one is
-    meant."""
-    arms = [each.name for each in bench.arms]
-    if arm is None and len(arms) > 1:
-        raise ValueError(f"the bench compares {', '.join(arms)}: say with --arm which of them is deployed")
-    if arm is not None and arm not in arms:
-        raise ValueError(f"the bench has no arm {arm}; it has {', '.join(arms)}")
+def load_curves(bench: Bench, variant: str | None = None) -> dict[str, list[BenchLoad]]:
+    """Return the loads of a bench by workload and kind of load. Raises ValueError where the variant is ambiguous."""
+    variants = [each.name for each in bench.variants]
+    if variant is None and len(variants) > 1:
+        raise ValueError(f"the bench compares {', '.join(variants)}: say with --arm which of them is deployed")
+    if variant is not None and variant not in variants:
+        raise ValueError(f"the bench has no variant {variant}; it has {', '.join(variants)}")
     runs: dict[tuple[str, str, str], list[Mapping[str, float]]] = defaultdict(list)
     for run in bench.runs:
         kind = _LOAD.fullmatch(run.point)
         if (
             kind
             and run.cut is None
-            and run.arm == (arm or run.arm)
+            and run.variant == (variant or run.variant)
             and {"ttft_ms.p95", _done(run.figures)} <= run.figures.keys()
         ):
             runs[run.workload, kind[1], kind[2]].append(run.figures)

@@ -1,6 +1,6 @@
-"""Records of one run, and the engine's counters around it -> figures. Pure.
+"""Metrics of one run, from its records and the engine's counters around it. Pure.
 
-What each figure means stands in result.py. What was not measured has no figure."""
+result.py defines each metric. What was not measured is omitted."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 @dataclass(frozen=True, slots=True)
 class Startup:
-    """What an engine's start-up log says of its memory, in bytes, and how many tokens its KV cache holds. used:
-    weights, the peak of a forward pass, and whatever else is not the KV cache's. concurrency: how many requests of
-    longest_tokens the cache holds at once."""
+    """Memory of an engine in bytes, and tokens of its KV cache, from its start-up log. used: weights, the peak of a
+    forward pass, and all else but the KV cache. concurrency: number of requests of longest_tokens that the cache
+    holds."""
 
     used: float | None = None
     kv: float | None = None
@@ -39,8 +39,8 @@ class Startup:
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """The engine's page before and after a run, the most of the KV cache that was in use meanwhile (0 to 1), and what
-    the driver showed at most."""
+    """Metrics of the engine before and after a run, peak KV cache usage meanwhile (0 to 1), and peak memory by the
+    driver."""
 
     before: Exposition
     after: Exposition
@@ -51,8 +51,7 @@ class Around:
 
 
 def met(slo: Slo, record: RequestRecord) -> bool:
-    """Whether an answer keeps to all that is asked; a time that is not known keeps to nothing, but for the TPOT of a
-    single token."""
+    """Return True if an answer meets all limits; an unknown time meets none, except the TPOT of a single token."""
     if record.outcome != "ok":
         return False
     tpot_ms = 0.0 if record.tpot_ms is None and record.completion_tokens == 1 else record.tpot_ms
@@ -63,7 +62,7 @@ def met(slo: Slo, record: RequestRecord) -> bool:
 def figures(
     records: Sequence[RequestRecord], seconds: float, slo: Slo, around: Around | None = None
 ) -> dict[str, float]:
-    """All figures of a run that took so long."""
+    """Return all metrics of a run of this duration."""
     found: dict[str, float] = {}
     for kind in sorted({record.team for record in records if record.team}):
         its = [record for record in records if record.team == kind]
@@ -98,7 +97,7 @@ def _of_requests(records: Sequence[RequestRecord], seconds: float, slo: Slo) -> 
 
 
 def _known(values: Iterable[int | None]) -> int | None:
-    """The sum, if every one of them is known."""
+    """Return the sum, or None if a value is unknown."""
     found = list(values)
     return None if not found or None in found else sum(value for value in found if value is not None)
 
@@ -129,7 +128,7 @@ def _of_engine(around: Around) -> Iterator[tuple[str, float]]:
 
 
 def _kv_bytes(around: Around) -> float | None:
-    """The whole KV cache. The page says it where it was set, the log where it was worked out."""
+    """Return the size of the KV cache: a label where it was configured, in the start-up log where it was computed."""
     try:
         return float(cache_labels(around.after).get("kv_cache_memory_bytes", ""))
     except ValueError:
@@ -137,14 +136,13 @@ def _kv_bytes(around: Around) -> float | None:
 
 
 def _grown(around: Around, metric: Metric, part: str = "") -> float | None:
-    """How much a counter grew for the model, over all its engine cores; None where the page does not show it, or it
-    fell."""
+    """Return the increase of a model's counter over all its engine cores; None where it is missing or fell."""
     before, after = (page.total(metric.name + part, model_name=around.model) for page in (around.before, around.after))
     return None if after is None or (grown := after - (before or 0.0)) < 0 else grown
 
 
 def cache_labels(page: Exposition) -> Mapping[str, str]:
-    """What the engine says of its cache: the labels of its first core."""
+    """Return the labels of cache_config_info of the first engine core."""
     return next((labels for labels, _ in page.of(vllm.CACHE_CONFIG_INFO.name)), {})
 
 
@@ -162,7 +160,7 @@ _CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request:
 
 
 def startup(log: str) -> Startup:
-    """What vLLM said when it started. Of several workers the first one; what it did not say is None."""
+    """Parse a start-up log of vLLM. Of several workers the first one counts; missing values are None."""
     used, kv, tokens, weights, most = (each.search(log) for each in (_USED, _KV, _KV_TOKENS, _WEIGHTS, _CONCURRENCY))
     return Startup(
         used=sum(map(float, _PART.findall(used[1]))) * GIB if used else None,

@@ -1,9 +1,9 @@
-"""Prompts of exactly so many tokens, by the engine's own tokenizer.
+"""Prompts of an exact number of tokens, by the engine's own tokenizer.
 
-Words are drawn at random from those that one text is made of, as token ids: so a prompt has the length that was asked
-for, and none is like another unless its key is. Where a chat template stands between (route chat), the text is measured
-with it and fixed until the engine counts the same. The tokens of a segment follow from its key and the bench's seed
-alone; the keys of a plan say what two runs share (workload.py)."""
+Words are drawn at random from those of one text, as token ids, so that a prompt has the requested length and differs
+from all others with another key. For chat, the text is measured with the chat template and fixed until the engine
+counts the same. The tokens of a segment follow from its key and the bench's seed alone; the keys of a plan say what two
+runs share (workload.py)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,8 @@ from stack.bench.workload_plan import PlannedRequest
 
 Route = Literal["completions", "chat"]
 ROUTES: Mapping[Route, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
-MENDS = 12
-# after so many fixes so many of the last words are drawn anew: some texts have no end at which they have just so many
-# tokens
-OTHER_WORDS = 4, 8
+MOST_FIXES = 12
+OTHER_WORDS = 4, 8  # after 4 fixes, draw the last 8 words anew: some texts have no end with this number of tokens
 COUNTED_AT_ONCE = 8
 TEXT = (
     "Before the first lamp was lit the keeper wrote down the wind, the height of the tide and the names of the ships"
@@ -41,23 +39,23 @@ _encode = msgspec.json.Encoder().encode
 
 
 class NoTokenizer(ValueError):
-    """The server does not tell how it counts tokens; the message says what it answered."""
+    """Server without a usable tokenizer; the message has its answer."""
 
 
 class Tokenizer(Protocol):
-    """How an engine counts."""
+    """Tokenizer of an engine."""
 
     async def ids(self, text: str) -> list[int]: ...
 
     async def text(self, ids: Sequence[int]) -> str: ...
 
     async def chat(self, messages: Sequence[Mapping[str, str]]) -> int:
-        """Tokens of a chat with its template, up to where the answer begins."""
+        """Count the tokens of a chat with its template, up to the start of the answer."""
         ...
 
 
 class Remote:
-    """The tokenizer behind a server's /tokenize and /detokenize. Raises NoTokenizer."""
+    """Client of a server's /tokenize and /detokenize. Raises NoTokenizer."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, model: str, key: str | None = None) -> None:
         self._session, self._url, self._model = session, url, model
@@ -95,7 +93,7 @@ class Remote:
 
 
 class Writer:
-    """Makes the requests of one bench. vocabulary: token ids that prompts are made of."""
+    """Builder of the requests of one bench. vocabulary: token ids of prompts."""
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: Sequence[int], model: str, bench: str, seed: int) -> None:
         self._tokenizer, self._vocabulary, self._model, self._bench, self._seed = (
@@ -108,7 +106,7 @@ class Writer:
 
     @classmethod
     async def of(cls, tokenizer: Tokenizer, model: str, bench: str, seed: int) -> Writer:
-        """Raises NoTokenizer."""
+        """Create a writer for a model. Raises NoTokenizer."""
         vocabulary = sorted(set(await tokenizer.ids(TEXT)))
         if len(vocabulary) < 2:
             raise NoTokenizer(
@@ -117,14 +115,14 @@ class Writer:
         return cls(tokenizer, vocabulary, model, bench, seed)
 
     def through(self, tokenizer: Tokenizer) -> Writer:
-        """The same, asking another tokenizer for the same model."""
+        """Return a copy that uses another tokenizer for the same model."""
         return Writer(tokenizer, self._vocabulary, self._model, self._bench, self._seed)
 
     async def prepare(
         self, asks: Sequence[PlannedRequest], run: int, route: Route, options: Mapping[str, Any], instruction: str = ""
     ) -> list[Prepared]:
-        """The requests of a run as bytes. options: go into every body, such as ignore_eos. instruction: stands before
-        the last words of each chat."""
+        """Build the requests of a run. options: part of every body, such as ignore_eos. instruction: before the last
+        words of each chat."""
         if route == "completions":
             return [self._completion(ask, run, options) for ask in asks]
         places = asyncio.Semaphore(COUNTED_AT_ONCE)
@@ -136,7 +134,7 @@ class Writer:
         return list(await asyncio.gather(*map(chat, asks)))
 
     def ids(self, key: str, tokens: int) -> list[int]:
-        """The tokens of a segment."""
+        """Return the token ids of a segment."""
         return random.Random(f"{self._seed}/{key}").choices(self._vocabulary, k=tokens)  # noqa: S311 (nothing secret)
 
     def _completion(self, ask: PlannedRequest, run: int, options: Mapping[str, Any]) -> Prepared:
@@ -144,8 +142,8 @@ class Writer:
         return self._prepared(ask, run, "completions", {"prompt": prompt}, options, len(prompt))
 
     async def _chat(self, ask: PlannedRequest, run: int, options: Mapping[str, Any], instruction: str) -> Prepared:
-        """Each segment is a message. The last one is made longer or shorter until the whole has its tokens, template
-        and instruction included."""
+        """Build a chat with a message for each segment. The last one is made longer or shorter until the chat has its
+        number of tokens, template and instruction included."""
         *before, last = ask.segments
         messages = [
             {"role": _role(segment.key), "content": await self._tokenizer.text(self.ids(segment.key, segment.tokens))}
@@ -153,11 +151,9 @@ class Writer:
         ]
         wanted, size, count = ask.prompt_tokens, last.tokens, 0
         whole: list[dict[str, str]] = []
-        for mend in range(MENDS):
-            kept = size if mend < OTHER_WORDS[0] else max(0, size - OTHER_WORDS[1])
-            words = await self._tokenizer.text(
-                [*self.ids(last.key, kept), *self.ids(f"{last.key}/{mend}", size - kept)]
-            )
+        for fix in range(MOST_FIXES):
+            kept = size if fix < OTHER_WORDS[0] else max(0, size - OTHER_WORDS[1])
+            words = await self._tokenizer.text([*self.ids(last.key, kept), *self.ids(f"{last.key}/{fix}", size - kept)])
             whole = [*messages, {"role": "user", "content": f"{instruction}\n{words}" if instruction else words}]
             count = await self._tokenizer.chat(whole)
             if count == wanted or size + wanted - count < 1:
@@ -188,5 +184,5 @@ class Writer:
 
 
 def _role(key: str) -> str:
-    """Whose words a segment is, by what its key ends with."""
+    """Return the role of a segment, by the end of its key."""
     return "assistant" if key.endswith(":answer") else "user" if key.endswith(":prompt") else "system"

@@ -1,10 +1,9 @@
-"""What a bench leaves behind: a folder with bench.json (what was run, against what, every run's figures) and
-requests.jsonl (a record a request).
+"""Result folder of a bench: bench.json (what was run, against what, every run's values) and requests.jsonl (a record
+for each request).
 
-Invariant: a run that broke off is kept and marked, and no figure stands for what was not measured: it is absent, never
-0.
+Invariant: a run that broke off is kept and marked; missing values are omitted, never reported as 0.
 
-A figure's name is `metric.statistic`, with the class of requests before it where a workload has classes: `ttft_ms.p50`,
+A metric's name is `metric.statistic`, with the class of requests before it where a workload has classes: `ttft_ms.p50`,
 `short:ttft_ms.p95`, `qps`.
 Of requests: ttft_ms (sent -> first token with content), tpot_ms ((e2e - ttft) / (tokens - 1), of answers with two
 tokens or more), e2e_ms; each as mean, p50, p95, p99. Of the run: qps (answers/s), tokens_per_second (output),
@@ -39,13 +38,12 @@ BENCH, REQUESTS = "bench.json", "requests.jsonl"
 
 
 class BadBench(ValueError):
-    """A folder that holds no bench; the message names it and says why."""
+    """Folder without a bench; the message names it and the cause."""
 
 
 class BenchEngine(msgspec.Struct, frozen=True, kw_only=True):
-    """What answered, as it says itself. series: the model's name on its page, where that is known; cache: labels of its
-    cache_config_info;
-    arguments: how it was started, where that is known."""
+    """Engine, as it describes itself. series: model name in its metrics, where known; cache: labels of its
+    cache_config_info; arguments: of its command line, where known."""
 
     url: str
     model: str
@@ -57,16 +55,18 @@ class BenchEngine(msgspec.Struct, frozen=True, kw_only=True):
     arguments: tuple[str, ...] | None = None
 
 
+STORED = {"variant": "arm", "variants": "arms"}  # names in bench.json, experiments and reports
+
+
 class Start(msgspec.Struct, frozen=True):
-    """How long an engine took from its start until it answered, in seconds. warm: it had been started before with the
-    same model."""
+    """Seconds from the start of an engine until it answered. warm: it had been started before with the same model."""
 
     kind: Literal["cold", "warm"]
     seconds: float
 
 
-class Arm(msgspec.Struct, frozen=True, kw_only=True):
-    """One configuration under test. what: in the user's words."""
+class BenchVariant(msgspec.Struct, frozen=True, kw_only=True):
+    """Configuration under test. what: in the user's words."""
 
     name: str
     engine: BenchEngine
@@ -74,14 +74,14 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     starts: tuple[Start, ...] = ()
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One pass of one workload at one load against one arm: the unit of all statistics. Times in unix seconds.
+class Run(msgspec.Struct, frozen=True, kw_only=True, rename=STORED):
+    """One pass of one workload at one load against one variant: the unit of all statistics. Times in unix seconds.
 
-    point: the load, such as c8 (eight at once) or r2.5 (2.5 requests/s). failed: by reason. cut: why it is not
-    whole."""
+    point: the load, such as c8 (eight at once) or r2.5 (2.5 requests/s). failed: by reason. cut: why it is
+    incomplete."""
 
     number: int
-    arm: str
+    variant: str
     workload: str
     point: str
     started_s: float
@@ -95,17 +95,17 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     cut: str | None = None
 
 
-class Bench(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole bench. order: of the runs of several arms; interleaved: drawn at random in each round. seed: prompts,
-    lengths and that order follow from it; None in older files. events: ids of the tuning events that were written for
-    it. cut: why it is not whole."""
+class Bench(msgspec.Struct, frozen=True, kw_only=True, rename=STORED):
+    """Complete bench. order: of the runs of several variants; interleaved: drawn at random in each round. seed:
+    prompts, lengths and that order follow from it; None in older files. events: ids of the tuning events that were
+    written for it. cut: why it is incomplete."""
 
     id: str
     title: str
     tool: str
     started_s: float
     ended_s: float
-    arms: tuple[Arm, ...]
+    variants: tuple[BenchVariant, ...]
     runs: tuple[Run, ...]
     workloads: tuple[Mapping[str, Any], ...]
     workload_hash: str
@@ -121,45 +121,45 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def request_id(bench: str, run: int, number: int) -> str:
-    """The id of a request, which tells its run."""
+    """Return the id of a request, which contains its run."""
     return f"{bench}-{run}-{number}"
 
 
 def run_of(record: RequestRecord) -> int | None:
-    """Which run a record belongs to; None for a record of something else."""
+    """Return the run of a record; None for a record of something else."""
     parts = record.request_id.rsplit("-", 2)
     return int(parts[1]) if len(parts) == 3 and parts[1].isdecimal() else None
 
 
 def without_secrets(bench: Bench) -> Bench:
-    """No key, token or login: benches and reports are handed around."""
-    arms = tuple(
+    """Remove keys, tokens and logins, since benches and reports are passed on."""
+    variants = tuple(
         msgspec.structs.replace(
-            arm,
+            variant,
             engine=msgspec.structs.replace(
-                arm.engine,
-                url=without_login(arm.engine.url),
-                arguments=None if arm.engine.arguments is None else masked(arm.engine.arguments),
+                variant.engine,
+                url=without_login(variant.engine.url),
+                arguments=None if variant.engine.arguments is None else masked(variant.engine.arguments),
             ),
         )
-        for arm in bench.arms
+        for variant in bench.variants
     )
-    return msgspec.structs.replace(bench, arms=arms)
+    return msgspec.structs.replace(bench, variants=variants)
 
 
 def without_login(url: str) -> str:
-    """The address alone."""
+    """Return the address without its login."""
     return url.replace(f"{urlsplit(url).netloc.rpartition('@')[0]}@", "", 1) if "@" in url else url
 
 
 def is_secret(name: str) -> bool:
-    """Whether a name, such as of an option or a variable, is that of something to be hidden."""
+    """Return True if the name of an option or variable is that of a secret."""
     return _SECRET.search(name) is not None
 
 
 def masked(arguments: Sequence[str]) -> tuple[str, ...]:
-    """A command line without its keys, tokens and logins: in options, in variables before it, and where a shell is
-    handed a whole line."""
+    """Return a command line without keys, tokens and logins: in options, in variables before it, and in a line for a
+    shell."""
     shown, hide = [], False
     for text in arguments:
         name, equals, _ = text.partition("=")
@@ -181,13 +181,13 @@ def write(folder: Path, bench: Bench) -> None:
 
 
 def add_requests(folder: Path, records: Sequence[RequestRecord]) -> None:
-    """Append records, whose team is their class of requests and whose variant is the arm. Raises OSError."""
+    """Append records, whose team is their class of requests. Raises OSError."""
     with (folder / REQUESTS).open("ab") as file:
         file.write(b"".join(to_line(record) for record in records))
 
 
 def read(folder: Path) -> Bench:
-    """Raises BadBench."""
+    """Read a bench. Raises BadBench."""
     path = folder / BENCH if folder.is_dir() else folder
     try:
         bench = msgspec.json.decode(path.read_bytes(), type=Bench)
@@ -203,7 +203,7 @@ def read(folder: Path) -> Bench:
 
 
 def requests(folder: Path) -> Iterator[RequestRecord]:
-    """The records of a bench. Raises OSError, and BadLine for a line that is none."""
+    """Yield the records of a bench. Raises OSError, and BadLine for an invalid line."""
     bad = BadLines()
     yield from read_records([folder / REQUESTS], bad, ended_lines_only=True)
     for reason, message in bad.messages.items():

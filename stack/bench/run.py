@@ -1,7 +1,7 @@
-"""Runs workloads against one engine and writes down what came of it, run by run.
+"""Bench runner: runs workloads against engines and records each run.
 
-Invariant: what was measured is kept, whatever happens next: each run is on disk before the next one begins, and one
-that broke off says why."""
+Invariant: measurements are kept, whatever happens next: each run is on disk before the next one begins, and an
+incomplete one has the reason."""
 
 from __future__ import annotations
 
@@ -24,22 +24,31 @@ import msgspec
 
 from exporters.catalogue.exposition_parser import Exposition
 from stack.bench import measurements, result, workload, workload_plan
-from stack.bench.engine_under_test import BadTarget, Peak, Subject, asking, emptied, page_of, restarted, settled
+from stack.bench.engine_under_test import (
+    BadTarget,
+    Peak,
+    Subject,
+    empty_prefix_cache,
+    has_restarted,
+    http_session,
+    scrape,
+    scrape_settled,
+)
 from stack.bench.load import BenchTarget, Done, LoadRun, Prepared
 from stack.bench.measurements import Around
 from stack.bench.prompts import NoTokenizer, Remote, Writer
-from stack.bench.result import Arm, Bench, Run, Start
+from stack.bench.result import Bench, BenchVariant, Run, Start
 from stack.bench.workload import LoadLevel, Workload
 
 DEAD_AFTER = 10  # requests in a row that reach nobody
 UNREACHED = ("connect_failed", "connect_timeout", "connection_lost")
-WARM_UP = -1  # the number of a run that nobody counts; what it sends no other run does
+WARM_UP = -1  # number of the uncounted warm-up run; no other run sends its prompts
 
 
 class RunObserver(Protocol):
-    """Who is told how it goes."""
+    """Receiver of progress."""
 
-    def run(self, number: int, of: int, arm: str, workload: Workload, point: LoadLevel, asked: int) -> None: ...
+    def run(self, number: int, of: int, variant: str, workload: Workload, point: LoadLevel, asked: int) -> None: ...
 
     def done(self, done: Done) -> None: ...
 
@@ -48,10 +57,10 @@ class RunObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    """One run to come. round: how often each arm had this load before."""
+    """Planned run. round: how often each variant had this load before."""
 
     round: int
-    arm: str
+    variant: str
     workload: Workload
     point: LoadLevel
 
@@ -65,16 +74,16 @@ def schedule(
 ) -> list[RunStep]:
     """Return all runs in their order.
 
-    turns: the order of the arms in each round, at least as many rounds as runs; `stack.tuning.turns` draws it. runs: of
-    each load; None: as its workload says. together: all engines stand at once, so that the arms of one load follow each
-    other directly."""
+    turns: the order of the variants in each round, at least as many rounds as runs; `stack.tuning.turns` draws it.
+    runs: of each load; None: as its workload says. together: all engines stand at once, so that the variants of one
+    load follow each other directly."""
     steps = []
-    for round_, arms in enumerate(turns[: rounds_of(workloads, runs)]):
+    for round_, variants in enumerate(turns[: rounds_of(workloads, runs)]):
         loads = [(each, point) for each in workloads if round_ < (runs or each.runs) for point in points(each)]
         if together:
-            steps += [RunStep(round_, arm, workload, point) for workload, point in loads for arm in arms]
+            steps += [RunStep(round_, variant, workload, point) for workload, point in loads for variant in variants]
         else:
-            steps += [RunStep(round_, arm, workload, point) for arm in arms for workload, point in loads]
+            steps += [RunStep(round_, variant, workload, point) for variant in variants for workload, point in loads]
     return steps
 
 
@@ -89,13 +98,11 @@ class BenchStopped(Exception):
 
 @dataclass(slots=True)
 class Bencher:
-    """A bench on its way: `steps` one after the other against whatever engine stands for an arm, everything kept in
-    `folder`.
+    """Running bench: `steps` one after the other, each against the engine of its variant; results are in `folder`.
 
-    names: of all arms, the one that others are compared with first, whichever of them runs first; without them, in the
-    order of their first runs.
-    subject: gives the engine of an arm, started if need be; starts: how long its starts took. seed: what all prompts
-    and lengths follow from."""
+    names: of all variants, the one that others are compared with first, whichever of them runs first; without them, in
+    the order of their first runs. subject: gives the engine of a variant, started if need be; starts: how long its
+    starts took. seed: what all prompts and lengths follow from."""
 
     folder: Path
     title: str
@@ -103,31 +110,31 @@ class Bencher:
     workloads: Sequence[Workload]
     steps: Sequence[RunStep]
     subject: Callable[[str], Any]
-    told: RunObserver
+    observer: RunObserver
     seed: int
     names: Sequence[str] = ()
     order: Literal["single", "interleaved", "sequential"] = "single"
     scale: float = 1.0
     starts: Callable[[str], Sequence[Start]] = lambda _: ()
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
-    arms: dict[str, Arm] = field(default_factory=dict)
+    variants: dict[str, BenchVariant] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
     caveats: dict[str, None] = field(default_factory=dict)
     events: list[str] = field(default_factory=list)
     started_s: float = field(default_factory=time.time)
-    cut: str | None = "it did not come to its end"  # what a reader finds of one that was killed
+    cut: str | None = "it did not come to its end"  # stays so in the file of a bench that was killed
     _warm: set[tuple[str, float | None, str, str]] = field(default_factory=set)
     _writers: dict[str, Writer] = field(default_factory=dict)
 
     async def go(self) -> Bench:
-        """Runs all steps; what there is when it ends, whyever it ends. Where there is nothing, BadTarget and
-        NoTokenizer are raised."""
+        """Run all steps and return what was measured, also where it broke off. Raises BadTarget and NoTokenizer where
+        there is nothing."""
         try:
             for number, step in enumerate(self.steps, 1):
                 await self._step(number, step)
             self.cut = None
-        except BenchStopped as why:
-            self.cut = str(why)
+        except BenchStopped as reason:
+            self.cut = str(reason)
         except asyncio.CancelledError:
             self.cut = "it was stopped by hand"
         except Exception as error:
@@ -140,8 +147,8 @@ class Bencher:
         return self._write()
 
     def bench(self) -> Bench:
-        """All there is by now."""
-        names = [*self.names, *self.arms]
+        """Return the bench so far."""
+        names = [*self.names, *self.variants]
         slos = [workload.slo for workload in self.workloads]
         slo = msgspec.structs.asdict(slos[0]) if all(each == slos[0] for each in slos) else {}
         return Bench(
@@ -150,7 +157,7 @@ class Bencher:
             tool=self.tool,
             started_s=self.started_s,
             ended_s=time.time(),
-            arms=tuple(sorted(self.arms.values(), key=lambda arm: names.index(arm.name))),
+            variants=tuple(sorted(self.variants.values(), key=lambda variant: names.index(variant.name))),
             runs=tuple(self.runs),
             workloads=tuple(workload.resolved(each) for each in self.workloads),
             workload_hash=workload.hash_of(self.workloads),
@@ -170,25 +177,25 @@ class Bencher:
         return found
 
     async def _step(self, number: int, step: RunStep) -> None:
-        subject: Subject = await self.subject(step.arm)
-        self.arms[step.arm] = Arm(
-            name=step.arm, engine=subject.engine, what=subject.what, starts=tuple(self.starts(step.arm))
+        subject: Subject = await self.subject(step.variant)
+        self.variants[step.variant] = BenchVariant(
+            name=step.variant, engine=subject.engine, what=subject.what, starts=tuple(self.starts(step.variant))
         )
-        async with asking() as session:
+        async with http_session() as session:
             writer = await self._writer(session, subject)
             await self._warm_up(session, writer, subject, step)
             asks = workload_plan.plan(step.workload, step.point, self._lengths(step), number)
             prepared = await self._prepared(writer, step.workload, asks, number)
-            self.told.run(number, len(self.steps), step.arm, step.workload, step.point, len(asks))
+            self.observer.run(number, len(self.steps), step.variant, step.workload, step.point, len(asks))
             run = await self._run(session, subject, step, number, prepared)
         self.runs.append(run)
         self._write()
-        self.told.ended(run)
+        self.observer.ended(run)
         if run.cut:
             raise BenchStopped(run.cut)
 
     async def _writer(self, session: aiohttp.ClientSession, subject: Subject) -> Writer:
-        """Made once for each engine's address: the same model has the same tokens."""
+        """Return the writer of an engine's address, made once: the same model has the same tokens."""
         remote = Remote(session, subject.target.url, subject.target.model, subject.target.key)
         known = self._writers.get(subject.target.url)
         writer = known.through(remote) if known else await Writer.of(remote, subject.target.model, self.id, self.seed)
@@ -196,7 +203,7 @@ class Bencher:
         return writer
 
     def _lengths(self, step: RunStep) -> int:
-        """What lengths and times follow from: the same for all arms of a round."""
+        """Return the seed of lengths and times: the same for all variants of a round."""
         return self.seed + (step.round if step.workload.seed == "fresh" else 0)
 
     async def _prepared(
@@ -207,8 +214,8 @@ class Bencher:
         return await writer.prepare(asks, number, its.endpoint, options, instruction)
 
     async def _warm_up(self, session: aiohttp.ClientSession, writer: Writer, subject: Subject, step: RunStep) -> None:
-        """Once for each start of an engine and workload: a few requests that nobody counts. With `cache: warm` all that
-        is shared, for each load, since a longer run has more of it."""
+        """Send a few uncounted requests, once for each start of an engine and workload. With `cache: warm` all shared
+        prefixes, for each load, since a longer run has more of them."""
         warm = step.workload.cache == "warm"
         key = (subject.target.url, subject.engine.started_s, step.workload.name, step.point.label if warm else "")
         if key in self._warm:
@@ -225,7 +232,7 @@ class Bencher:
             for at, a in enumerate(some)
         ]
         if alone:
-            load, before = LoadRun(self._target(subject, step.workload)), await page_of(session, subject)
+            load, before = LoadRun(self._target(subject, step.workload)), await scrape(session, subject)
             await load.send(await self._prepared(writer, step.workload, alone, WARM_UP), 2)
             if all(done.record.outcome != "ok" for done in load.done):
                 reason = load.done[0].record.reason or ""
@@ -233,7 +240,7 @@ class Bencher:
                     f"no request of the warm-up was answered by {subject.target.url}: {_why(reason, load.said)}"
                 )
             # none of them counts in the run
-            await settled(session, subject, before, sum(done.record.outcome == "ok" for done in load.done))
+            await scrape_settled(session, subject, before, sum(done.record.outcome == "ok" for done in load.done))
         self._warm.add(key)
 
     def _target(self, subject: Subject, its: Workload) -> BenchTarget:
@@ -243,18 +250,18 @@ class Bencher:
         self, session: aiohttp.ClientSession, subject: Subject, step: RunStep, number: int, prepared: Sequence[Prepared]
     ) -> Run:
         its = step.workload
-        course = _Course(subject, self._target(subject, its), step, prepared, self.told.done)
+        course = _Course(subject, self._target(subject, its), step, prepared, self.observer.done)
         if its.cache == "cold":
-            await emptied(session, subject)
-        before, peak = await page_of(session, subject), Peak()
-        watching = asyncio.create_task(peak.watch(subject, lambda: page_of(session, subject)))
+            await empty_prefix_cache(session, subject)
+        before, peak = await scrape(session, subject), Peak()
+        watching = asyncio.create_task(peak.watch(subject, lambda: scrape(session, subject)))
         started_s, began = time.time(), time.monotonic()
         try:
             await course.send()
         finally:
             watching.cancel()
         seconds = time.monotonic() - began
-        course.say_why()
+        course.set_cut()
         around = await course.around(session, before, peak, watching)
         records = [done.record for done in course.load.done]
         result.add_requests(self.folder, records)
@@ -264,7 +271,7 @@ class Bencher:
         failed = Counter(record.reason or "unknown" for record in records if record.outcome != "ok")
         run = Run(
             number=number,
-            arm=step.arm,
+            variant=step.variant,
             workload=its.name,
             point=step.point.label,
             started_s=started_s,
@@ -284,9 +291,8 @@ class Bencher:
 
 
 class _Course:
-    """The course of one run: its requests on their way, then what is asked of engine and answers. It may break off at
-    each step, and what was measured until then is kept. cut: why it broke off, of which the first reason stands.
-    stopped: by hand."""
+    """One run: its requests, then the engine's counters and the scores of answers. It may break off at each step, and
+    what was measured until then is kept. cut: first reason why it broke off. stopped: by hand."""
 
     def __init__(
         self,
@@ -294,16 +300,16 @@ class _Course:
         target: BenchTarget,
         step: RunStep,
         prepared: Sequence[Prepared],
-        told: Callable[[Done], None],
+        on_done: Callable[[Done], None],
     ) -> None:
         self.cut: str | None = None
         self.stopped = False
         self.unscored: list[str] = []
-        self.load = LoadRun(target, arm=step.arm, keep_text=step.workload.json is not None, told=self._done)
+        self.load = LoadRun(target, variant=step.variant, keep_text=step.workload.json is not None, on_done=self._done)
         self._subject = subject
         self._step = step
         self._prepared = prepared
-        self._told = told
+        self._on_done = on_done
         self._unreached = 0
         self._dead = False
         self._sending: asyncio.Task[None]
@@ -313,7 +319,7 @@ class _Course:
         if self._unreached == DEAD_AFTER and not self._sending.done():
             self._dead = True
             self._sending.cancel()
-        self._told(done)
+        self._on_done(done)
 
     @property
     def _answered(self) -> int:
@@ -323,7 +329,7 @@ class _Course:
         self.stopped, self.cut = True, self.cut or why
 
     async def send(self) -> None:
-        """Sends all, until they have ended, or it is stopped by hand, or the engine is dead."""
+        """Send all requests, until they have ended, or it is stopped by hand, or the engine is dead."""
         self._sending = asyncio.create_task(self.load.send(self._prepared, self._step.point.concurrency))
         try:
             await asyncio.wait((self._sending,))
@@ -332,8 +338,8 @@ class _Course:
             self._sending.cancel()
             await asyncio.wait((self._sending,))
 
-    def say_why(self) -> None:
-        """Why the sending broke off, if it did. Raises what it failed of by a fault of its own."""
+    def set_cut(self) -> None:
+        """Set `cut` if sending broke off. Raises the error if sending itself failed."""
         if self.stopped:
             self.cut = f"it was stopped by hand after {len(self.load.done)} of {len(self._prepared)} requests"
         elif self._dead:
@@ -346,12 +352,12 @@ class _Course:
     async def around(
         self, session: aiohttp.ClientSession, before: Exposition, peak: Peak, watching: asyncio.Task[None]
     ) -> Around | None:
-        """The engine's counters around the run; None where it does not tell them, or began them anew."""
+        """Return the engine's counters around the run; None where it does not report them, or restarted."""
         subject = self._subject
         try:
             await asyncio.gather(watching, return_exceptions=True)
-            after = await settled(session, subject, before, self._answered)
-            if not restarted(before, after):
+            after = await scrape_settled(session, subject, before, self._answered)
+            if not has_restarted(before, after):
                 return Around(before, after, subject.series, peak.kv_ratio, peak.driver_bytes, subject.startup)
             self.cut = self.cut or f"{subject.target.url} was restarted meanwhile"
         except BadTarget as error:
@@ -361,7 +367,7 @@ class _Course:
         return None
 
     async def of_texts(self, wanted: workload.Json) -> dict[str, float]:
-        """Figures of what was answered: how much of it is no JSON, and its score."""
+        """Return the share of answers that are no JSON, and the mean score."""
         texts = [done.text for done in self.load.done if done.record.outcome == "ok"]
         if not texts:
             return {}
@@ -377,7 +383,7 @@ class _Course:
 
 
 def _caveats(load: LoadRun, prepared: Sequence[Prepared], its: Workload) -> Iterator[str]:
-    """What a reader of the run's figures has to know."""
+    """Yield the caveats of a run."""
     wanted = {asked.request_id: asked for asked in prepared}
     good = [done.record for done in load.done if done.record.outcome == "ok"]
     other = [
@@ -386,14 +392,14 @@ def _caveats(load: LoadRun, prepared: Sequence[Prepared], its: Workload) -> Iter
         if r.prompt_tokens is not None and r.prompt_tokens != wanted[r.request_id].ask.prompt_tokens
     ]
     if other:
-        yield f"{len(other)} of {len(good)} prompts had another length than was asked for, by the engine's count"
+        yield f"{len(other)} of {len(good)} prompts had another length than requested, by the engine's count"
     if unknown := sum(record.completion_tokens is None for record in good):
         yield f"{unknown} of {len(good)} answers came without the engine's count of tokens"
     short = sum(
         r.completion_tokens is not None and r.completion_tokens < wanted[r.request_id].ask.output_tokens for r in good
     )
     if short and its.ignore_eos:
-        yield f"{short} of {len(good)} answers were shorter than was asked for"
+        yield f"{short} of {len(good)} answers were shorter than requested"
     if load.late_s > 0.05:
         yield f"requests were sent up to {load.late_s:.2f} s late: this machine could not keep the pace"
     for reason, words in sorted(load.said.items()):
@@ -421,24 +427,24 @@ def _is_json(text: str | None) -> bool:
 
 
 async def _score(command: Sequence[str], text: str) -> float:
-    """What a command says of an answer. Raises OSError where it cannot be started, ValueError where it says no
-    number."""
+    """Return the score that a command prints for an answer. Raises OSError where it does not start, ValueError where it
+    prints no number."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
-        told, complaint = await process.communicate(text.encode())
+        output, complaint = await process.communicate(text.encode())
     finally:
         if process.returncode is None:
             process.kill()
     try:
-        return float(told)
+        return float(output)
     except ValueError:
         last = complaint.decode(errors="replace").strip().splitlines()[-1:]
         raise ValueError(f"{shlex.join(command)} printed no number{f': {last[0]}' if last else ''}") from None
 
 
 def _hardware() -> str:
-    """This machine, in words; the engine's own may be another."""
+    """Describe this machine; the engine's own may be another."""
     names = {line.partition(":")[2].strip() for line in _lines(Path("/proc/cpuinfo")) if line.startswith("model name")}
     return (
         f"{', '.join(sorted(names)) or platform.machine()}, {os.cpu_count()} cores, {platform.system()} (where the"
@@ -454,7 +460,7 @@ def _lines(path: Path) -> list[str]:
 
 
 async def probe(subject: Subject, its: Workload, seed: int) -> tuple[float, float] | None:
-    """Seconds to the first token and for each further one, of one short request alone; None where it was not answered.
+    """Return seconds to the first token and for each further one of a single short request; None where it failed.
     Raises NoTokenizer."""
     asks = workload_plan.plan(its, workload.points(its)[0], seed, WARM_UP - 1)[:1]
     few = [
@@ -463,7 +469,7 @@ async def probe(subject: Subject, its: Workload, seed: int) -> tuple[float, floa
         )
         for ask in asks
     ]
-    async with asking() as session:
+    async with http_session() as session:
         writer = await Writer.of(
             Remote(session, subject.target.url, subject.target.model, subject.target.key),
             subject.target.model,

@@ -1,4 +1,4 @@
-"""Workload: what a bench asks of an engine, and what follows from that: classes, loads, requests, seconds, its hash."""
+"""Workload of a bench, and values derived from it: classes, loads, requests, seconds, hash."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEMPLATE_TOKENS = 64  # kept free for what a chat template adds
 
 
 class LoadLevel(msgspec.Struct, frozen=True):
-    """One load: so many at once, so many a second, or so many in a burst; none of them for a replay."""
+    """Load: requests at once, per second, or in a burst; none of them for a replay."""
 
     label: str
     concurrency: int | None = None
@@ -35,8 +35,8 @@ Several = int | tuple[int, ...]
 
 
 class RequestClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One class of requests among others, reported apart. share: of all requests, as a weight. What it leaves out is as
-    in the workload."""
+    """Class of requests, reported separately. share: of all requests, as a weight. Missing fields are those of the
+    workload."""
 
     share: float
     input_tokens: Lengths | None = None
@@ -46,14 +46,14 @@ class RequestClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class Burst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """So many requests at once, every so many seconds."""
+    """Bursts of `size` requests, every `every_s` seconds."""
 
     size: Several
     every_s: float = 10.0
 
 
 class Logged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One request of a log: when it began, from the first on, and its lengths."""
+    """Request of a log: seconds after the first one, and its lengths."""
 
     offset_s: float
     input_tokens: int
@@ -73,7 +73,7 @@ class Replay(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Slo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an answer must keep to be a good one."""
+    """Limits that a good answer meets."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -81,8 +81,7 @@ class Slo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Json(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Answers that must be JSON. structured: the engine is held to the schema; off, it is only told. instruction: what
-    it is told.
+    """Answers that must be JSON. structured: the engine enforces the schema; off, only instruction does.
 
     score: a command that reads an answer on its standard input and prints a number."""
 
@@ -93,16 +92,16 @@ class Json(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is asked, how often and at which load. concurrency, rate, burst and replay each give points of load; a
-    workload may have several.
+    """Requests of a workload and their load. concurrency, rate, burst and replay each give loads; a workload may have
+    several.
 
     input_tokens: the whole prompt, of which shared_prefix_tokens are the same in all requests of a group. requests: of
     a run; left out: see `requests_of`. rate: requests/s, with gaps of a gamma distribution of shape `burstiness` (1:
-    Poisson, less: burstier). arrival: only says again which of them it is. turns: of a conversation, each of which adds
-    turn_tokens and the answer before. max_*: what is drawn longer is cut to it.
-    ignore_eos: answers have the length that was asked for; without it, that or less. seed: fresh for each run, or one
+    Poisson, less: burstier). arrival: only repeats which of them it is. turns: of a conversation, each of which adds
+    turn_tokens and the answer before. max_*: longer drawn lengths are cut to it.
+    ignore_eos: answers have the requested length; without it, that or less. seed: fresh for each run, or one
     for all. cache: cold: nothing that is sent was seen before the run; warm: shared prefixes were; as_is: as cold, but
-    the engine's cache is not emptied. expected_hit: what hit ratio `scenario` leads to."""
+    the engine's cache is not emptied. expected_hit: hit ratio of `scenario`."""
 
     name: str
     about: str = ""
@@ -138,17 +137,17 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class WorkloadFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of workloads. metrics: what is printed of the results; none named: all."""
+    """File of workloads. metrics: those to print; none named: all."""
 
     workloads: tuple[Workload, ...]
     metrics: tuple[str, ...] = ()
 
 
-# ---- what follows from a workload
+# ---- derived values
 
 
 def shapes(workload: Workload) -> dict[str | None, RequestClass]:
-    """The classes of a workload, whole; one without a name where there are none."""
+    """Return the complete classes of a workload; one without a name where there are none."""
     own = {
         name: getattr(workload, name)
         for name in ("input_tokens", "output_tokens", "shared_prefix_tokens", "prefix_groups")
@@ -163,7 +162,7 @@ def shapes(workload: Workload) -> dict[str | None, RequestClass]:
 
 
 def points(workload: Workload) -> tuple[LoadLevel, ...]:
-    """The loads of a workload, in the order of the file."""
+    """Return the loads of a workload, in the order of the file."""
     return (
         *(LoadLevel(f"c{n}", concurrency=int(n)) for n in _each(workload.concurrency)),
         *(LoadLevel(f"r{rate:g}", rate_per_s=rate) for rate in _each(workload.rate)),
@@ -173,8 +172,8 @@ def points(workload: Workload) -> tuple[LoadLevel, ...]:
 
 
 def requests_of(workload: Workload, point: LoadLevel) -> int:
-    """How many requests a run has. Where the file does not say: four for each that is under way at once, those of 20 s,
-    three bursts; 20 at least."""
+    """Return the number of requests of a run. Default: four for each concurrent one, those of 20 s, three bursts; 20 at
+    least."""
     if workload.replay is not None:
         return min(workload.requests or len(workload.replay.requests), len(workload.replay.requests))
     if workload.requests is not None:
@@ -186,8 +185,7 @@ def requests_of(workload: Workload, point: LoadLevel) -> int:
 
 
 def resolved(workload: Workload) -> dict[str, Any]:
-    """Everything that a workload says or leaves to us, for bench.json; of a replayed log, how many requests and their
-    hash."""
+    """Return a workload with its defaults, for bench.json; of a replayed log, the number of requests and their hash."""
     said: dict[str, Any] = msgspec.to_builtins(workload)
     if workload.replay is not None:
         said["replay"] |= {"requests": len(workload.replay.requests), "hash": _hash(said["replay"]["requests"])}
@@ -195,7 +193,7 @@ def resolved(workload: Workload) -> dict[str, Any]:
 
 
 def hash_of(workloads: Iterable[Workload]) -> str:
-    """Twelve digits that are the same for workloads that ask the same; words about them, and how many runs there are,
+    """Return twelve digits that are the same for workloads with the same requests; descriptions and the number of runs
     do not count."""
     words = ("about", "scenario", "expected_hit", "runs", "order")
     return _hash(
@@ -208,7 +206,7 @@ def _hash(value: Any) -> str:
 
 
 def expected_seconds(workload: Workload, point: LoadLevel, ttft_s: float, tpot_s: float) -> float:
-    """About how long a run takes, given how long a first and each further token take at that load."""
+    """Estimate the duration of a run from the time of a first and each further token at that load."""
     n = requests_of(workload, point)
     if workload.replay is not None:
         sent = workload.replay.requests[:n]

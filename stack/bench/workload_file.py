@@ -1,4 +1,4 @@
-"""Files of workloads: reading, with the logs that they replay, and what the types cannot check."""
+"""Reader of workload files and the logs that they replay, with the checks that types cannot do."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _A_LENGTH = "a number of tokens, or {p50, p95}, {min, max} or {choices}"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 
 
-def shipped() -> dict[str, Path]:
-    """The workloads that come with us."""
+def included() -> dict[str, Path]:
+    """Return the paths of the included workloads, by name."""
     return {path.stem: path for path in sorted((Path(__file__).parent / "workloads").glob("*.yaml"))}
 
 
 def load(what: str | Path) -> WorkloadFile:
-    """A file of workloads, or a shipped one by its name, with the logs that it replays. Raises BadConfig for the first
-    mistake."""
+    """Load a file of workloads, or an included one by name, with the logs that it replays. Raises BadConfig for the
+    first mistake."""
     path = Path(what)
     if not path.exists() or path.is_dir():
-        if str(what) not in (ours := shipped()):
-            raise BadConfig(f"{what} is neither a file nor a shipped workload{meant(str(what), ours)}")
+        if str(what) not in (ours := included()):
+            raise BadConfig(f"{what} is neither a file nor an included workload{meant(str(what), ours)}")
         path = ours[str(what)]
     try:
         text = path.read_text(encoding="utf-8")
@@ -56,8 +56,8 @@ def load(what: str | Path) -> WorkloadFile:
 
 
 def indented(text: str) -> str:
-    """The text; what stands at the margin behind `- name:`, as in Lab 10's file when it is copied from its page, is put
-    below the name again."""
+    """Return the text with unindented lines after `- name:`, as in Lab 10's file when copied from its web page,
+    indented below the name."""
     lines, below = [], False
     for line in text.splitlines():
         if re.match(r"workloads:|metrics:|- ", line):
@@ -67,7 +67,7 @@ def indented(text: str) -> str:
 
 
 def understood(written: YamlFile) -> WorkloadFile:
-    """A file of workloads, checked; logs are not read. Raises BadConfig for the first mistake."""
+    """Parse and check a file of workloads; logs are not read. Raises BadConfig for the first mistake."""
     if not written.data:
         raise BadConfig(f"{written.place}: the file is empty; it should hold `workloads:` and a list of them")
     try:
@@ -82,7 +82,7 @@ def understood(written: YamlFile) -> WorkloadFile:
 
 
 def _named(message: str, data: Any) -> str:
-    """The message with the name of a workload in place of its index."""
+    """Return the message with the name of a workload in place of its index."""
 
     def name(found: re.Match[str]) -> str:
         try:
@@ -116,7 +116,7 @@ def _with_log(workload: Workload, path: Path) -> Workload:
 
 
 def logged(records: Iterable[RequestRecord]) -> tuple[Logged, ...]:
-    """What can be sent again of a log, in the order in which it began; a team becomes a class."""
+    """Return the requests of a log that can be replayed, in the order of their start; a team becomes a class."""
     found = []
     for record in records:
         ended_s, took_ms, prompt, answer = (
@@ -155,7 +155,7 @@ _POINTS = {"concurrency": "closed", "rate": "poisson", "burst": "burst", "replay
 
 
 def mistakes(suite: WorkloadFile) -> Iterator[str]:
-    """What is wrong with a file that its types cannot tell: sentences, each of which begins with a dotted place."""
+    """Yield the mistakes in a file that types do not exclude: sentences that begin with a dotted path."""
     if not suite.workloads:
         yield "workloads: there is none; add one with name, input_tokens, output_tokens and concurrency"
     for index, metric in enumerate(suite.metrics):
@@ -188,7 +188,7 @@ def _name_mistakes(place: str, workload: Workload) -> Iterator[str]:
 
 
 def _number_mistakes(place: str, value: Any) -> Iterator[str]:
-    """Of every number in a struct, by the name of its field."""
+    """Yield the mistakes in every number of a struct, by the name of its field."""
     for name, inner in msgspec.structs.asdict(value).items():
         where = f"{place}.{name}"
         if inner == () and name not in _MAY_BE_EMPTY:
@@ -308,6 +308,6 @@ def _json_mistakes(place: str, workload: Workload) -> Iterator[str]:
     if workload.json is None:
         return
     if workload.endpoint != "chat":
-        yield f"{place}.endpoint: json needs chat, since a model must be told what to answer"
+        yield f"{place}.endpoint: json needs chat, since the instruction is a chat message"
     if workload.ignore_eos:
         yield f"{place}.ignore_eos: json needs false, since an answer that goes on after its end is no JSON"

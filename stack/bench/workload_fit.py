@@ -1,4 +1,4 @@
-"""Workloads that fit an engine's context, with their lengths scaled where that is asked for."""
+"""Workloads that fit an engine's context, with their lengths scaled on request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stack.config import BadConfig
 
 
 def fitting(workload: Workload, context_tokens: int, scale: float | None = None) -> Workload:
-    """The workload, with every length multiplied by the scale if one is given. Raises BadConfig when a request could be
+    """Return the workload with every length multiplied by the scale, if any. Raises BadConfig when a request could be
     longer than the context."""
     if scale is not None and not 0 < scale < math.inf:
         raise BadConfig(f"--scale: {scale:g} should be more than 0")
@@ -48,7 +48,7 @@ def _way_out(workload: Workload, context_tokens: int) -> str:
 
 
 def longest_requests(workload: Workload) -> Iterator[tuple[str | None, int, int]]:
-    """For each class, the longest last prompt and the longest answer."""
+    """Yield the longest last prompt and the longest answer of each class."""
     if workload.replay is not None:
         for request in workload.replay.requests[: requests_of(workload, LoadLevel("replay"))]:
             yield (
@@ -67,7 +67,7 @@ def longest_requests(workload: Workload) -> Iterator[tuple[str | None, int, int]
 
 
 def scaled(workload: Workload, scale: float) -> Workload:
-    """Every length multiplied, down to a whole token, 1 at least."""
+    """Multiply every length, rounded down, 1 at least."""
     of_shape = ("input_tokens", "output_tokens", "shared_prefix_tokens")
 
     def times(value: Any) -> Any:

@@ -12,7 +12,7 @@ _P95 = _NORMAL.inv_cdf(0.95)
 
 
 class Length(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A distribution of tokens. p50 and p95: lognormal; min and max cut it, or are the ends of a uniform one. choices:
+    """Distribution of tokens. p50 and p95: lognormal; min and max cut it, or are the ends of a uniform one. choices:
     each as often as the others.
 
     A lognormal has p95 half-way (in logarithms) between p50 and its longest, and its shortest as far below; 0.05 %
@@ -29,7 +29,7 @@ Lengths = int | Length
 
 
 def length_at(lengths: Lengths, u: float) -> int:
-    """The length below which the share u of a distribution lies, 0 <= u < 1."""
+    """Return the quantile u of a distribution, 0 <= u < 1."""
     if isinstance(lengths, int):
         return lengths
     if lengths.choices:
@@ -43,7 +43,7 @@ def length_at(lengths: Lengths, u: float) -> int:
 
 
 def length_ends(lengths: Lengths) -> tuple[int, int]:
-    """The shortest and the longest."""
+    """Return the shortest and the longest length."""
     if isinstance(lengths, int):
         return lengths, lengths
     if lengths.choices:

@@ -28,7 +28,7 @@ from stack.bench.workload_lengths import Lengths, cut_length, length_at
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """A piece of a prompt. key: the same key in the same run is the same tokens."""
+    """Piece of a prompt. key: the same key in the same run gives the same tokens."""
 
     key: str
     tokens: int
@@ -54,7 +54,7 @@ class PlannedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan(workload: Workload, point: LoadLevel, seed: int, run: int) -> tuple[PlannedRequest, ...]:
-    """Every request of a run, in the order of their numbers. Runs of one seed differ in their keys alone."""
+    """Return every request of a run, in the order of their numbers. Runs of one seed differ in their keys alone."""
     rng = random.Random(f"{seed} {workload.name} {point.label}")  # noqa: S311 (nothing secret)
     keys = _Keys(workload, point, run)
     if workload.replay is not None:
@@ -63,7 +63,7 @@ def plan(workload: Workload, point: LoadLevel, seed: int, run: int) -> tuple[Pla
 
 
 class _Keys:
-    """How segments are called."""
+    """Names of segments."""
 
     def __init__(self, workload: Workload, point: LoadLevel, run: int) -> None:
         self._run = f"run:{run}" if workload.seed == "fresh" or run < 0 else f"run:{workload.name}:{point.label}"
@@ -73,13 +73,13 @@ class _Keys:
         return f"{self._run}:{number}:{what}"
 
     def first(self, number: int, tokens: int, prefix: int, group: str) -> tuple[Segment, ...]:
-        """The prompt that begins a conversation: what its group shares, then what is its own, 1 token at least."""
+        """Return the first prompt of a conversation: the prefix of its group, then its own part of at least 1 token."""
         own = Segment(self.own(number, "prompt"), max(1, tokens - prefix))
         return (Segment(f"{self._shared}:prefix:{group}", prefix), own) if prefix else (own,)
 
 
 def _again(workload: Workload, keys: _Keys) -> Iterator[PlannedRequest]:
-    """The requests of a log; a prompt that has no room for the shared prefix has none of it."""
+    """Yield the requests of a log; a prompt that has no room for the shared prefix has none of it."""
     replay = workload.replay or Replay()
     for number, request in enumerate(replay.requests[: requests_of(workload, LoadLevel("replay"))]):
         tokens, prefix = cut_length(request.input_tokens, workload.max_input_tokens), workload.shared_prefix_tokens
@@ -94,7 +94,7 @@ def _again(workload: Workload, keys: _Keys) -> Iterator[PlannedRequest]:
 
 
 def _talks(workload: Workload, point: LoadLevel, keys: _Keys, rng: random.Random) -> Iterator[PlannedRequest]:
-    """Conversations of one turn or more. In a closed loop of several turns the next begins when one ends, so that
+    """Yield conversations of one turn or more. In a closed loop of several turns the next begins when one ends, so that
     `concurrency` go on at a time."""
     turns = workload.turns
     count = requests_of(workload, point) // turns
@@ -133,7 +133,7 @@ def _talks(workload: Workload, point: LoadLevel, keys: _Keys, rng: random.Random
 
 
 class _Drawn:
-    """The lengths of one class of requests, for so many conversations."""
+    """Lengths of one class of requests, for `count` conversations."""
 
     def __init__(
         self, workload: Workload, kind: str | None, shape: RequestClass, count: int, rng: random.Random
@@ -150,15 +150,15 @@ class _Drawn:
 
 
 def _draw(lengths: Lengths, count: int, rng: random.Random, most: int | None = None) -> list[int]:
-    """One length from each of `count` equal parts of the distribution, shuffled: runs of one workload have nearly the
-    same work."""
+    """Draw one length from each of `count` equal parts of the distribution, shuffled: runs of one workload have nearly
+    the same work."""
     drawn = [cut_length(length_at(lengths, (part + rng.random()) / count), most) for part in range(count)]
     rng.shuffle(drawn)
     return drawn
 
 
 def _kinds(workload: Workload, count: int, rng: random.Random) -> list[str | None]:
-    """The class of each conversation: as many of each as its share says, shuffled."""
+    """Return the class of each conversation, in proportion to the shares, shuffled."""
     classes = shapes(workload)
     whole = sum(shape.share for shape in classes.values())
     kinds: list[str | None] = []
@@ -171,8 +171,8 @@ def _kinds(workload: Workload, count: int, rng: random.Random) -> list[str | Non
 
 
 def _due(workload: Workload, point: LoadLevel, count: int, rng: random.Random) -> list[float] | None:
-    """When each conversation begins; None in a closed loop. At a rate, the last begins when it should on average, as
-    `vllm bench serve` has it."""
+    """Return the start of each conversation; None in a closed loop. At a rate, the last begins at its expected time, as
+    in `vllm bench serve`."""
     if workload.burst is not None and point.burst is not None:
         return [talk // point.burst * workload.burst.every_s for talk in range(count)]
     if point.rate_per_s is None:

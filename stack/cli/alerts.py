@@ -209,7 +209,7 @@ def alerts_slo(
     type=click.Path(path_type=Path),
     help="A saved bench with several loads: where the engine's knee is.",
 )
-@click.option("--arm", metavar="NAME", help="Which arm of the bench is deployed, of several.")
+@click.option("--arm", metavar="NAME", help="Which variant of the bench is deployed, of several.")
 @click.option(
     "--worksheet",
     type=click.Path(path_type=Path, dir_okay=False),

@@ -32,8 +32,8 @@ from stack.tuning.run_comparison import smallest_effect
 
 T = TypeVar("T")
 SEED_HELP = (
-    "Seed of prompts, lengths, times and the order of the arms; an engine that saw it has the prompts in its cache. "
-    " [default: drawn]"
+    "Seed of prompts, lengths, times and the order of the variants; an engine that saw it has the prompts in its cache."
+    "  [default: drawn]"
 )
 NO_LIMIT = 1 << 40  # tokens, where the engine does not say
 FIGURES = (
@@ -170,7 +170,7 @@ def bench_list(as_json: bool) -> None:
     \b
     Example:  vllm-watch bench list
     """
-    suites = {name: workload_file.load(path) for name, path in workload_file.shipped().items()}
+    suites = {name: workload_file.load(path) for name, path in workload_file.included().items()}
     rows = [
         (each.name, " ".join(point.label for point in workload.points(each)), each.about)
         for suite in suites.values()
@@ -284,14 +284,14 @@ async def foretell(
             long = f", about {expected:.0f} s each" if expected else ""
             console.print(
                 f"  {each.name} {point.label}: {runs} runs of {workload.requests_of(each, point)} requests"
-                + (f" x {arms} arms" if arms > 1 else "")
+                + (f" x {arms} variants" if arms > 1 else "")
                 + long
             )
     smallest = smallest_effect(min(counts.values()) // arms)
     found = (
         f"the smallest change it finds four times in five is {100 * (smallest - 1):.0f} %"
         if smallest
-        else "fewer than six runs of an arm give no verdict"
+        else "fewer than six runs of a variant give no verdict"
     )
     took = (
         "nobody answered a first request, so nobody knows how long it takes"
@@ -369,7 +369,7 @@ def show(console: Console, found: Bench, metrics: Sequence[str]) -> None:
     groups: dict[tuple[str, str, str], list[Run]] = {}
     for each in found.runs:
         if each.cut is None:
-            groups.setdefault((each.workload, each.point, each.arm), []).append(each)
+            groups.setdefault((each.workload, each.point, each.variant), []).append(each)
     bands = {each["name"]: each["expected_hit"] for each in found.workloads if each.get("expected_hit")}
     for (name, point, arm), runs in groups.items():
         table = Table(title=Text(f"{name} {point} on {arm}, {len(runs)} runs"), title_justify="left")

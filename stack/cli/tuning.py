@@ -34,7 +34,7 @@ from stack.tuning.annotate import EventLog
 from stack.tuning.comparison import BadComparison, Comparison, table_rows
 from stack.tuning.experiment import Engines, Experiment
 from stack.tuning.gates import Limits, gates
-from stack.tuning.saved_benches import arms_of, compare_saved
+from stack.tuning.saved_benches import compare_saved, variants_of
 
 VERDICTS = "verdicts.json"
 
@@ -63,7 +63,7 @@ COLOURS = {"better": "green", "worse": "red", "equivalent": "cyan"}
 @click.option(
     "--runs",
     type=click.IntRange(1, 1000),
-    help="Runs of each arm at each load, whatever the file says; six are the least for a verdict.",
+    help="Runs of each variant at each load, whatever the file says; six are the least for a verdict.",
 )
 @click.option(
     "--api-key-file",
@@ -84,9 +84,9 @@ def tune_command(
 ) -> None:
     """Run an experiment: compare engine configurations.
 
-    FILE names the workload and the arms; see docs/guides/tuning.md. Where a log of events is named, or a lab runs here,
-    the experiment is written there as a region with its verdict. Ctrl-C keeps what was measured. Exit 1 when it broke
-    off.
+    FILE names the workload and the variants; see docs/guides/tuning.md. Where a log of events is named, or a lab runs
+    here, the experiment is written there as a region with its verdict. Ctrl-C keeps what was measured. Exit 1 when it
+    broke off.
 
     \b
     Example:  vllm-watch tune prefix-caching.yaml --out prefix-caching
@@ -130,11 +130,11 @@ async def _tune(
     console: Console, its: Experiment, suite: WorkloadFile, folder: Path, key: str | None, seed: int
 ) -> result.Bench:
     async with Engines(its, folder, lambda words: console.print(Text(words)), key) as engines:
-        arms = list(its.arms)
+        arms = list(its.variants)
         drawn = turns.draw(run.rounds_of(suite.workloads, its.runs), arms, random.Random(f"{seed} order"))  # noqa: S311 (nothing secret)
         first = arms[0] if (its.order or suite.workloads[0].order) == "sequential" else drawn[0][0]
         contexts = []
-        # the arm of the first run last, so that its engine is up
+        # the variant of the first run last, so that its engine is up
         for arm in sorted(arms, key=lambda arm: arm == first):
             subject = await engines.subject(arm)
             contexts.append(subject.engine.max_model_len or NO_LIMIT)
@@ -145,7 +145,7 @@ async def _tune(
         steps = run.schedule(suite.workloads, points, drawn, its.runs, its.side_by_side)
         order = its.order or suite.workloads[0].order
         if order == "sequential":
-            steps.sort(key=lambda step: arms.index(step.arm))
+            steps.sort(key=lambda step: arms.index(step.variant))
         await foretell(console, subject, suite, steps, len(arms), seed)
         with Screen(console) as screen:
             bencher = run.Bencher(
@@ -164,12 +164,12 @@ def show_comparison(console: Console, found: Comparison) -> None:
     )
     for column in ("", found.a, found.b, "change", "95 % interval", "p", "verdict"):
         table.add_column(Text(column), justify="right" if column in (found.a, found.b, "change", "p") else "left")
-    rows = [row for row in table_rows(found) if row.verdict != "not judged"]
+    rows = [row for row in table_rows(found) if row.verdict != "no verdict"]
     for row in rows:
         table.add_row(*(Text(cell, style=COLOURS.get(row.verdict.split(" ")[0], "")) for cell in row[:-1]))
     console.print(table)
     console.print(
-        "The figures of the arms are medians over runs; the change has a smooth drift over the runs taken out."
+        "The figures of the variants are medians over runs; the change has a smooth drift over the runs taken out."
     )
     for row in rows:
         if row.verdict.startswith("inconclusive"):
@@ -185,7 +185,7 @@ def show_comparison(console: Console, found: Comparison) -> None:
 
 @click.command("compare")
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path, exists=True))
-@click.option("--arms", nargs=2, metavar="A B", help="Arms of one bench; or one of each of two.")
+@click.option("--arms", nargs=2, metavar="A B", help="Variants of one bench; or one of each of two.")
 @click.option(
     "--exclude-run",
     "excluded",
@@ -323,7 +323,7 @@ def _live(
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="prices.yaml: GPU hours against an API.",
 )
-@click.option("--gpus", type=float, help="How many GPUs each arm's engine held, for the cost.")
+@click.option("--gpus", type=float, help="How many GPUs each variant's engine held, for the cost.")
 @click.option("--gpu-name", help="What GPUs they are, where prices differ by GPU.")
 @click.option("--lab", is_flag=True, help="Week 11's seven rows: pass, fail or not measured, each with its evidence.")
 @click.option(
@@ -384,7 +384,7 @@ def report_command(
 
 
 def _verdicts(folder: Path) -> list[Comparison]:
-    """Those that `tune` wrote; else what the arms of the bench say. Raises BadBench and ValueError."""
+    """Those that `tune` wrote; else what the variants of the bench say. Raises BadBench and ValueError."""
     path = (folder if folder.is_dir() else folder.parent) / VERDICTS
     if path.exists():
         try:
@@ -393,9 +393,9 @@ def _verdicts(folder: Path) -> list[Comparison]:
             raise result.BadBench(
                 f"{path} holds no verdicts of ours: {error}; without it they are worked out anew"
             ) from error
-    first, *others = arms_of([result.read(folder)]) or [""]
+    first, *others = variants_of([result.read(folder)]) or [""]
     found = []
     for other in others:
-        with contextlib.suppress(BadComparison):  # an arm that was never run
+        with contextlib.suppress(BadComparison):  # a variant that was never run
             found += compare_saved([folder], (first, other))
     return found

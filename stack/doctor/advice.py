@@ -1,7 +1,7 @@
-"""What to expect of a workload before there is traffic, and which lever a goal asks for: decision tables, each row with
+"""Advice before there is traffic: expectations for a workload, and the lever for a goal. Decision tables, each row with
 what measures it.
 
-Invariant: a hit band is written down once, in the shipped workload that measures it (`expected_hit` in
+Invariant: a hit band is written down once, in the included workload that measures it (`expected_hit` in
 stack/bench/workloads); here it is read."""
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from stack.bench.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """A workload and its lever. words: by which people ask for it. measure: figures of a bench. benches: shipped
-    workloads that measure it.
+    """Workload and its lever. words: search terms. measure: metrics of a bench. benches: included workloads that
+    measure it.
 
-    row: of the tuning matrix, once it runs. scenario: what the prefix cache brings it. dated: what older guides say
-    otherwise, and what holds now."""
+    row: of the tuning matrix, once it runs. scenario: of the prefix cache. dated: outdated advice of older guides, and
+    what holds now."""
 
     name: str
     title: str
@@ -39,8 +39,8 @@ class Advice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What the prefix cache brings. title: as the shipped workload calls it. same, changes: of a prompt. impact: on the
-    time to first token."""
+    """Scenario of the prefix cache. title: as in the included workload. same, changes: parts of a prompt. impact: on
+    the time to first token."""
 
     title: str
     words: tuple[str, ...]
@@ -55,7 +55,7 @@ class Scenario:
 
     @property
     def expected_hit(self) -> tuple[float, float]:
-        """Least and most, 0 to 1."""
+        """Lowest and highest expected hit ratio, 0 to 1."""
         low, high = self.bench.expected_hit or (0.0, 1.0)
         return low, high
 
@@ -64,7 +64,7 @@ class Scenario:
 def _by_scenario() -> Mapping[str, Workload]:
     return {
         one.scenario: one
-        for path in workload_file.shipped().values()
+        for path in workload_file.included().values()
         for one in workload_file.load(path).workloads
         if one.scenario
     }
@@ -202,7 +202,7 @@ SCENARIOS: tuple[Scenario, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What somebody wants, and the row of the tuning matrix that tells whether it worked."""
+    """Goal of tuning, with the row of the tuning matrix that proves success."""
 
     name: str
     title: str
@@ -253,7 +253,7 @@ GOALS: tuple[Goal, ...] = (
 
 
 def goal(name: str) -> Goal:
-    """Raises ValueError with the names that there are."""
+    """Return the goal of this name. Raises ValueError with the known names."""
     found = next((one for one in GOALS if one.name == name), None)
     if found is None:
         raise ValueError(f"{name!r} is no goal; there are {', '.join(one.name for one in GOALS)}")
@@ -264,8 +264,8 @@ NAMES = ", ".join((*(one.name for one in WORKLOADS), *(one.words[0] for one in S
 
 
 def meant(words: str) -> tuple[tuple[Advice, ...], tuple[Scenario, ...]]:
-    """The rows of both tables that free words mean best, and what belongs to them in the other. Raises ValueError, with
-    the nearest names, when they mean none."""
+    """Find the rows of both tables that match free words best, with their counterparts. Raises ValueError, with the
+    nearest names, where none matches."""
     asked = _words(words)
     rows: tuple[Advice | Scenario, ...] = (*WORKLOADS, *SCENARIOS)
     scores = {row: sum(_names(row, word) for word in asked) for row in rows}
@@ -295,7 +295,7 @@ def _words(text: str) -> list[str]:
 
 
 def _names(row: Advice | Scenario, word: str) -> int:
-    """2 for one of its own words, 1 for another of its title."""
+    """Return the score of a word: 2 for a search term, 1 for a word of the title."""
     if word in row.words or (isinstance(row, Advice) and word in row.name.split("-")):
         return 2
     return int(len(word) > 3 and word in _words(row.title))

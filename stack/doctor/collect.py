@@ -1,4 +1,4 @@
-"""Evidence for the doctor, from two looks at engines, a Prometheus, or a request log."""
+"""Evidence for the doctor, from two scrapes of engines, a Prometheus, or a request log."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ Place = tuple[str, str]  # instance, and the engine core behind it
 def evidence(
     series: SeriesWindow, records: Sequence[RequestRecord] | None = None, model: str | None = None
 ) -> tuple[ModelEvidence, ...]:
-    """One for each model that an engine shows. records: the request log of the same time. model: this one alone. Raises
-    ValueError when nobody shows the model that was asked for, or any."""
+    """Return evidence for each model of the engines. records: the request log of the same time. model: this one alone.
+    Raises ValueError where no engine has that model, or any."""
     places: dict[str, set[Place]] = defaultdict(set)
     for labels, _ in series.highest.of(vllm.NUM_REQUESTS_RUNNING.name):
         places[labels.get("model_name", "")].add((labels["instance"], labels.get("engine", "")))
@@ -80,8 +80,8 @@ def _of_model(
 
 
 def _wrong_time(figures: EngineSnapshot) -> Iterator[str]:
-    """Seconds between tokens in seconds of time are how many were answered at once (Little's law); far from what runs,
-    the time is another."""
+    """Yield a note where the time is implausible: total gaps between tokens / time is the number of concurrent requests
+    (Little's law), which should be near the running ones."""
     gaps, running = figures.between_tokens, figures.running
     if gaps is None or running is None:
         return
@@ -94,7 +94,7 @@ def _wrong_time(figures: EngineSnapshot) -> Iterator[str]:
 
 
 def _wrong_log(figures: EngineSnapshot, clients: Clients | None) -> Iterator[str]:
-    """Of saved pages nobody knows the time, so that a log of another day would be taken for theirs."""
+    """Yield a note where the log seems to be of another time: a saved exposition has no date."""
     if clients is None or clients.source != LOG or figures.ended is None:
         return
     logged = clients.outcomes.get("ok", 0.0) + clients.outcomes.get("unknown", 0.0)
@@ -106,8 +106,8 @@ def _wrong_log(figures: EngineSnapshot, clients: Clients | None) -> Iterator[str
 
 
 def _figures(series: SeriesWindow, model: str, places: Sequence[Place]) -> EngineSnapshot:
-    """Summed over engine cores. What has no core, such as refusals, is of the whole instance; what has no model, of all
-    that it serves."""
+    """Return values summed over engine cores. Series without a core, such as rejections, are of the instance; series
+    without a model, of all that it serves."""
     instances = {instance for instance, _ in places}
 
     def mine(labels: Labels) -> bool:
@@ -185,7 +185,7 @@ def _count(series: SeriesWindow, metric: Metric, mine: Callable[[Labels], bool])
 
 
 def _spread(page: Exposition, metric: Metric, mine: Callable[[Labels], bool]) -> Spread | None:
-    """What a histogram took in; None where that is nothing."""
+    """Return the growth of a histogram; None where it did not grow."""
     counts: dict[float, float] = {}
     for labels, value in page.of(f"{metric.name}_bucket"):
         if mine(labels):
@@ -224,16 +224,16 @@ def _crowded(series: SeriesWindow, mine: Callable[[Labels], bool], instances: It
 
 
 def _caching(configured: Sequence[Labels], mine: Callable[[Labels], bool]) -> bool | None:
-    """Off when it is off at one engine: there the others' hits are of no help."""
-    told = [
+    """Return False when prefix caching is off at one engine, where the others' hits do not help."""
+    flags = [
         labels["enable_prefix_caching"] for labels in configured if "enable_prefix_caching" in labels and mine(labels)
     ]
-    return all(word == "True" for word in told) if told else None
+    return all(word == "True" for word in flags) if flags else None
 
 
 def records_of(paths: Iterable[Path], spans: Sequence[Span] = ()) -> list[RequestRecord]:
-    """The records of request logs that ended within the spans; all of them without. Lines that are none are passed
-    over. Raises OSError."""
+    """Return the records of request logs that ended within the spans; all without spans. Invalid lines are skipped.
+    Raises OSError."""
     found: list[RequestRecord] = []
     for record in read_records(paths):
         at_s = ended_at(record)
@@ -243,12 +243,12 @@ def records_of(paths: Iterable[Path], spans: Sequence[Span] = ()) -> list[Reques
 
 
 def _records_of(records: Sequence[RequestRecord] | None, model: str, models: int) -> Sequence[RequestRecord] | None:
-    """Where one model is served, aliases and adapters are that model as well."""
+    """Return the records of a model. Where only one is served, aliases and adapters count as that model."""
     return records if records is None or models == 1 else [record for record in records if record.model == model]
 
 
 def _clients(series: SeriesWindow, model: str, records: Sequence[RequestRecord] | None, models: int) -> Clients | None:
-    """From the log; else from what a sidecar counted of it; else from what the gateway counts, which knows no model."""
+    """Return evidence from clients: the log, else the sidecar's series, else the gateway's, which know no model."""
     if records:
         return _of_log(records)
     sidecar = dict(
@@ -333,7 +333,7 @@ def _having(**labels: str) -> Callable[[Labels], bool]:
 def _by(
     page: Exposition, metric: Metric, names: Sequence[str], mine: Callable[[Labels], bool] = lambda _: True
 ) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Growth by some labels; what did not grow is left out."""
+    """Yield growth by some labels; what did not grow is left out."""
     found: defaultdict[tuple[str, ...], float] = defaultdict(float)
     for labels, value in page.of(metric.name):
         if mine(labels) and value > 0:

@@ -1,11 +1,9 @@
-"""Evidence -> findings, the one to act on first. Pure.
+"""Findings from evidence, the one to act on first. Pure.
 
-Invariant: where the evidence is too thin nothing is said but what is missing and how to get it. Of quality nothing is
-ever
-said: no series knows it.
+Invariant: where the evidence is too thin, the result is what is missing and how to get it. Quality is never assessed:
+no series measures it.
 
-Findings come in the order of the matrix, in which causes stand before what they cause, and those for which somebody
-must act before all others."""
+Findings come in the order of the matrix, causes before their effects, serious ones before all others."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from alerts.settings import SHIPPED, Settings
+from alerts.settings import Settings
 from exporters.catalogue.metric import Unit
 from stack.doctor import prompt_work
 from stack.doctor.checks import found_in
@@ -30,8 +28,7 @@ _ROW = {row.name: row for row in ROWS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorFinding:
-    """engine: where one stands out. serious: whether somebody should act now. old, new: numbers of its lever, as far as
-    the figures tell them."""
+    """Finding. engine: where one stands out. serious: act now. old, new: numbers of its lever, as far as known."""
 
     row: Symptom
     model: str
@@ -47,7 +44,7 @@ class DoctorFinding:
         return self.row.finding
 
     def filled(self, text: str) -> str:
-        """A command or a file of the row with its numbers; those that nobody knows stay OLD and NEW."""
+        """Fill the numbers into a command or file of the row; unknown ones stay OLD and NEW."""
         for name, number in (("OLD", self.old), ("NEW", self.new)):
             text = text if number is None else text.replace(name, f"{number:.0f}")
         return text
@@ -55,7 +52,7 @@ class DoctorFinding:
 
 @dataclass(frozen=True, slots=True)
 class Unsure:
-    """An area of which nothing can be said. how: to get what is missing."""
+    """Area without a result. how: to get what is missing."""
 
     area: Area
     why: str
@@ -64,10 +61,10 @@ class Unsure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Of one model. shares: of the time of its requests, as far as they are known. requests: that the figures rest on.
+    """Diagnosis of one model. shares: of the time of its requests, as far as known. requests: number behind the values.
 
-    seen: what areas are judged by. still_s: seconds up to the end in which an engine may have stood still, too few to
-    be sure; 0 for none."""
+    seen: main value of each area. still_s: seconds up to the end in which an engine may have stood still, too few to be
+    certain; 0 for none."""
 
     model: str
     state: State
@@ -81,8 +78,9 @@ class Diagnosis:
     still_s: float = 0.0
 
 
-def diagnose(evidence: ModelEvidence, settings: Settings = SHIPPED) -> Diagnosis:
-    """What is wrong with one model, if anything is."""
+def diagnose(evidence: ModelEvidence, settings: Settings | None = None) -> Diagnosis:
+    """Diagnose one model."""
+    settings = settings or Settings()
     whole = Case(evidence.whole, settings.at, evidence.clients, evidence.gateway, one=not evidence.engines)
     state = _state(evidence)
     found = {_ROW[one.name].finding: (one, "") for one in found_in(whole, state)}
@@ -106,7 +104,7 @@ def diagnose(evidence: ModelEvidence, settings: Settings = SHIPPED) -> Diagnosis
 
 
 def ranked(diagnoses: Iterable[Diagnosis]) -> list[DoctorFinding]:
-    """The findings of all models; the first one's lever is the one to pull."""
+    """Sort the findings of all models; the first one's lever is the one to pull."""
     return sorted((finding for diagnosis in diagnoses for finding in diagnosis.findings), key=_urgency)
 
 
@@ -116,7 +114,7 @@ def _urgency(finding: DoctorFinding) -> tuple[bool, int, float]:
 
 def _finding(one: CheckResult, evidence: ModelEvidence, engine: str, settings: Settings) -> DoctorFinding:
     if not engine:
-        engine = _who_stands_out(one.name, evidence, settings)
+        engine = _outlier(one.name, evidence, settings)
     return DoctorFinding(
         row=_ROW[one.name],
         model=evidence.model,
@@ -129,8 +127,8 @@ def _finding(one: CheckResult, evidence: ModelEvidence, engine: str, settings: S
     )
 
 
-def _who_stands_out(name: str, evidence: ModelEvidence, settings: Settings) -> str:
-    """The one engine of several of which the finding of the model holds; '' where several have it, or none alone."""
+def _outlier(name: str, evidence: ModelEvidence, settings: Settings) -> str:
+    """Return the only engine of several that has the finding of the model; '' where several have it, or none."""
 
     def has(figures: EngineSnapshot) -> bool:
         return any(one.name == name for one in found_in(Case(figures, settings.at), state_of(figures)))
@@ -140,8 +138,8 @@ def _who_stands_out(name: str, evidence: ModelEvidence, settings: Settings) -> s
 
 
 def _uneven(evidence: ModelEvidence, settings: Settings) -> tuple[CheckResult, str] | None:
-    """Requests wait at one engine while another of the model runs less than half as many and has none waiting: more
-    room is not what is missing."""
+    """Find requests that wait at one engine while another of the model runs less than half as many and has none
+    waiting: capacity is not what is missing."""
     full, free = list[tuple[str, CheckResult, float]](), list[float]()
     for engine, figures in evidence.engines.items():
         running, waiting = figures.running, figures.waiting
@@ -163,7 +161,7 @@ def _state(evidence: ModelEvidence) -> State:
     return "thin" if (state := state_of(evidence.whole)) == "idle" and asked else state
 
 
-# ---- what cannot be said
+# ---- areas without a result
 
 
 _QUALITY = Unsure(
@@ -172,7 +170,7 @@ _QUALITY = Unsure(
 
 
 def _unsure(evidence: ModelEvidence, case: Case, state: State) -> Iterator[Unsure]:
-    """One for each area at most; of an idle engine, whether somebody waits before it, and its quality."""
+    """Yield at most one for each area; for an idle engine, API and quality."""
     figures = evidence.whole
     if state == "thin":
         yield from (Unsure(area, _too_thin(figures), _more(figures)) for area in ("queue", "prefill", "decode"))
@@ -186,19 +184,19 @@ def _unsure(evidence: ModelEvidence, case: Case, state: State) -> Iterator[Unsur
             else:
                 yield Unsure(
                     "streaming",
-                    "nobody tells what clients got",
+                    "no data from clients",
                     "--log with the request log, or a Prometheus that has the sidecar's series",
                 )
         if figures.tokens and figures.still_s is None and figures.running and figures.running.lowest > 0:
             yield Unsure(
                 "API",
-                "two pages do not tell whether tokens were made up to the second one",
+                "two scrapes do not show whether tokens were made up to the second one",
                 "a URL with --for, or --prometheus",
             )
         elif evidence.clients is None and not figures.http:
             yield Unsure(
                 "API",
-                "neither clients nor the engine's HTTP answers are told",
+                "neither data from clients nor the engine's HTTP answers are known",
                 "--log, or --gateway with its metrics page",
             )
     elif evidence.gateway is None and not evidence.logged:
@@ -211,12 +209,12 @@ def _unsure(evidence: ModelEvidence, case: Case, state: State) -> Iterator[Unsur
 
 
 def _notes(figures: EngineSnapshot, findings: Sequence[DoctorFinding]) -> Iterator[str]:
-    """Yield what the evidence cannot tell about a finding."""
+    """Yield caveats about a finding."""
     if {"unique-prompts", "prefill-bound"} & {finding.name for finding in findings[:1]} and prompt_work.step_matters(
         figures
     ):
         yield (
-            "the size of a step cannot be told while few are answered beside long prompts; where the engine's log has"
+            "the size of a step is unknown while few are answered beside long prompts; where the engine's log has"
             " max_num_batched_tokens below 2048, raise that first"
         )
 
@@ -240,7 +238,7 @@ def _maybe_still(still_s: float) -> Iterator[Unsure]:
 
 
 def _over_already(case: Case) -> Iterator[Unsure]:
-    """Those who ended had waited, and nobody waits now."""
+    """Yield the queue as unsure where requests that ended had waited, and none waits now."""
     queue, waiting = case.figures.queue, case.figures.waiting
     if (
         queue is None
@@ -258,7 +256,7 @@ def _over_already(case: Case) -> Iterator[Unsure]:
 
 
 def _seen(figures: EngineSnapshot) -> Mapping[Area, Fact]:
-    """The figure that an area is judged by first."""
+    """Return the main value of each area."""
     shown: tuple[tuple[Area, str, Spread | None], ...] = (
         ("queue", "queue time p95", figures.queue), ("prefill", "prefill p95", figures.prefill),
         ("decode", "time per token p95", pace_of(figures)),
@@ -277,7 +275,7 @@ def _too_thin(figures: EngineSnapshot) -> str:
 
 
 def _more(figures: EngineSnapshot) -> str:
-    """How to get enough, at the pace seen."""
+    """Return advice to get enough evidence, at the present rate."""
     if figures.requests < 1:
         return "look again while requests end (--for, --window)"
     seconds = 1.2 * max(figures.seconds * LEAST_REQUESTS / figures.requests, 2 * LEAST_SECONDS)
@@ -292,8 +290,7 @@ _NEEDS: dict[Area, tuple[tuple[str, str], ...]] = {
 
 
 def _not_shown(figures: EngineSnapshot) -> Iterator[Unsure]:
-    """Areas of which a series is missing: because nothing happened that it would have counted, or because the engine
-    has it not."""
+    """Yield areas with a missing series: nothing was counted in it, or the engine does not have it."""
     for area, needs in _NEEDS.items():
         missing = {name: series for name, series in needs if getattr(figures, name) is None}
         if (
@@ -307,7 +304,7 @@ def _not_shown(figures: EngineSnapshot) -> Iterator[Unsure]:
         elif missing.keys() & {"queue", "prefill"} and figures.ended == 0:
             yield Unsure(
                 area,
-                "no request ended, and the engine tells this of ended ones",
+                "no request ended, and the engine reports this for ended ones",
                 "look for longer than an answer takes (--for, --window)",
             )
         elif missing:
@@ -316,7 +313,7 @@ def _not_shown(figures: EngineSnapshot) -> Iterator[Unsure]:
 
 
 def areas(diagnosis: Diagnosis) -> Mapping[Area, str]:
-    """One word for each: finding, unsure, or fine."""
+    """Return finding, unsure or fine for each area."""
     found = {finding.row.area for finding in diagnosis.findings}
     unsure = {one.area for one in diagnosis.unsure}
     return {area: "finding" if area in found else "unsure" if area in unsure else "fine" for area in AREAS}
@@ -327,5 +324,5 @@ def serious(findings: Sequence[DoctorFinding]) -> bool:
 
 
 def undecided(diagnoses: Iterable[Diagnosis]) -> bool:
-    """Return whether an engine may stand still that was not looked at for long enough."""
+    """Return True if an engine may stand still that was not observed for long enough."""
     return any(one.still_s > 0 for one in diagnoses)

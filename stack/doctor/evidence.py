@@ -1,4 +1,4 @@
-"""What a diagnosis rests on: figures of a model, of each of its engines, and of what its clients saw. Pure.
+"""Evidence of a diagnosis: values of a model, of each of its engines, and of its clients. Pure.
 
 Invariant: what was not measured is None or empty, never 0. Seconds, tokens and requests; ratios are 0 to 1."""
 
@@ -14,8 +14,7 @@ INFINITY = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A distribution: of a histogram's growth (buckets: bound and how many up to it), or of values that are known one
-    by one."""
+    """Distribution: growth of a histogram (buckets: bound and cumulative count), or single values."""
 
     count: float
     total: float
@@ -52,26 +51,26 @@ class Spread:
 
     @property
     def most(self) -> float:
-        """The largest, or the bound that it is below."""
+        """Largest value, or the bound above it."""
         return max(self.values) if self.values else self._read(100)
 
     def at(self, percent: int) -> float:
-        """A percentile, read from buckets as PromQL does. Below the first bound nothing is known but the mean, which
-        then stands in for it."""
+        """Return a percentile, read from buckets as PromQL does. Below the first bound only the mean is known, which
+        replaces it."""
         if self.values:
             return quantile(self.values, percent / 100)
         return min(self._read(percent), self.mean) if self.within_first(percent) else self._read(percent)
 
     def at_most(self, percent: int) -> float:
-        """The percentile, or the first bound where it lies below that."""
+        """Return the percentile, or the first bound where it lies below that."""
         return self.buckets[0][0] if self.within_first(percent) else self.at(percent)
 
     def within_first(self, percent: int) -> bool:
-        """Whether it lies in the first bucket, where a percentile is a guess."""
+        """Return True if a percentile lies in the first bucket, where it is a guess."""
         return bool(self.buckets) and self.buckets[0][1] >= percent / 100 * self.buckets[-1][1]
 
     def above(self, limit: float) -> float:
-        """Share of what is larger than a limit, 0 to 1; of buckets as if each were filled evenly."""
+        """Return the share above a limit, 0 to 1, with values spread evenly within a bucket."""
         if self.values:
             return sum(value > limit for value in self.values) / len(self.values)
         low, under, everything = 0.0, 0.0, self.buckets[-1][1]
@@ -83,8 +82,8 @@ class Spread:
         return 0.0
 
     def around(self, percent: int) -> tuple[float, float] | None:
-        """The bounds of the bucket that holds a percentile, where the upper one is twice the lower or more; the figure
-        itself is then a guess.
+        """Return the bounds of the bucket of a percentile, where the upper one is twice the lower or more; the
+        percentile is then a guess.
 
         In the first bucket the lower one is 0, above the last finite bound the upper one infinity."""
         rank, low = percent / 100 * self.buckets[-1][1] if self.buckets else INFINITY, 0.0
@@ -105,7 +104,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """At the scrapes of the time: the least, the mean and the most. looks: at how many, where that is known."""
+    """Lowest, mean and highest value over the scrapes. looks: their number, where known."""
 
     lowest: float
     mean: float
@@ -115,14 +114,14 @@ class Gauge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSnapshot:
-    """Of a model or of one engine. begun: requests that got a first token; ended: with a last one; finished: by how.
-    lengths in tokens.
+    """Values of a model or of one engine. begun: requests with a first token; ended: with a last one; finished: by
+    reason. Lengths in tokens.
 
-    between_tokens: of every gap; per_token: of every request, its mean. crowded: what runs while others wait.
-    caching: whether prefix caching is on. http: answers of the API by class of their status. still_s: seconds without
-    progress up to the end, although there was work; 0 where work goes on or there is none. silent_s: seconds since the
-    last page that was answered. queue_rise: how many more wait at the end than at the beginning. steps: those of the
-    engine that gave at least one token."""
+    between_tokens: of every gap; per_token: of every request, its mean. crowded: running requests while others wait.
+    caching: prefix caching is on. http: answers of the API by class of their status. still_s: seconds without progress
+    up to the end, although there was work; 0 where work goes on or there is none. silent_s: seconds since the last
+    answered scrape. queue_rise: growth of the number of waiting requests. steps: those of the engine that gave at least
+    one token."""
 
     seconds: float
     begun: float | None = None
@@ -160,12 +159,12 @@ class EngineSnapshot:
 
     @property
     def requests(self) -> float:
-        """How many the figures of requests rest on."""
+        """Number of requests behind the values."""
         return max(self.begun or 0.0, self.ended or 0.0)
 
     @property
     def work(self) -> float:
-        """Everything that shows that somebody asked for something."""
+        """Sum of everything that shows that there were requests."""
         gauges = sum(gauge.highest for gauge in (self.running, self.waiting) if gauge)
         return gauges + self.requests + sum(self.finished.values()) + sum(self.rejections.values()) + self.tokens
 
@@ -183,19 +182,19 @@ class EngineSnapshot:
 
     @property
     def shares(self) -> Mapping[str, float]:
-        """How the time of the requests that ended is divided between queue, prefill and decode; empty where one of them
-        is not known."""
+        """Shares of queue, prefill and decode in the time of the requests that ended; empty where one of them is
+        unknown."""
         parts = {"queue": self.queue, "prefill": self.prefill, "decode": self.decode}
         known = {name: spread.total for name, spread in parts.items() if spread}
         whole = sum(known.values())
         return {name: total / whole for name, total in known.items()} if len(known) == len(parts) and whole > 0 else {}
 
     @property
-    def hangups(self) -> tuple[float, float] | None:
-        """(sure, likely) how many clients left: requests that began and neither ended nor run. vLLM counts no client
-        disconnect as such, so this is told
-        from its two histograms: sure takes all that run for requests that began meanwhile, likely only as many as came
-        and went at most. Where requests are preempted, some that began wait again."""
+    def disconnects(self) -> tuple[float, float] | None:
+        """Number of client disconnects (certain, likely): requests that began and neither ended nor run. vLLM does not
+        count client disconnects, so this comes from its two histograms: `certain` takes all running requests for ones
+        that began meanwhile, `likely` only as many as came and went at most. Where requests are preempted, some that
+        began wait again."""
         if self.begun is None or self.ended is None or self.running is None:
             return None
         held = [self.running, *([self.waiting] if self.preemptions and self.waiting else [])]
@@ -205,8 +204,8 @@ class EngineSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clients:
-    """What those who asked saw. outcomes, reasons, teams: how many requests; refused: of each team. Times of answers
-    that ended well. source: who tells it."""
+    """Evidence from clients. outcomes, reasons, teams: number of requests; refused: by team. Times are of complete
+    answers. source: for people."""
 
     source: str
     outcomes: Mapping[str, float]
@@ -224,8 +223,8 @@ class Clients:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayEvidence:
-    """What the gateway itself shows. teams: requests in each, that wait or run, at most. lag: of its event loop. only:
-    whether all that it runs is at the engines that were looked at."""
+    """Evidence from the gateway. teams: waiting and running requests of each, at most. lag: of its event loop. only:
+    all that it runs is at these engines."""
 
     waiting: Gauge | None = None
     running: Gauge | None = None
@@ -238,8 +237,7 @@ class GatewayEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelEvidence:
-    """All that is known of one model. logged: whether a request log was given. notes: what to bear in mind when it is
-    read."""
+    """Evidence of one model. logged: a request log was given. notes: caveats."""
 
     model: str
     source: str

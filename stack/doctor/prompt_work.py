@@ -68,8 +68,7 @@ def tokens_per_step(figures: EngineSnapshot) -> float | None:
 
 def tokens_per_long_step(figures: EngineSnapshot, limit_s: float) -> float | None:
     """Return the prompt tokens in the mean step that is longer than a limit, if all of them were computed in those.
-    None where gaps are even and mostly short, so that it is not prompts that tell long steps from others, or where it
-    is not known."""
+    None where gaps are even and mostly short, so that prompts do not explain long steps, or where it is unknown."""
     gaps, work = figures.between_tokens, tokens_per_step(figures)
     if gaps is None or work is None:
         return None
@@ -95,8 +94,7 @@ def tokens_of_a_prompt_step(figures: EngineSnapshot) -> float | None:
 
 
 def step_matters(figures: EngineSnapshot) -> bool:
-    """Return whether small steps would be felt and cannot be told: prompts are long, and nobody is answered beside
-    them."""
+    """Return True if small steps would matter and are unknown: prompts are long, and nobody is answered beside them."""
     return many_steps_long(figures) and tokens_of_a_prompt_step(figures) is None
 
 

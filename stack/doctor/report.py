@@ -1,7 +1,6 @@
-"""A diagnosis as people and programs read it.
+"""Diagnosis as text and JSON.
 
-Invariant: one lever is the first, that of the first finding over all models; the levers of all others come after
-that."""
+Invariant: one lever is the first, that of the first finding over all models; the levers of all others come after it."""
 
 from __future__ import annotations
 
@@ -21,15 +20,15 @@ from stack.doctor.diagnose import Diagnosis, DoctorFinding
 from stack.doctor.matrix.symptom import ANYWHERE, EvidenceSource
 from stack.tuning.derived import plain
 
-LEAST_S = 0.001  # nobody asks how much less than that
+LEAST_S = 0.001  # smaller values are shown as less than this
 _STATES = {"idle": "idle: its page shows no request", "thin": "too little to go by", "busy": "busy"}
 
 
-# ---- while it runs
+# ---- diagnosis
 
 
 def as_json(diagnoses: Sequence[Diagnosis], source: str, asked: EvidenceSource = ANYWHERE) -> dict[str, Any]:
-    """Return numbers in base units; serious and undecided are what the exit status says."""
+    """Return the diagnoses in base units; serious and undecided decide the exit status."""
     found = diagnose.ranked(diagnoses)
     return {
         "source": source,
@@ -58,8 +57,8 @@ def _lever(finding: DoctorFinding, asked: EvidenceSource) -> dict[str, Any]:
     proof = row.proof
     return {
         "model": finding.model, "engine": finding.engine, "finding": finding.name, "pull": row.lever,
-        "worked_when": proof.told if proof else "", "commands": list(_commands(finding, asked)),
-        "experiment": finding.filled(proof.arms.file()) if proof and proof.arms else None,
+        "worked_when": proof.criterion if proof else "", "commands": list(_commands(finding, asked)),
+        "experiment": finding.filled(proof.experiment.file()) if proof and proof.experiment else None,
     }  # fmt: skip
 
 
@@ -85,12 +84,12 @@ def _finding_as_json(finding: DoctorFinding, first: bool) -> dict[str, Any]:
         ],
         "queries": list(row.asks), "lever" if first else "after_that": row.lever, "second_lever": row.second,
         "risk": row.risk,
-        "worked_when": row.proof.told if row.proof else "", "dated": row.dated, "pages": list(row.pages),
+        "worked_when": row.proof.criterion if row.proof else "", "dated": row.dated, "pages": list(row.pages),
     }  # fmt: skip
 
 
 def as_text(diagnoses: Sequence[Diagnosis], source: str, asked: EvidenceSource = ANYWHERE) -> str:
-    """Findings first, then what is fine, what cannot be said, and what the figures rest on."""
+    """Format the findings, then areas that are fine, those without a result, and the evidence."""
     found = diagnose.ranked(diagnoses)
     several = len(diagnoses) > 1
     lines = [f"{source}: " + (_count(found) if found else "no finding"), ""]
@@ -102,8 +101,8 @@ def as_text(diagnoses: Sequence[Diagnosis], source: str, asked: EvidenceSource =
 
 
 def folded(text: str, width: int) -> str:
-    """For a terminal so many columns wide: sentences go on below where they began; figures, commands and files stay
-    whole. 0: as it is."""
+    """Wrap text for a terminal of this width: sentences continue below their start; values, commands and files are not
+    wrapped. 0: unchanged."""
     return "".join(_folded(line, width) for line in text.splitlines(keepends=True)) if width else text
 
 
@@ -153,11 +152,11 @@ def _first(finding: DoctorFinding, asked: EvidenceSource) -> Iterator[str]:
     yield f"   risk         {row.risk}"
     yield from (f"   dated        {text}" for text in [row.dated] if text)
     if row.proof:
-        yield f"   it worked    when {row.proof.told}"
+        yield f"   it worked    when {row.proof.criterion}"
         yield from (f"     {command}" for command in _commands(finding, asked))
-        if row.proof.arms:
+        if row.proof.experiment:
             yield f"   {row.name}.yaml, with your own model and numbers:"
-            yield from (f"     {line}" for line in finding.filled(row.proof.arms.file()).splitlines())
+            yield from (f"     {line}" for line in finding.filled(row.proof.experiment.file()).splitlines())
 
 
 def _about(one: Diagnosis) -> Iterator[str]:
@@ -185,7 +184,7 @@ def _fact(fact: Fact) -> str:
     limit = f"; {side} {fact.limit.name}, {fact.limit.shown}" if fact.limit else ""
     if fact.unit is Unit.RATIO:
         return f"{plain(100 * fact.value)} % {fact.what}{limit}"
-    # a growth that Prometheus tells is no whole number
+    # growth by Prometheus is no whole number
     shown = plain(round(fact.value) if fact.unit is Unit.REQUESTS else fact.value)
     if fact.unit is Unit.SECONDS and 0 < fact.value < LEAST_S:
         shown = f"under {LEAST_S:g}"
@@ -200,11 +199,11 @@ def _fact(fact: Fact) -> str:
     return f"{fact.what}: {f'{shown} {unit}'.strip()}{limit}"
 
 
-# ---- before there is traffic
+# ---- advice before there is traffic
 
 
 def workload_as_json(words: str) -> dict[str, Any]:
-    """Raises ValueError for words that mean nothing."""
+    """Return the advice for a workload. Raises ValueError for unknown words."""
     advice, scenarios = workload_advice.meant(words)
     return {
         "asked": words,
@@ -228,10 +227,10 @@ def workload_as_json(words: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def workload_as_text(told: Mapping[str, Any]) -> str:
-    """From `workload_as_json`."""
+def workload_as_text(advice: Mapping[str, Any]) -> str:
+    """Format the result of `workload_as_json`."""
     lines = []
-    for one in told["workloads"]:
+    for one in advice["workloads"]:
         lines += [
             f"{one['workload']} ({one['name']})",
             f"   bottleneck   {one['bottleneck']}",
@@ -242,7 +241,7 @@ def workload_as_text(told: Mapping[str, Any]) -> str:
             *[f"   dated        {one['dated']}"] * bool(one["dated"]),
             "",
         ]
-    for one in told["scenarios"]:
+    for one in advice["scenarios"]:
         low, high = (f"{100 * share:.0f}" for share in one["expected_hit"])
         lines += [
             f"{one['scenario']}",
@@ -252,7 +251,7 @@ def workload_as_text(told: Mapping[str, Any]) -> str:
                 f" token: {one['ttft_impact']}"
             ),
             *[f"   first lever  {one['first_lever']}"]
-            * (one["scenario"] not in {each["scenario"] for each in told["workloads"]}),
+            * (one["scenario"] not in {each["scenario"] for each in advice["workloads"]}),
             *_run([one["bench"]]),
             "",
         ]
@@ -264,15 +263,15 @@ def _run(benches: Sequence[str]) -> Iterator[str]:
 
 
 def goal_as_json(name: str) -> dict[str, Any]:
-    """Raises ValueError for what is no goal."""
+    """Return the advice for a goal. Raises ValueError for an unknown one."""
     one = workload_advice.goal(name)
     return {"goal": one.name, "title": one.title, "first_lever": one.lever, "second_lever": one.second, "row": one.row}
 
 
-def goal_as_text(told: Mapping[str, Any]) -> str:
-    """From `goal_as_json`."""
-    how = f"vllm-watch runbook tuning; the row is {told['row']}"
+def goal_as_text(advice: Mapping[str, Any]) -> str:
+    """Format the result of `goal_as_json`."""
+    how = f"vllm-watch runbook tuning; the row is {advice['row']}"
     return (
-        f"{told['title']}\n   first lever  {told['first_lever']}\n   after that   {told['second_lever']}\n   worked?   "
-        f"   {how}\n"
+        f"{advice['title']}\n   first lever  {advice['first_lever']}\n"
+        f"   after that   {advice['second_lever']}\n   worked?      {how}\n"
     )

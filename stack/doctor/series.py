@@ -1,9 +1,7 @@
-"""What the series of engines and gateways did within a time: from two pages of each, or asked of a Prometheus. Both
-give the same.
+"""Series of engines and gateways over a time, from two scrapes of each, or from a Prometheus, with the same result.
 
-Invariant: a figure is worked out in evidence.py, from this alone, so that it cannot mean one thing in pages and another
-in Prometheus. Series stand under the names of the catalogue, whatever a release called them, and have the label
-`instance` beside their own."""
+Invariant: values are computed in evidence.py, from this alone, so that they mean the same for scrapes and for
+Prometheus. Series have the names of the catalogue, whatever a release called them, and the label `instance`."""
 
 from __future__ import annotations
 
@@ -67,12 +65,11 @@ ALL_OF_IT = 0.9  # a Prometheus that recorded so much of the window recorded it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesWindow:
-    """grown: by how much counters and histograms grew, by sample name. lowest, mean, highest: of gauges, at the scrapes
-    of that time.
+    """Series over a time. grown: increase of counters and histograms, by sample name. lowest, mean, highest: of gauges,
+    over the scrapes of that time.
 
-    looks: how many moments CROWDED rests on, by instance, where that is known. configured: what engines say of their
-    caches.
-    silent: seconds since the last answer of instances that stopped answering within the time.
+    looks: how many moments CROWDED rests on, by instance, where that is known. configured: labels of their
+    cache_config_info. silent: seconds since the last answer of instances that stopped answering within the time.
     restarted: instances whose process began anew; of two pages their growth counts from there.
     source: where it came from, for people. scraped: how often, where that is known."""
 
@@ -111,8 +108,8 @@ class Pages:
     silent_s: float = 0.0
 
     def checked(self) -> Pages:
-        """These, if they can be two looks at one process. Raises ValueError for the same page twice, or the later one
-        first."""
+        """Return the pages if they can be two scrapes of one process. Raises ValueError for the same one twice, or the
+        later one first."""
         at = vllm.PROCESS_CPU.name  # an API server that shows a page spends time on it
         if self.before.samples == self.after.samples and self.before.total(at):
             raise ValueError(f"both pages of {self.instance} are the same one; take them some seconds apart")
@@ -134,7 +131,7 @@ class Pages:
         return (0.0, *(self.at_s or [last_s * (number + 1) / count for number in range(len(self.inside))]), last_s)
 
     def of_gateway(self) -> Pages:
-        """These, if they are a gateway's. Raises ValueError."""
+        """Return the pages if they are a gateway's. Raises ValueError."""
         if not any(metric.name in self.after for metric in (gateway.SLOTS, gateway.RUNNING, gateway.REQUESTS)):
             raise ValueError(
                 f"{self.instance} shows no series of the gateway; its metrics are at metrics_listen (127.0.0.1:8010"
@@ -148,7 +145,7 @@ class Pages:
 
 
 def between(sources: Sequence[Pages], seconds: float, source: str) -> SeriesWindow:
-    """What happened between two pages of each source."""
+    """Return the change between two scrapes of each source."""
     grown, gauges, crowded = _Samples(), (_Samples(), _Samples(), _Samples()), dict[str, int]()
     for pages in sources:
         before = Exposition() if pages.restarted else pages.before
@@ -182,7 +179,7 @@ _Labels = tuple[tuple[str, str], ...]
 
 
 def _derived(pages: Pages, seconds: float) -> Iterator[tuple[str, _Labels, Sequence[float]]]:
-    """Yield what several gauges and looks tell together: (sample name, labels, values)."""
+    """Yield series derived from several gauges and scrapes: (sample name, labels, values)."""
     running, waiting = (
         [_by_labels(page, metric) for page in pages.looks]
         for metric in (vllm.NUM_REQUESTS_RUNNING, vllm.NUM_REQUESTS_WAITING)
@@ -227,7 +224,7 @@ def _of_cores(page: Exposition, metric: Metric) -> dict[_Labels, float]:
 
 
 class _Samples:
-    """A page in the making."""
+    """Builder of an exposition."""
 
     def __init__(self) -> None:
         self._found: dict[str, list[tuple[Labels, float]]] = {}
@@ -247,7 +244,7 @@ def _add(
 
 
 def gauges_of(page: Exposition) -> Exposition:
-    """Return what a look between two others is for: gauges, and the counters that show progress."""
+    """Return the part that scrapes between two others need: gauges, and the counters that show progress."""
     return Exposition({name: page.of(name) for metric in LOOKED_AT for name in metric.names if name in page})
 
 
@@ -256,8 +253,8 @@ def _parts(metric: Metric) -> tuple[str, ...]:
 
 
 def _by_labels(page: Exposition, metric: Metric, part: str = "") -> dict[tuple[tuple[str, str], ...], float]:
-    """The samples of a metric under its present name or, where the page has not that, an older one; several API
-    processes show parts of one total."""
+    """Return the samples of a metric under its present name, else an older one; several API processes show parts of one
+    total."""
     name = next((name + part for name in metric.names if name + part in page), "")
     found: dict[tuple[tuple[str, str], ...], float] = {}
     for labels, value in page.of(name):
@@ -272,8 +269,7 @@ def _by_labels(page: Exposition, metric: Metric, part: str = "") -> dict[tuple[t
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One query, and where its answer goes: into which of the pages, under which sample name. times: what its values
-    are multiplied with."""
+    """Query, and the exposition (`into`) and sample name of its result. times: factor of its values."""
 
     into: str
     name: str
@@ -282,7 +278,7 @@ class Question:
 
 
 def questions(seconds: float, model: str | None = None) -> Iterator[Question]:
-    """Everything that is asked of a Prometheus. model: of this one alone, as far as series say whose they are."""
+    """Yield all queries to a Prometheus. model: of this one alone, as far as series have its label."""
     window = format_duration(max(round(seconds), 1))
     of_model = (f"model_name={_quoted(model)}",) if model is not None else ()
     for metric in (*COUNTERS, *HISTOGRAMS, *GAUGES):
@@ -339,7 +335,7 @@ def _quoted(text: str) -> str:
 
 
 @dataclass(slots=True)
-class _Told:
+class _PrometheusData:
     pages: dict[str, _Samples] = field(default_factory=lambda: {into: _Samples() for into in _INTO})
     configured: list[Labels] = field(default_factory=list)
     restarted: list[str] = field(default_factory=list)
@@ -347,11 +343,10 @@ class _Told:
 
 
 async def over(prometheus: Prometheus, seconds: float, at_s: float, model: str | None = None) -> SeriesWindow:
-    """What Prometheus recorded in the seconds before at_s. Raises Refused when it does not answer one of the
-    questions."""
+    """Query what Prometheus recorded in the seconds before at_s. Raises PrometheusError when a query fails."""
     asked = list(questions(seconds, model))
     answers = await asyncio.gather(*(prometheus.as_of(one.expr, at_s) for one in asked))
-    told = _Told()
+    data = _PrometheusData()
     for question, answer in zip(asked, answers, strict=True):
         if answer.error:
             raise PrometheusError(answer.error)
@@ -359,16 +354,16 @@ async def over(prometheus: Prometheus, seconds: float, at_s: float, model: str |
             instance, value = series.metric.get("instance", ""), float(series.value[1]) if series.value else 0.0
             labels = [(name, word) for name, word in series.metric.items() if name not in ("__name__", "instance")]
             if question.into == "configured":
-                told.configured.append(dict(labels) | {"instance": instance})
+                data.configured.append(dict(labels) | {"instance": instance})
             elif question.into == "began":
-                told.began_s = value
+                data.began_s = value
             elif question.into == "restarted":
-                told.restarted.append(instance)
+                data.restarted.append(instance)
             elif value == value:
-                told.pages[question.into].add(question.name, instance, labels, value * question.times)
-    grown, lowest, mean, highest = (told.pages[into].page() for into in _INTO)
+                data.pages[question.into].add(question.name, instance, labels, value * question.times)
+    grown, lowest, mean, highest = (data.pages[into].page() for into in _INTO)
     source = f"{prometheus.where.shown}, the last {format_duration(round(seconds))}"
-    recorded_s = seconds if told.began_s is None else at_s - told.began_s
+    recorded_s = seconds if data.began_s is None else at_s - data.began_s
     if 0 < recorded_s < ALL_OF_IT * seconds:
         source, seconds = f"{source}, of which it recorded {recorded_s:.0f} s", recorded_s
     return SeriesWindow(
@@ -378,6 +373,6 @@ async def over(prometheus: Prometheus, seconds: float, at_s: float, model: str |
         lowest=lowest,
         mean=mean,
         highest=highest,
-        configured=told.configured,
-        restarted=tuple(sorted(told.restarted)),
+        configured=data.configured,
+        restarted=tuple(sorted(data.restarted)),
     )

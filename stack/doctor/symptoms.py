@@ -1,9 +1,9 @@
-"""The tuning matrix: which symptom has which cause, what shows it, which one lever to pull first, and how to know that
-it worked. The only one: the doctor, its page runbooks/tuning.md and the answers of `--goal` are made of it.
+"""Tuning matrix: symptoms with cause, queries, first lever and success criterion. The doctor, runbooks/tuning.md and
+`--goal` use it.
 
-Laws, held by tests/stack/doctor/test_doctor_matrix.py: a lever names at most one option of the engine; disaggregated
-prefill is never the first; whatever is pulled has a risk and a figure that must move; quality has no lever. Rows stand
-in the order in which causes explain each other."""
+Invariants, held by tests/stack/doctor/test_doctor_matrix.py: a lever names at most one option of the engine;
+disaggregated prefill is never the first; whatever is pulled has a risk and a figure that must move; quality has no
+lever. Rows stand in the order in which causes explain each other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS: tuple[Symptom, ...] = (*FAILURES, *KV_CACHE, *REFUSALS, *PREFILL, *QUEUES,
 
 
 def row(name: str) -> Symptom:
-    """The row of this name. Raises ValueError, with the nearest name, for any other."""
+    """Return the row of this name. Raises ValueError, with the nearest name, for any other."""
     found = next((one for one in ROWS if one.name == name), None)
     if found is None:
         near = difflib.get_close_matches(name, [one.name for one in ROWS], n=1)
@@ -39,12 +39,12 @@ _OF_AREA: dict[Area, str] = {
     "decode": "Time from the first token to the last.",
     "streaming": "What lies between the engine that makes a token and the reader who gets it.",
     "API": "Requests that get no answer, or another than they asked for.",
-    "quality": "What no figure here can tell.",
+    "quality": "Not measured by any metric here.",
 }
 
 
 def page() -> str:
-    """runbooks/tuning.md."""
+    """Return runbooks/tuning.md."""
     return "\n".join((_HEAD, *(line for area in AREAS for line in _section(area)))).rstrip() + "\n"
 
 
@@ -74,7 +74,7 @@ def _written(one: Symptom) -> Iterator[str]:
         return
     yield (
         f"- **First lever:** {one.lever}\n- **After that:** {one.second}\n- **Risk:** {one.risk}\n- **It worked when:**"
-        f" {one.proof.told}."
+        f" {one.proof.criterion}."
     )
     yield from (f"- **Dated:** {text}" for text in [one.dated] if text)
     yield from (
@@ -83,8 +83,8 @@ def _written(one: Symptom) -> Iterator[str]:
     )  # fmt: skip
     yield f"- **Pages:** {_linked(one.pages)}.\n"
     yield "```bash\n" + "\n".join(one.proof.commands(one.name)) + "\n```\n"
-    if arms := one.proof.arms:
-        yield f"`{one.name}.yaml`, with your own model and numbers:\n\n```yaml\n{arms.file()}```\n"
+    if experiment := one.proof.experiment:
+        yield f"`{one.name}.yaml`, with your own model and numbers:\n\n```yaml\n{experiment.file()}```\n"
 
 
 def _linked(pages: Sequence[str]) -> str:

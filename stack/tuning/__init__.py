@@ -1,1 +1,1 @@
-"""What a change did: experiments, the judge, comparisons of saved runs and of live traffic, and the report."""
+"""Effect of a change: experiments, comparisons of saved runs and of live traffic, and the report."""

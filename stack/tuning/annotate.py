@@ -1,7 +1,7 @@
-"""Where events are written and read: the file itself, or the sidecar that owns it.
+"""Stores of tuning events: the file itself, or the sidecar that owns it.
 
-Both take a NewEvent and tell what is on record; whatever fails is one sentence with the id under which to say it again,
-which writes it once."""
+Both take a NewEvent and return the recorded one; an error is one sentence with the id under which to repeat the event,
+which records it once."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ TIMEOUT_S = 10.0
 
 
 class Unwritten(ValueError):
-    """Events could not be reached; the message says why, and the way out."""
+    """Events could not be read or written; the message has cause and remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnRecord:
-    """An event as it is on record; written: by this very call."""
+    """Recorded event; written: by this call."""
 
     event: TuningEvent
     written: bool
 
 
 class EventLog(Protocol):
-    def record(self, told: NewEvent) -> OnRecord: ...
+    def record(self, new: NewEvent) -> OnRecord: ...
 
     def close(self, event_id: str, end_s: float | None = None) -> OnRecord: ...
 
@@ -48,13 +48,13 @@ class EventLog(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FileLog:
-    """The file, under its lock. All three raise OSError; `record` and `close` also ValueError, with a sentence."""
+    """Event file, used under its lock. All three raise OSError; `record` and `close` also ValueError."""
 
     path: Path
     clock: Callable[[], float] = time.time
 
-    def record(self, told: NewEvent) -> OnRecord:
-        return OnRecord(*log.record(self.path, told.event(self.clock())))
+    def record(self, new: NewEvent) -> OnRecord:
+        return OnRecord(*log.record(self.path, new.event(self.clock())))
 
     def close(self, event_id: str, end_s: float | None = None) -> OnRecord:
         now_s = self.clock()
@@ -65,8 +65,8 @@ class FileLog:
 
 
 class SidecarLog:
-    """A sidecar elsewhere, which opens its events to who has its token. All three raise Unwritten, also for what the
-    sidecar refuses."""
+    """Remote sidecar, whose events need its token. All three raise Unwritten, also for what the sidecar
+    rejects."""
 
     def __init__(self, url: str, token: str, timeout_s: float = TIMEOUT_S) -> None:
         parts = urlsplit(url)
@@ -78,9 +78,9 @@ class SidecarLog:
         self._headers = {"Authorization": f"Bearer {token}"}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
 
-    def record(self, told: NewEvent) -> OnRecord:
+    def record(self, new: NewEvent) -> OnRecord:
         return self._on_record(
-            "/events", {name: value for name, value in msgspec.to_builtins(told).items() if value is not None}
+            "/events", {name: value for name, value in msgspec.to_builtins(new).items() if value is not None}
         )
 
     def close(self, event_id: str, end_s: float | None = None) -> OnRecord:
@@ -125,7 +125,7 @@ class SidecarLog:
 
 
 def token(path: Path) -> str:
-    """The one word in a file. Raises OSError and ValueError."""
+    """Read the token in a file. Raises OSError and ValueError."""
     word = path.read_text(encoding="utf-8", errors="replace").strip()
     if not word or not word.isascii() or not word.isprintable() or " " in word:
         raise ValueError(f"{path} holds no token: one word is expected")
@@ -133,7 +133,7 @@ def token(path: Path) -> str:
 
 
 def running_labs(cache: Path) -> Iterator[Path]:
-    """Folders below the cache in which a lab runs now: it holds their lock."""
+    """Yield the folders below the cache in which a lab runs, holding their lock."""
     for lock in sorted(cache.glob("lab*/lock")):
         with lock.open("rb") as file:
             try:
@@ -143,7 +143,7 @@ def running_labs(cache: Path) -> Iterator[Path]:
 
 
 def differences(texts: tuple[str, ...]) -> dict[str, tuple[str | None, str | None]]:
-    """Options as people write them, `max-num-seqs=16->32`; nothing before or behind the arrow: not set. Raises
+    """Parse option changes such as `max-num-seqs=16->32`; nothing before or after the arrow: not set. Raises
     ValueError."""
     found: dict[str, tuple[str | None, str | None]] = {}
     for text in texts:
@@ -158,7 +158,7 @@ def differences(texts: tuple[str, ...]) -> dict[str, tuple[str | None, str | Non
 
 
 def line(event: TuningEvent) -> str:
-    """An event as one line for people. What cannot be printed, in lines that others wrote, is escaped."""
+    """Format an event as one line. Unprintable characters are escaped."""
     parts = [_time(event.at_s), f"{event.kind:7}", event.id, event.what]
     parts += [f"[{option}: {old or 'not set'} -> {new or 'not set'}]" for option, (old, new) in event.diff.items()]
     parts += [f"#{tag}" for tag in event.tags]

@@ -1,7 +1,6 @@
-"""A report's figures -> what static/report.js draws: numbers, names and times. Pure.
+"""Chart data of a report for static/report.js: numbers, names and times. Pure.
 
-Invariant: a request that is not drawn is counted in a sentence under its picture; what is summed up is summed up over
-all."""
+Invariant: a request that is not drawn is counted in a note below its chart; totals are over all requests."""
 
 from __future__ import annotations
 
@@ -38,12 +37,12 @@ Drawn = dict[str, Any]
 
 
 def drawn(material: Material) -> Drawn:
-    """All pictures. Times in unix milliseconds."""
-    names = [arm.name for arm in material.bench.arms]
+    """Return the data of all charts. Times in unix milliseconds."""
+    names = [variant.name for variant in material.bench.variants]
     whole = groups(material.bench)
     each = [one for group in whole for one in (group, *(replace(group, kind=kind) for kind in kinds(group)))]
     return {
-        "arms": names,
+        "variants": names,
         "shares": SHARES,
         "groups": [_group(material, group, names) for group in each],
         "time": _time(material, names),
@@ -59,7 +58,7 @@ def _group(material: Material, group: RunGroup, names: Sequence[str]) -> Drawn:
 
 
 def _spread(material: Material, group: RunGroup, names: Sequence[str]) -> list[Drawn]:
-    """How the answered requests of each arm are distributed, over all its runs that count."""
+    """Return the latency distribution of the answered requests of each variant, over all its counted runs."""
     found = []
     for metric in TIMES:
         curves = []
@@ -73,9 +72,8 @@ def _spread(material: Material, group: RunGroup, names: Sequence[str]) -> list[D
                 and (value := getattr(record, metric)) is not None
             ]
             if values:
-                curves.append(
-                    {"arm": index, "count": len(values), "at": [_short(value) for value in quantiles(values, SHARES)]}
-                )
+                at = [_short(value) for value in quantiles(values, SHARES)]
+                curves.append({"variant": index, "count": len(values), "at": at})
         if curves:
             known = metric_of(metric)
             found.append({"title": known.title, "unit": known.unit, "curves": curves})
@@ -83,7 +81,7 @@ def _spread(material: Material, group: RunGroup, names: Sequence[str]) -> list[D
 
 
 def _dots(group: RunGroup, names: Sequence[str], band: tuple[float, float] | None) -> list[Drawn]:
-    """A dot a run, in the order in which they ran: what moves with time and not with the arm is drift."""
+    """Return a dot for each run, in order: what moves with time and not with the variant is drift."""
     prefix = f"{group.kind}:" if group.kind else ""
     there = {figure for run in group.runs for figure, value in run.figures.items() if finite(value) is not None}
     of_requests = [
@@ -95,9 +93,14 @@ def _dots(group: RunGroup, names: Sequence[str], band: tuple[float, float] | Non
         known = metric_of(figure.removeprefix(prefix))
         scale = 100 if known.unit == SHARE else 1
         dots = [
-            {"run": run.number, "arm": names.index(run.arm), "value": _short(value * scale), "cut": run.cut is not None}
+            {
+                "run": run.number,
+                "variant": names.index(run.variant),
+                "value": _short(value * scale),
+                "cut": run.cut is not None,
+            }
             for run in sorted(group.runs, key=lambda run: (run.started_s, run.number))
-            if run.arm in names and (value := finite(run.figures.get(figure))) is not None
+            if run.variant in names and (value := finite(run.figures.get(figure))) is not None
         ]
         middles = [median_or_none(group.values(name, figure)) for name in names]
         found.append({
@@ -119,9 +122,9 @@ def _by_end(records: Iterable[RequestRecord]) -> list[tuple[float, RequestRecord
 
 
 def _time(material: Material, names: Sequence[str]) -> Drawn:
-    """Every request by the time of its end, with the runs and events around it."""
+    """Return every request by the time of its end, with runs and events."""
     bench = material.bench
-    runs = [run for run in bench.runs if run.arm in names]
+    runs = [run for run in bench.runs if run.variant in names]
     timed = {run.number: _by_end(material.of_run.get(run.number, ())) for run in runs}
     streamed = any(record.ttft_ms is not None for found in timed.values() for _, record in found)
     metric = "ttft_ms" if streamed else "e2e_ms"
@@ -156,15 +159,22 @@ def _time(material: Material, names: Sequence[str]) -> Drawn:
         "start": _ms(min(at_least)),
         "end": _ms(max(at_most)),
         "note": " ".join(notes),
-        "points": [_points(index, [run for run in runs if run.arm == name], kept) for index, name in enumerate(names)],
+        "points": [
+            _points(index, [run for run in runs if run.variant == name], kept) for index, name in enumerate(names)
+        ],
         "failed": [
-            {"at": _ms(at_s), "arm": names.index(run.arm), "run": run.number, "why": record.reason or record.outcome}
+            {
+                "at": _ms(at_s),
+                "variant": names.index(run.variant),
+                "run": run.number,
+                "why": record.reason or record.outcome,
+            }
             for at_s, run, record in shown_bad
         ],
         "runs": [
             {
                 "run": run.number,
-                "arm": names.index(run.arm),
+                "variant": names.index(run.variant),
                 "from": _ms(run.started_s),
                 "to": _ms(run.ended_s),
                 "cut": run.cut is not None,
@@ -206,7 +216,7 @@ def _thinned(good: dict[int, list[tuple[float, float]]]) -> tuple[dict[int, list
 def _points(index: int, runs: Iterable[Run], kept: dict[int, list[tuple[float, float]]]) -> Drawn:
     points = [(run.number, at_s, value) for run in runs for at_s, value in kept.get(run.number, ())]
     return {
-        "arm": index,
+        "variant": index,
         "run": [run for run, _, _ in points],
         "at": [_ms(at_s) for _, at_s, _ in points],
         "value": [_short(v) for _, _, v in points],

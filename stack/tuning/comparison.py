@@ -1,7 +1,7 @@
-"""Comparison of two variants: metrics, findings, verdicts and the words for them; for runs and for live traffic alike.
+"""Comparison of two variants: metrics, findings, verdicts and their texts; for runs and for live traffic.
 
 Invariant: a difference is called one only where its interval and p, after Holm's correction, leave out chance. What is
-too small to matter is `equivalent`, and what cannot be told is `inconclusive`."""
+too small to matter is `equivalent`, and what cannot be decided is `inconclusive`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MARGIN = 0.05
 ALPHA = 0.05
 MOST_APART = 0.1  # distance of two distributions of prompt lengths, or of two mixes, that is never blamed
 SHARE = "share"  # a unit: 0 to 1, shown as %
-NOT_JUDGED = "shown, not judged"
+NO_VERDICT = "shown without a verdict"
 
 
 class BadComparison(ValueError):
@@ -50,9 +50,9 @@ class ComparedMetric:
 class Finding:
     """Result of one metric.
 
-    metric: as it was judged; where a value is 0 or less, a ratio becomes a difference. a, b: over the runs of each arm,
-    their median (of differences their mean: most runs may have none). effect: b/a, or b-a, and low to high its 95 %
-    interval. values: of each arm's runs, by time."""
+    metric: as it was compared; where a value is 0 or less, a ratio becomes a difference. a, b: median over the runs of
+    each variant (of differences the mean: most runs may have none). effect: b/a, or b-a, and low to high its 95 %
+    interval. values: of each variant's runs, by time."""
 
     metric: ComparedMetric
     a: float | None = None
@@ -68,8 +68,8 @@ class Finding:
     values: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
 
     @property
-    def judged(self) -> bool:
-        return self.why != NOT_JUDGED
+    def has_verdict(self) -> bool:
+        return self.why != NO_VERDICT
 
     @property
     def holds_no_change(self) -> bool:
@@ -204,15 +204,15 @@ def table_rows(comparison: Comparison) -> list[ComparisonRow]:
         metric, p = found.metric, found.p_holm if found.p_holm is not None else found.p
         interval = interval_text(found) if found.low is not None else ""
         doubt = " (uncontrolled)" if found.verdict != "inconclusive" and not comparison.controlled else ""
-        verdict = f"{found.verdict}{doubt}" if found.judged else "not judged"
+        verdict = f"{found.verdict}{doubt}" if found.has_verdict else "no verdict"
         a, b, change = _value(metric, found.a), _value(metric, found.b), effect_text(metric, found.effect)
         rows.append(ComparisonRow(metric.title, a, b, change, interval, p_text(p), verdict, found.why))
     return rows
 
 
 def verdict_counts(comparison: Comparison) -> Mapping[Verdict, int]:
-    """Count the verdicts on the judged metrics."""
-    verdicts = [found.verdict for found in comparison.findings if found.judged]
+    """Count the verdicts on the metrics that have one."""
+    verdicts = [found.verdict for found in comparison.findings if found.has_verdict]
     return {verdict: verdicts.count(verdict) for verdict in get_args(Verdict)}
 
 

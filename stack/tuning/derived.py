@@ -1,7 +1,8 @@
-"""What a report works out from a bench: medians over runs, hit bands, cost, starts, failures, and what two arms were
-started with. Pure.
+"""Values derived from a bench for its report: medians over runs, hit bands, cost, starts, failures, and settings of
+the variants. Pure.
 
-Invariant: what was not measured is None, never 0; a run that was cut counts only where its arm has no whole one."""
+Invariant: what was not measured is None, never 0; a run that was cut counts only where its variant has no complete
+one."""
 
 from __future__ import annotations
 
@@ -12,11 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+import msgspec
+
 from exporters.accounting.prices import Prices
 from exporters.events.log import TuningEvent
 from exporters.requests.record import RequestRecord
 from exporters.statistics import median_or_none
-from stack.bench.result import Arm, Bench, Run, run_of, without_secrets
+from stack.bench.result import STORED, Bench, BenchVariant, Run, run_of, without_secrets
 from stack.bench.workload import METRICS
 from stack.gateway.reasons import REASONS
 from stack.tuning.comparison import SHARE, Comparison
@@ -28,8 +31,7 @@ _HOUR_S = 3600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
-    """All that a report is made of. gpus: GPUs that each arm's engine held; gpu_name: what they are, which finds their
-    price."""
+    """Input of a report. gpus: GPUs of each variant's engine; gpu_name: their model, which has a price."""
 
     bench: Bench
     records: Sequence[RequestRecord] = ()
@@ -50,7 +52,7 @@ class Material:
 
     @property
     def happened(self) -> list[TuningEvent]:
-        """Events that were written for the bench, or fell into it, as they were told last; by time."""
+        """Return the newest record of each event that was written for the bench or fell into it, by time."""
         bench = self.bench
         newest = {event.id: event for event in self.events}.values()
         mine = (
@@ -78,17 +80,17 @@ class RunGroup:
     def title(self) -> str:
         return f"{self.workload}, {self.point}" + (f": {self.kind} requests" if self.kind else "")
 
-    def counted(self, arm: str) -> list[Run]:
-        """The whole runs of an arm, or those that were cut where there are no others."""
-        mine = [run for run in self.runs if run.arm == arm]
+    def counted(self, variant: str) -> list[Run]:
+        """Return the complete runs of a variant, or those that were cut where there are no others."""
+        mine = [run for run in self.runs if run.variant == variant]
         return [run for run in mine if run.cut is None] or mine
 
-    def values(self, arm: str, figure: str) -> list[float]:
-        return [value for run in self.counted(arm) if (value := finite(run.figures.get(figure))) is not None]
+    def values(self, variant: str, figure: str) -> list[float]:
+        return [value for run in self.counted(variant) if (value := finite(run.figures.get(figure))) is not None]
 
 
 def groups(bench: Bench) -> list[RunGroup]:
-    """In the order in which they were first run."""
+    """Group runs by workload and load, in the order in which they were first run."""
     found: dict[tuple[str, str], list[Run]] = {}
     for run in bench.runs:
         found.setdefault((run.workload, run.point), []).append(run)
@@ -99,18 +101,18 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-# --- how figures are written
+# --- number formats
 
 
 def rank(figure: str) -> tuple[bool, int, str]:
-    """All requests before their classes; metrics in the order of the workloads' list."""
+    """Return the sort key of a metric: all requests before their classes, then the order of METRICS."""
     kind, _, rest = figure.rpartition(":")
     metric = rest.partition(".")[0]
     return bool(kind), METRICS.index(metric) if metric in METRICS else len(METRICS), figure
 
 
 def plain(value: float) -> str:
-    """Three significant digits at least, thousands grouped, no exponent."""
+    """Format a number: three significant digits at least, thousands grouped, no exponent."""
     if abs(value) >= 999.5:
         return f"{value:,.0f}"
     text = f"{value:.3g}"
@@ -118,7 +120,7 @@ def plain(value: float) -> str:
 
 
 def written(value: float | None, unit: str = "") -> str:
-    """A figure as people read it; a dash for what is absent."""
+    """Format a value with its unit; a dash where it is absent."""
     if finite(value) is None or value is None:
         return ABSENT
     return f"{plain(value * 100)} %" if unit == SHARE else f"{plain(value)} {unit}".rstrip()
@@ -128,7 +130,7 @@ def written(value: float | None, unit: str = "") -> str:
 
 
 def flags(arguments: Iterable[str]) -> dict[str, str]:
-    """Options as they were written: `--a 1`, `--a=1` and `--a`; what stands before the first option is the command."""
+    """Parse options: `--a 1`, `--a=1` and `--a`; words before the first option are the command."""
     found: dict[str, str] = {}
     last = None
     for text in arguments:
@@ -140,27 +142,29 @@ def flags(arguments: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def settings(arms: Sequence[Arm]) -> list[tuple[str, tuple[str, ...], bool]]:
-    """(setting, its value in each arm, whether they differ): options and cache configuration; those that differ
-    first."""
+def settings(variants: Sequence[BenchVariant]) -> list[tuple[str, tuple[str, ...], bool]]:
+    """Return (setting, its value in each variant, whether they differ) of options and cache configuration; those that
+    differ first."""
     each = []
-    for arm in arms:
-        told = {} if arm.engine.arguments is None else flags(arm.engine.arguments)
-        each.append(told | {f"cache: {name}": value for name, value in arm.engine.cache.items()})
+    for variant in variants:
+        options = {} if variant.engine.arguments is None else flags(variant.engine.arguments)
+        each.append(options | {f"cache: {name}": value for name, value in variant.engine.cache.items()})
     rows = []
-    for name in sorted({name for told in each for name in told}):
-        unknown = [ABSENT if arm.engine.arguments is None and name.startswith("--") else "not set" for arm in arms]
-        values = tuple(told.get(name, missing) for told, missing in zip(each, unknown, strict=True))
+    for name in sorted({name for options in each for name in options}):
+        unknown = [
+            ABSENT if variant.engine.arguments is None and name.startswith("--") else "not set" for variant in variants
+        ]
+        values = tuple(options.get(name, missing) for options, missing in zip(each, unknown, strict=True))
         rows.append((name, values, len(set(values)) > 1))
     return sorted(rows, key=lambda row: (not row[2], row[0]))
 
 
-# --- what the runs add up to
+# --- totals over runs
 
 
 def stability(runs: Iterable[Run]) -> tuple[int, Counter[str]]:
-    """How many requests ended, and the failures among them by reason. A refusal is no failure, nor is what was stopped
-    with the bench."""
+    """Count the requests that ended, and the failures among them by reason. Neither refusals nor requests that were
+    stopped with the bench are failures."""
     failed: Counter[str] = Counter()
     ended = 0
     for run in runs:
@@ -177,21 +181,19 @@ def refused(reason: str) -> bool:
 
 
 def by_reason(failed: Mapping[str, int]) -> str:
-    """Failures in words, the most frequent first."""
+    """List failures by reason, the most frequent first."""
     ordered = sorted(
         ((reason, count) for reason, count in failed.items() if count), key=lambda pair: (-pair[1], pair[0])
     )
     return ", ".join(f"{count:,} {reason}" for reason, count in ordered)
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """The hit ratio of an arm beside what the workload leads one to expect, from a scenario. off: its prefix cache was
-    off."""
+class Hit(msgspec.Struct, frozen=True, rename=STORED):
+    """Hit ratio of a variant and the band that its workload expects. off: its prefix cache was off."""
 
     workload: str
     point: str
-    arm: str
+    variant: str
     measured: float | None
     low: float | None
     high: float | None
@@ -212,7 +214,7 @@ class Hit:
 
 
 def hits(bench: Bench) -> list[Hit]:
-    """Of the workloads that say what hit ratio is to be expected."""
+    """Return the hit ratios for workloads that have an expected band."""
     expected, scenarios = (
         bands(bench),
         {workload.get("name"): str(workload.get("scenario") or "") for workload in bench.workloads},
@@ -221,15 +223,15 @@ def hits(bench: Bench) -> list[Hit]:
     for group in groups(bench):
         if group.workload not in expected:
             continue
-        for arm in bench.arms:
-            values = group.values(arm.name, "hit_ratio")
-            off = arm.engine.cache.get("enable_prefix_caching") == "False"
+        for variant in bench.variants:
+            values = group.values(variant.name, "hit_ratio")
+            off = variant.engine.cache.get("enable_prefix_caching") == "False"
             low, high = (min(values), max(values)) if values else (None, None)
             found.append(
                 Hit(
                     group.workload,
                     group.point,
-                    arm.name,
+                    variant.name,
                     median_or_none(values),
                     low,
                     high,
@@ -242,25 +244,24 @@ def hits(bench: Bench) -> list[Hit]:
 
 
 def bands(bench: Bench) -> dict[str, tuple[float, float]]:
-    """The hit ratio that is to be expected, lowest and highest, of the workloads that say so."""
-    told = {str(workload.get("name")): workload.get("expected_hit") for workload in bench.workloads}
+    """Return the lowest and highest expected hit ratio, for workloads that have them."""
+    expected = {str(workload.get("name")): workload.get("expected_hit") for workload in bench.workloads}
     return {
         name: (float(band[0]), float(band[1]))
-        for name, band in told.items()
+        for name, band in expected.items()
         if isinstance(band, Sequence) and len(band) == 2
     }
 
 
-@dataclass(frozen=True, slots=True)
-class TokenCost:
-    """A thousand output tokens of one arm at one load, at its measured throughput; prices in the report's currency.
+class TokenCost(msgspec.Struct, frozen=True, rename=STORED):
+    """Cost of 1000 output tokens of one variant at one load, at its measured throughput, in the report's currency.
 
     own: of the GPU hours. api_output: bought, the output alone. api_whole: bought, with the prompts that belong to it.
     even_at: output tokens/s from which the GPU hours cost less than api_whole."""
 
     workload: str
     point: str
-    arm: str
+    variant: str
     tokens_per_second: float
     own: float
     api_output: float | None
@@ -268,7 +269,7 @@ class TokenCost:
 
     @property
     def times(self) -> float | None:
-        """How many times the API's price the own cost is."""
+        """Own cost as a multiple of the API's price."""
         return self.own / self.api_whole if self.api_whole else None
 
     @property
@@ -277,21 +278,21 @@ class TokenCost:
 
 
 def costs(material: Material) -> list[TokenCost]:
-    """None without prices, the number of GPUs, or a throughput."""
+    """Return the cost of each variant; empty without prices, number of GPUs, or throughput."""
     prices, gpus = material.prices, material.gpus
     if prices is None or not gpus:
         return []
     per_second = prices.per_hour(material.gpu_name) * gpus / _HOUR_S
     found = []
     for group in groups(material.bench):
-        for arm in material.bench.arms:
-            speed = median_or_none(group.values(arm.name, "tokens_per_second"))
+        for variant in material.bench.variants:
+            speed = median_or_none(group.values(variant.name, "tokens_per_second"))
             if not speed:
                 continue
-            api = prices.api_price(arm.engine.model)
+            api = prices.api_price(variant.engine.model)
             bought = [
                 record
-                for run in group.counted(arm.name)
+                for run in group.counted(variant.name)
                 for record in material.of_run.get(run.number, ())
                 if record.outcome == "ok"
             ]
@@ -308,7 +309,7 @@ def costs(material: Material) -> list[TokenCost]:
                 TokenCost(
                     group.workload,
                     group.point,
-                    arm.name,
+                    variant.name,
                     speed,
                     per_second / speed * 1000,
                     api.output_per_1k if api else None,
@@ -318,13 +319,13 @@ def costs(material: Material) -> list[TokenCost]:
     return found
 
 
-def starts(arm: Arm) -> dict[str, list[float]]:
-    """Seconds of each start by kind, cold ones first."""
-    ordered = sorted(arm.starts, key=lambda start: start.kind)
+def starts(variant: BenchVariant) -> dict[str, list[float]]:
+    """Return the seconds of each start by kind, cold ones first."""
+    ordered = sorted(variant.starts, key=lambda start: start.kind)
     return {kind: [start.seconds for start in found] for kind, found in groupby(ordered, key=lambda start: start.kind)}
 
 
 def kinds(group: RunGroup) -> Iterator[str]:
-    """Classes of requests that its figures name."""
+    """Yield the request classes that a group's metrics name."""
     named = {figure.rpartition(":")[0] for run in group.runs for figure in run.figures}
     yield from sorted(named - {""})

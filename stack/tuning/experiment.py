@@ -1,8 +1,7 @@
-"""An experiment: one workload, two or more configurations of an engine, runs that take turns, and for every load a
-comparison.
+"""Experiments: one workload, two or more configurations of an engine, runs in turns, and a comparison for every load.
 
-Invariant: off really is off. What the engines say of themselves is read back and compared; arms that were to differ and
-do not are refused, and what cannot be seen is said."""
+Invariant: off really is off. The configuration that engines report is read back and compared; variants that should
+differ and do not are rejected, and what cannot be checked is reported."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from stack.bench import workload_file
 from stack.bench.engine_under_test import BadTarget, Subject, look
 from stack.bench.load import BenchTarget
 from stack.bench.measurements import Startup, startup
-from stack.bench.result import HIDDEN, Bench, BenchEngine, Start, is_secret, masked
+from stack.bench.result import HIDDEN, STORED, Bench, BenchEngine, Start, is_secret, masked
 from stack.bench.workload import METRICS, WorkloadFile
 from stack.config import BadConfig, meant, read
 from stack.lab import install, plan
@@ -47,7 +46,7 @@ _INCIDENTAL = re.compile(
 )
 
 
-class ArmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class VariantConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One configuration, in one of three ways. url: an engine that stands. command: how to start one, with {port} where
     its port goes, such as "vllm serve MODEL --port {port} --enable-prefix-caching". lab: arguments for the lab's own
     small engine on the CPU."""
@@ -63,18 +62,18 @@ class ArmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return tuple(shlex.split(self.command)) if isinstance(self.command, str) else self.command or ()
 
 
-class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A file of an experiment. workload: a file, from where this one stands, or a shipped one. arms: the first is what
-    the others are compared with.
+class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename=STORED):
+    """Experiment file. workload: a file, relative to this one, or an included workload. variants: the others are
+    compared with the first.
 
-    together: all engines stand side by side, else one at a time, started anew for its turn. same: the arms are alike on
-    purpose, to see what noise alone does. also: figures to be judged besides the usual, such as short:ttft_ms.p95; the
-    more are judged, the stronger must each be. runs, order: else as the workload says; interleaved runs are drawn at
-    random in each round, sequential ones are judged with a caveat. only, requests, scale,
-    model: as of `bench run`."""
+    together: all engines run side by side, else one at a time, started anew for its turn. same: the variants are alike
+    on purpose, to measure noise. also: metrics to compare besides the usual, such as short:ttft_ms.p95; the more are
+    compared, the stronger must each be. runs, order: default to those of the workload; interleaved runs are drawn at
+    random in each round, sequential ones are compared with a caveat. only, requests, scale, model: as of
+    `bench run`."""
 
     workload: str
-    arms: dict[str, ArmConfig]
+    variants: dict[str, VariantConfig]
     title: str = ""
     model: str | None = None
     only: tuple[str, ...] = ()
@@ -89,37 +88,38 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     @property
     def side_by_side(self) -> bool:
         """As it is said; else where no engine is to be started."""
-        return all(arm.url for arm in self.arms.values()) if self.together is None else self.together
+        return all(variant.url for variant in self.variants.values()) if self.together is None else self.together
 
 
 def load(path: Path) -> tuple[Experiment, WorkloadFile]:
-    """The experiment and its workloads. Raises BadConfig."""
+    """Return the experiment and its workloads. Raises BadConfig."""
     source = read(path)
     experiment = source.into(Experiment)
     for sentence in mistakes(experiment):
         raise BadConfig(source.locate(sentence))
-    beside, shipped = path.parent / experiment.workload, workload_file.shipped()
-    if not beside.is_file() and experiment.workload not in shipped:
+    beside, included = path.parent / experiment.workload, workload_file.included()
+    if not beside.is_file() and experiment.workload not in included:
         raise BadConfig(
             source.locate(
-                f"workload: {beside} is no file, and {experiment.workload} no shipped"
-                f" workload{meant(experiment.workload, shipped)}"
+                f"workload: {beside} is no file, and {experiment.workload} no included"
+                f" workload{meant(experiment.workload, included)}"
             )
         )
     return experiment, workload_file.load(beside if beside.is_file() else experiment.workload)
 
 
 def mistakes(experiment: Experiment) -> Iterator[str]:
-    """What is wrong that types cannot tell."""
-    if len(experiment.arms) < 2:
-        yield f"arms: there {'is one' if experiment.arms else 'are none'}; a comparison needs two or more"
-    for name, arm in experiment.arms.items():
+    """Find mistakes that types do not exclude."""
+    place = STORED["variants"]
+    if len(experiment.variants) < 2:
+        yield f"{place}: there {'is one' if experiment.variants else 'are none'}; a comparison needs two or more"
+    for name, variant in experiment.variants.items():
         if not _NAME.fullmatch(name):
             yield (
-                f"arms.{name}: {name[:60]!r} is no name; use 1 to 60 of letters, digits, . _ - and begin with a letter"
-                " or digit"
+                f"{place}.{name}: {name[:60]!r} is no name; use 1 to 60 of letters, digits, . _ - and begin with a"
+                " letter or digit"
             )
-        yield from _arm_mistakes(f"arms.{name}", arm)
+        yield from _variant_mistakes(f"{place}.{name}", variant)
     for key in ("runs", "requests"):
         if (given := getattr(experiment, key)) is not None and given < 1:
             yield f"{key}: {given} should be 1 or more"
@@ -131,33 +131,33 @@ def mistakes(experiment: Experiment) -> Iterator[str]:
             )
 
 
-def _arm_mistakes(place: str, arm: ArmConfig) -> Iterator[str]:
-    ways = [way for way in ("url", "command", "lab") if getattr(arm, way) is not None]
+def _variant_mistakes(place: str, variant: VariantConfig) -> Iterator[str]:
+    ways = [way for way in ("url", "command", "lab") if getattr(variant, way) is not None]
     if len(ways) != 1:
         yield f"{place}: {' and '.join(ways) or 'nothing'} is given; say one of url, command or lab"
-    if arm.command is not None:
-        yield from _command_mistakes(f"{place}.command", arm)
-    if arm.url is not None and arm.env:
+    if variant.command is not None:
+        yield from _command_mistakes(f"{place}.command", variant)
+    if variant.url is not None and variant.env:
         yield f"{place}.env: an engine that stands already has its environment; set it where the engine is started"
-    if arm.url is not None and not arm.url.startswith(("http://", "https://")):
-        yield f"{place}.url: {arm.url!r} should be like http://127.0.0.1:8000"
+    if variant.url is not None and not variant.url.startswith(("http://", "https://")):
+        yield f"{place}.url: {variant.url!r} should be like http://127.0.0.1:8000"
 
 
-def _command_mistakes(place: str, arm: ArmConfig) -> Iterator[str]:
+def _command_mistakes(place: str, variant: VariantConfig) -> Iterator[str]:
     try:
-        words = arm.argv
+        words = variant.argv
     except ValueError as error:
         yield f"{place}: it is no command line: {str(error).lower()}"
     else:
         if not any("{port}" in word for word in words):
-            yield f"{place}: it has no {{port}}, where the engine is told which port to listen on"
+            yield f"{place}: it has no {{port}}, which is where the port to listen on is filled in"
 
 
 @dataclass(slots=True)
 class Engines:
-    """The engines of an experiment: given, or started for their turn and stopped after it. Enter it as a context.
+    """Engines of an experiment: given, or started for their turn and stopped after it. Enter it as a context.
 
-    say: is told what happens meanwhile. starts: of each arm, how long it took until it answered."""
+    say: receives progress messages. starts: of each variant, seconds until it answered."""
 
     experiment: Experiment
     folder: Path
@@ -184,25 +184,25 @@ class Engines:
                     os.killpg(running.process.pid, signal.SIGKILL)
             raise
 
-    async def subject(self, arm: str) -> Subject:
-        """The engine of this arm, up and looked at. Raises BadTarget."""
-        if found := self.subjects.get(arm):
+    async def subject(self, variant: str) -> Subject:
+        """Return the engine of a variant, running and inspected. Raises BadTarget."""
+        if found := self.subjects.get(variant):
             return found
-        config = self.experiment.arms[arm]
+        config = self.experiment.variants[variant]
         if config.url is None and not self.experiment.side_by_side:
-            for other in [name for name in self.subjects if self.experiment.arms[name].url is None]:
+            for other in [name for name in self.subjects if self.experiment.variants[name].url is None]:
                 await self._end(other)
         try:
-            started = await self._start(arm, config) if config.url is None else Startup()
+            started = await self._start(variant, config) if config.url is None else Startup()
         except (LabError, install.PartMissing) as error:
             raise BadTarget(str(error)) from error
-        url = config.url or f"http://127.0.0.1:{self._ports[arm]}"
+        url = config.url or f"http://127.0.0.1:{self._ports[variant]}"
         engine, _ = await look(url, self.experiment.model, self.key)
-        settings = await told_settings(url, engine)
-        arguments = None if config.url else tuple(self._supervisor.running[arm].spec.argv)
-        self.settings[arm] = settings
-        found = self.subjects[arm] = Subject(
-            arm,
+        settings = await read_settings(url, engine)
+        arguments = None if config.url else tuple(self._supervisor.running[variant].spec.argv)
+        self.settings[variant] = settings
+        found = self.subjects[variant] = Subject(
+            variant,
             BenchTarget(engine.url, engine.model, self.key),
             msgspec.structs.replace(engine, arguments=arguments),
             config.what,
@@ -210,32 +210,32 @@ class Engines:
         )
         return found
 
-    async def _end(self, arm: str) -> None:
-        """Asks it to end, so that it lets go of what it holds, then ends what is left of its group."""
-        process = self._supervisor.running[arm].process
+    async def _end(self, variant: str) -> None:
+        """Terminate an engine so that it releases its resources, then end what is left of its process group."""
+        process = self._supervisor.running[variant].process
         with contextlib.suppress(ProcessLookupError, TimeoutError):
             process.terminate()
             await asyncio.wait_for(process.wait(), END_S)
-        await self._supervisor.end(arm)
-        del self.subjects[arm]
+        await self._supervisor.end(variant)
+        del self.subjects[variant]
 
-    async def _start(self, arm: str, config: ArmConfig) -> Startup:
-        # each time: meanwhile the one before may be that of a connection to another arm's engine
-        self._ports[arm] = port = _free_port()
-        spec = _process(arm, config, self.folder, port)
-        self.say(f"starting {arm}: {shlex.join(masked(spec.argv))}")
+    async def _start(self, variant: str, config: VariantConfig) -> Startup:
+        # each time: meanwhile the one before may be that of a connection to another variant's engine
+        self._ports[variant] = port = _free_port()
+        spec = _process(variant, config, self.folder, port)
+        self.say(f"starting {variant}: {shlex.join(masked(spec.argv))}")
         began = time.monotonic()
         await self._supervisor.start(spec)
-        await self._supervisor.wait_healthy(arm)
+        await self._supervisor.wait_healthy(variant)
         seconds = time.monotonic() - began
-        before = self.starts.setdefault(arm, [])
+        before = self.starts.setdefault(variant, [])
         before.append(Start("warm" if before else "cold", round(seconds, 2)))
-        self.say(f"{arm} answers after {seconds:.0f} s")
-        return startup(self._supervisor.running[arm].log.read_text(errors="replace"))
+        self.say(f"{variant} answers after {seconds:.0f} s")
+        return startup(self._supervisor.running[variant].log.read_text(errors="replace"))
 
 
-def _process(arm: str, config: ArmConfig, folder: Path, port: int) -> plan.Process:
-    """How an arm is started. It shows its configuration, which an engine in service must not: nobody else reaches this
+def _process(variant: str, config: VariantConfig, folder: Path, port: int) -> plan.Process:
+    """Return the process of a variant. It exposes its configuration, which is safe because nobody else reaches its
     port."""
     env = {"VLLM_SERVER_DEV_MODE": "1", **config.env}
     if config.lab is not None:
@@ -245,10 +245,16 @@ def _process(arm: str, config: ArmConfig, folder: Path, port: int) -> plan.Proce
             folder, programs, port_offset=port - plan.PORTS["vllm"], args={"vllm": config.lab}, engine_version=version
         )
         spec = next(process for process in plan.processes(lab) if process.name == "vllm")
-        return plan.Process(arm, spec.argv, spec.address, spec.health, (), {**spec.env, **env}, READY_S)
+        return plan.Process(variant, spec.argv, spec.address, spec.health, (), {**spec.env, **env}, READY_S)
     url = f"http://127.0.0.1:{port}"
     return plan.Process(
-        arm, tuple(word.replace("{port}", str(port)) for word in config.argv), url, f"{url}/health", (), env, READY_S
+        variant,
+        tuple(word.replace("{port}", str(port)) for word in config.argv),
+        url,
+        f"{url}/health",
+        (),
+        env,
+        READY_S,
     )
 
 
@@ -259,9 +265,9 @@ def _free_port() -> int:
         return port
 
 
-async def told_settings(url: str, engine: BenchEngine) -> Mapping[str, str]:
-    """What an engine says of its configuration, flat: all of it where it runs in its development mode, else what stands
-    on its page."""
+async def read_settings(url: str, engine: BenchEngine) -> Mapping[str, str]:
+    """Return the configuration that an engine reports, flat: all of it in development mode, else the labels of its
+    /metrics endpoint."""
     cache = {f"cache_config.{name}": value for name, value in engine.cache.items()} | (
         {"version": engine.version} if engine.version else {}
     )
@@ -279,7 +285,7 @@ def _flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def differences(a: Mapping[str, str], b: Mapping[str, str]) -> dict[str, tuple[str | None, str | None]]:
-    """Settings in which two engines differ, but for those that differ from start to start."""
+    """Return the settings in which two engines differ, except those that differ at every start."""
     names = sorted({*a, *b})
     return {
         name: (a.get(name), b.get(name))
@@ -289,10 +295,11 @@ def differences(a: Mapping[str, str], b: Mapping[str, str]) -> dict[str, tuple[s
 
 
 def caveats(experiment: Experiment, engines: Engines) -> Iterator[str]:
-    """What could not be controlled. Raises BadConfig where arms that should differ say that they are the same."""
-    first, *others = experiment.arms
+    """Report what could not be controlled. Raises BadConfig where variants that should differ report the same
+    settings."""
+    first, *others = experiment.variants
     for other in others:
-        a, b = experiment.arms[first], experiment.arms[other]
+        a, b = experiment.variants[first], experiment.variants[other]
         whole = all("model_config.model" in engines.settings[name] for name in (first, other))
         differ = {
             name: pair
@@ -315,33 +322,33 @@ def caveats(experiment: Experiment, engines: Engines) -> Iterator[str]:
                 " differ is your word"
             )
         if differ:
-            told = ", ".join(
+            changes = ", ".join(
                 f"{name} {HIDDEN if is_secret(name) else f'{old} -> {new}'}"
                 for name, (old, new) in list(differ.items())[:6]
             )
-            yield f"{first} -> {other}, by the engines' own word: {told}" + (
+            yield f"{first} -> {other}, by the engines' own word: {changes}" + (
                 f" and {len(differ) - 6} more" if len(differ) > 6 else ""
             )
         if a.url and b.url and a.url.rstrip("/") == b.url.rstrip("/") and not experiment.same:
-            raise BadConfig(f"arms {first} and {other} are the same engine ({a.url}); `same: true` if meant")
+            raise BadConfig(f"variants {first} and {other} are the same engine ({a.url}); `same: true` if meant")
     if not experiment.side_by_side:
-        yield "each arm's engine was started anew for its turns, so the state of a long-running one is no part of this"
-    elif not all(arm.url for arm in experiment.arms.values()):
+        yield "each variant's engine was started anew for its turns, so this says nothing of a long-running one"
+    elif not all(variant.url for variant in experiment.variants.values()):
         yield "all engines stood on this machine at once: they took turns, but shared its memory"
 
 
 def compare(experiment: Experiment, bench: Bench) -> list[Comparison]:
-    """Each other arm beside the first, for every load that both have runs of."""
-    first, *others = experiment.arms
+    """Compare each other variant with the first, for every load that both have runs of."""
+    first, *others = experiment.variants
     found = []
     for other in others:
         for name, point in dict.fromkeys((each.workload, each.point) for each in bench.runs):
             a, b = (
-                [each for each in bench.runs if (each.arm, each.workload, each.point) == (arm, name, point)]
-                for arm in (first, other)
+                [each for each in bench.runs if (each.variant, each.workload, each.point) == (variant, name, point)]
+                for variant in (first, other)
             )
             if a and b:
-                urls = {(experiment.arms[arm].url or arm).rstrip("/") for arm in (first, other)}
+                urls = {(experiment.variants[variant].url or variant).rstrip("/") for variant in (first, other)}
                 setting = Setting(shared_engine=len(urls) == 1, repeated=repeats(bench, name))
                 metrics = (*HEADLINE, *map(metric_of, experiment.also))
                 found.append(compare_runs(a, b, setting=setting, metrics=metrics, names=(first, other)))
@@ -349,7 +356,7 @@ def compare(experiment: Experiment, bench: Bench) -> list[Comparison]:
 
 
 def repeats(bench: Bench, name: str) -> bool:
-    """Whether a workload's prompts, or what they share, were the same in all runs on purpose."""
+    """Return True if a workload's prompts, or what they share, were the same in all runs on purpose."""
     return any(
         each.get("seed") == "fixed" or each.get("cache") == "warm"
         for each in bench.workloads
@@ -358,14 +365,14 @@ def repeats(bench: Bench, name: str) -> bool:
 
 
 def event(bench: Bench, comparisons: Sequence[Comparison]) -> NewEvent:
-    """The experiment as a region: what was compared, and what came of it. A note: nothing that is in service was
-    changed, so no alert listens."""
+    """Return the experiment as a tuning event with its verdicts. A note: nothing in service was changed, so no alert
+    uses it."""
     found = [f"{one.b} against {one.a} ({one.workload} {one.point}): " + _verdicts(one) for one in comparisons]
-    verdicts = {finding.verdict for one in comparisons for finding in one.findings if finding.judged} & {
+    verdicts = {finding.verdict for one in comparisons for finding in one.findings if finding.has_verdict} & {
         "better",
         "worse",
     }
-    settings = [arm.engine.cache for arm in bench.arms[:2]]
+    settings = [variant.engine.cache for variant in bench.variants[:2]]
     changed = differences(settings[0], settings[-1]) if settings else {}
     return NewEvent(
         what="; ".join([f"experiment {bench.title}", *found])[:MAX_TEXT],
@@ -381,5 +388,5 @@ def event(bench: Bench, comparisons: Sequence[Comparison]) -> NewEvent:
 def _verdicts(comparison: Comparison) -> str:
     return (
         ", ".join(f"{count} {verdict}" for verdict, count in verdict_counts(comparison).items() if count)
-        or "nothing was judged"
+        or "nothing was compared"
     )

@@ -36,7 +36,7 @@ class Violation:
 
 
 def gates(comparison: Comparison, limits: Limits) -> list[Violation]:
-    """Return the limits that b broke, by its point estimates, and those that cannot be told."""
+    """Return the limits that b broke, by its point estimates, and those that cannot be checked."""
     broken = []
     if (most := limits.max_p95_regression) is not None:
         slowest = [
@@ -80,5 +80,7 @@ def _violation(
 
 
 def _not_measured(limit: str, figure: str, most: float) -> Violation:
-    what = f"{limit}: {figure} was not measured in both arms, so the limit of {percent_text(most)} cannot be checked"
+    what = (
+        f"{limit}: {figure} was not measured in both variants, so the limit of {percent_text(most)} cannot be checked"
+    )
     return Violation(limit, figure, None, most, False, what)

@@ -1,6 +1,6 @@
-"""The lab's seven pass rows, each judged by what a bench, logs and prices show.
+"""The lab's seven pass rows, each checked against what a bench, logs and prices show.
 
-Invariant: nothing passes without evidence; what nobody looked at is not measured."""
+Invariant: nothing passes without evidence; what was not checked is not measured."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CRITERIA = {
     "Admission control": "each team has a queue or limit of its own, and refusals are logged",
 }
 
-Judged = tuple[State, str]
+RowResult = tuple[State, str]
 
 
 def lab_rows(
@@ -49,15 +49,16 @@ def lab_rows(
     policy: Policy | None = None,
     stated: Mapping[str, tuple[bool, str]] | None = None,
 ) -> list[LabRow]:
-    """log: what a gateway wrote. policy: its teams file. stated: what somebody shows by other means, as item ->
-    (whether it holds, the evidence); it counts where nothing was measured. Raises ValueError for an item that is none,
-    and for a statement without evidence."""
+    """Check a bench against the criteria of the lab.
+
+    log: of a gateway. policy: its teams file. stated: evidence by other means, as item -> (whether it passes, the
+    evidence); it counts where nothing was measured. Raises ValueError for an unknown item or missing evidence."""
     stated = stated or {}
     if unknown := next((item for item in stated if item not in CRITERIA), None):
         raise ValueError(f"the lab has no row {unknown!r}; there are {', '.join(CRITERIA)}")
     if bare := next((item for item, (_, evidence) in stated.items() if not evidence.strip()), None):
         raise ValueError(f"{bare}: what is stated needs evidence; say what was seen")
-    judges: dict[str, Callable[[], Judged]] = {
+    checks: dict[str, Callable[[], RowResult]] = {
         "Model loading": lambda: _loading(material.bench),
         "API compatibility": lambda: _compatible([*material.records, *log]),
         "Stability": lambda: _stable(material.bench),
@@ -71,7 +72,7 @@ def lab_rows(
     }
     rows = []
     for item, criterion in CRITERIA.items():
-        state, evidence = judges[item]()
+        state, evidence = checks[item]()
         if state == "not measured" and item in stated:
             holds, said = stated[item]
             state, evidence = ("pass" if holds else "fail"), f"stated: {said}"
@@ -79,21 +80,21 @@ def lab_rows(
     return rows
 
 
-def _loading(bench: Bench) -> Judged:
-    told = [
-        f"{arm.name} {kind} " + ", ".join(written(s, "s") for s in seconds)
-        for arm in bench.arms
-        for kind, seconds in starts(arm).items()
+def _loading(bench: Bench) -> RowResult:
+    evidence = [
+        f"{variant.name} {kind} " + ", ".join(written(s, "s") for s in seconds)
+        for variant in bench.variants
+        for kind, seconds in starts(variant).items()
     ]
-    have = {kind for arm in bench.arms for kind in starts(arm)}
+    have = {kind for variant in bench.variants for kind in starts(variant)}
     if not have:
         return "not measured", "no start was timed; a bench that starts the engines itself records both"
     if missing := {"cold", "warm"} - have:
-        return "fail", f"{'; '.join(told)}; no {missing.pop()} start is recorded"
-    return "pass", "; ".join(told)
+        return "fail", f"{'; '.join(evidence)}; no {missing.pop()} start is recorded"
+    return "pass", "; ".join(evidence)
 
 
-def _compatible(records: Sequence[RequestRecord]) -> Judged:
+def _compatible(records: Sequence[RequestRecord]) -> RowResult:
     calls = [record for record in records if (record.route or "").endswith(_CHAT)]
     good = [
         record
@@ -102,31 +103,31 @@ def _compatible(records: Sequence[RequestRecord]) -> Judged:
     ]
     if not calls:
         return "not measured", "no chat call is among the requests"
-    told = (
+    evidence = (
         f"{len(good):,} of {len(calls):,} calls of {calls[0].route} ended with a finish_reason as the OpenAI protocol"
         " has it"
     )
-    return ("pass" if good else "fail"), told
+    return ("pass" if good else "fail"), evidence
 
 
-def _stable(bench: Bench) -> Judged:
+def _stable(bench: Bench) -> RowResult:
     ended, failed = stability(bench.runs)
-    told = f"{failed.total():,} of {ended:,} requests failed" + (f" ({by_reason(failed)})" if failed else "")
+    evidence = f"{failed.total():,} of {ended:,} requests failed" + (f" ({by_reason(failed)})" if failed else "")
     if ended < FEWEST:
-        return "not measured", f"{told}; it takes at least {FEWEST} requests"
-    for name in (arm.name for arm in bench.arms if len(bench.arms) > 1):
-        mine, lost = stability(run for run in bench.runs if run.arm == name)
+        return "not measured", f"{evidence}; it takes at least {FEWEST} requests"
+    for name in (variant.name for variant in bench.variants if len(bench.variants) > 1):
+        mine, lost = stability(run for run in bench.runs if run.variant == name)
         if mine >= FEWEST and too_many(lost.total(), mine):
-            return "fail", f"{told}; of {name} alone {lost.total():,} of {mine:,}"
-    return ("fail" if too_many(failed.total(), ended) else "pass"), told
+            return "fail", f"{evidence}; of {name} alone {lost.total():,} of {mine:,}"
+    return ("fail" if too_many(failed.total(), ended) else "pass"), evidence
 
 
 def too_many(failed: int, ended: int) -> bool:
-    """More than the lab allows."""
+    """Return True if more requests failed than the lab allows."""
     return failed * FEWEST > MOST_FAILED * ended
 
 
-def _cost(material: Material) -> Judged:
+def _cost(material: Material) -> RowResult:
     if material.prices is None:
         return "not measured", "no prices were given"
     if not material.gpus:
@@ -139,13 +140,13 @@ def _cost(material: Material) -> Judged:
     return (
         "pass",
         (
-            f"{len(compared)} rows compare both; {first.arm}, {first.workload} at {first.point}:"
+            f"{len(compared)} rows compare both; {first.variant}, {first.workload} at {first.point}:"
             f" {written(first.own, money)} per 1K output tokens, the API's {written(first.api_output, money)}"
         ),
     )
 
 
-def _observable(records: Sequence[RequestRecord]) -> Judged:
+def _observable(records: Sequence[RequestRecord]) -> RowResult:
     if not records:
         return "not measured", "there are no request records"
     needed: dict[str, Callable[[RequestRecord], bool]] = {
@@ -162,14 +163,14 @@ def _observable(records: Sequence[RequestRecord]) -> Judged:
     return "pass", f"{len(records):,} of {len(records):,} records have {', '.join(needed)}"
 
 
-def _admission(log: Sequence[RequestRecord], policy: Policy | None) -> Judged:
+def _admission(log: Sequence[RequestRecord], policy: Policy | None) -> RowResult:
     refused = [record for record in log if record.outcome == "rejected"]
     bare = sum(record.reason is None or (record.team is None and record.status not in (401, 413)) for record in refused)
     if bare:
         return "fail", f"{bare:,} of {len(refused):,} refusals are logged without team or reason"
     if not refused:
         return "not measured", "no refusal is in a gateway's log; give the log of one that had to refuse"
-    told = (
+    evidence = (
         f"{len(refused):,} refusals are logged with their reason"
         f" ({', '.join(sorted({r.reason or '' for r in refused}))})"
     )
@@ -177,13 +178,13 @@ def _admission(log: Sequence[RequestRecord], policy: Policy | None) -> Judged:
         limited = sum(team.max_running is not None or team.max_in_flight is not None for team in policy.teams.values())
         return (
             "pass",
-            f"{told}; each of {len(policy.teams)} teams has a queue of its own, {limited} of them a limit as well",
+            f"{evidence}; each of {len(policy.teams)} teams has a queue of its own, {limited} of them a limit as well",
         )
     if pair := _isolated(log):
-        return "pass", f"{told}; {pair[1]} was answered while {pair[0]} was held to its own limit"
+        return "pass", f"{evidence}; {pair[1]} was answered while {pair[0]} was held to its own limit"
     return (
         "not measured",
-        f"{told}; that a team is held apart from others needs the teams file, or the log of two teams at once",
+        f"{evidence}; that a team is held apart from others needs the teams file, or the log of two teams at once",
     )
 
 

@@ -32,7 +32,7 @@ from stack.tuning import live_checks
 from stack.tuning.comparison import (
     ALPHA,
     MARGIN,
-    NOT_JUDGED,
+    NO_VERDICT,
     SHARE,
     BadComparison,
     ComparedMetric,
@@ -259,12 +259,12 @@ def between_variants(
     names = {a: 0, b: 1}
     requests = [(_position(sample, names[sample.variant]), sample) for sample in log.samples if sample.variant in names]
     placed = SamplesByBlock(requests)
-    arms = [[(position, sample) for position, sample in requests if position.series == series] for series in (0, 1)]
-    load = _load_between(arms)
+    variants = [[(position, sample) for position, sample in requests if position.series == series] for series in (0, 1)]
+    load = _load_between(variants)
     routing = (
-        live_checks.same_time(arms, (a, b)),
-        live_checks.steady(arms, b),
-        *live_checks.mix([sample for _, sample in arms[0]], [sample for _, sample in arms[1]], (a, b)),
+        live_checks.same_time(variants, (a, b)),
+        live_checks.steady(variants, b),
+        *live_checks.mix([sample for _, sample in variants[0]], [sample for _, sample in variants[1]], (a, b)),
         live_checks.compared(placed),
         live_checks.load(load, f"for each engine of {b}, by those of {a}"),
     )
@@ -302,14 +302,14 @@ def _difference_of(series: SeriesByBlock) -> EffectSeries:
     return EffectSeries(mean_series(len(both)) if len(both) >= LEAST_BLOCKS else None, difference, (first, second))
 
 
-def _load_between(arms: Sequence[Placed]) -> float | None:
+def _load_between(variants: Sequence[Placed]) -> float | None:
     """Return requests for each engine of b, by those of a; None where the log does not name engines."""
-    engines = [{sample.upstream for _, sample in arm} for arm in arms]
+    engines = [{sample.upstream for _, sample in variant} for variant in variants]
     if any(None in each for each in engines):
         return None
     if engines[0] == engines[1]:
         return 1.0
-    first, second = (len(arm) / len(each) for arm, each in zip(arms, engines, strict=True))
+    first, second = (len(variant) / len(each) for variant, each in zip(variants, engines, strict=True))
     return second / first
 
 
@@ -336,7 +336,7 @@ def _findings(
 ) -> tuple[Finding, ...]:
     """Return the findings with their verdicts, after Holm's correction over what can get one."""
     measured = [_finding(metric, placed, effect_series, load, resamples, seed) for metric in metrics]
-    findings, family = corrected([found for found, _ in measured], [metric.judged for metric in metrics])
+    findings, family = corrected([found for found, _ in measured], [metric.has_verdict for metric in metrics])
     return tuple(
         _decided(found, doubt, family) if found.p_holm is not None else found
         for found, (_, doubt) in zip(findings, measured, strict=True)
@@ -392,7 +392,7 @@ def _measured(
     else:
         a = max(0.0, a)
         metric = replace(metric, margin=MARGIN * a) if metric.unit == "ms" else metric
-    return Finding(metric, a, b, effect, low, high, found.p, why=NOT_JUDGED, runs=blocks, values=values)
+    return Finding(metric, a, b, effect, low, high, found.p, why=NO_VERDICT, runs=blocks, values=values)
 
 
 def _explained(live: LiveMetric, found: SeriesEstimate, load: float, longer: float) -> str | None:

@@ -89,24 +89,24 @@ def load(load: float | None, of: str) -> Check:
     return Check("load", 1 / MOST_LOAD <= load <= MOST_LOAD, f"{load:.2g} times as many requests {of}")
 
 
-def same_time(arms: Sequence[Placed], names: tuple[str, str]) -> Check:
-    first, second = ({position.block for position, _ in arm} for arm in arms)
+def same_time(variants: Sequence[Placed], names: tuple[str, str]) -> Check:
+    first, second = ({position.block for position, _ in variant} for variant in variants)
     share = len(first & second) / len(first | second)
     blocks = f"{share * 100:.0f} % of the blocks of {BLOCK_S / 60:.0f} minutes"
     return Check("same time", share >= LEAST_SHARED, f"{names[0]} and {names[1]} both had traffic in {blocks}")
 
 
-def steady(arms: Sequence[Placed], b: str) -> Check:
+def steady(variants: Sequence[Placed], b: str) -> Check:
     """Check that b's share of the requests stays: by the hour, within ten points and what chance does."""
-    hours = [Counter(position.block // 6 for position, _ in arm) for arm in arms]
-    whole = len(arms[1]) / sum(map(len, arms))
+    hours = [Counter(position.block // 6 for position, _ in variant) for variant in variants]
+    whole = len(variants[1]) / sum(map(len, variants))
     shares = []
     for hour in {*hours[0], *hours[1]}:
         count = hours[0][hour] + hours[1][hour]
         if count >= LEAST_REQUESTS:
             shares.append((hours[1][hour] / count, 3 * math.sqrt(whole * (1 - whole) / count)))
     steady = all(abs(share - whole) <= MOST_APART + chance for share, chance in shares)
-    span = "not told by the hour"
+    span = "not known by the hour"
     if shares:
         span = f"{min(shares)[0] * 100:.0f} to {max(shares)[0] * 100:.0f} % of an hour"
     return Check("steady share", steady, f"{b} got {whole * 100:.0f} % of the requests ({span})")

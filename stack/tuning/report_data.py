@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from exporters.statistics import median_or_none
-from stack.bench.result import Bench, Run
+from stack.bench.result import STORED, Bench, Run
 from stack.tuning.comparison import SHARE, metric_of
 from stack.tuning.derived import Material, RunGroup, costs, finite, groups, hits, rank, settings, stability, starts
 from stack.tuning.lab_rows import LabRow
@@ -19,7 +19,7 @@ from stack.tuning.lab_rows import LabRow
 COLUMNS = (
     "bench",
     "run",
-    "arm",
+    STORED["variant"],
     "workload",
     "point",
     "started",
@@ -44,7 +44,7 @@ def as_csv(bench: Bench) -> str:
         fixed: tuple[object, ...] = (
             bench.id,
             run.number,
-            run.arm,
+            run.variant,
             run.workload,
             run.point,
             _stamp(run.started_s),
@@ -70,8 +70,8 @@ def _stamp(at_s: float) -> str:
 
 
 def as_json(material: Material, lab: Sequence[LabRow] = ()) -> str:
-    """The bench, what was judged of it, and what the report worked out."""
-    told = {
+    """The bench, its comparisons, and what the report worked out."""
+    content = {
         "bench": material.bench,
         "judgements": material.comparisons,
         "events": material.happened,
@@ -83,22 +83,25 @@ def as_json(material: Material, lab: Sequence[LabRow] = ()) -> str:
                 msgspec.to_builtins(cost) | {"times": cost.times, "even_at": cost.even_at} for cost in costs(material)
             ],
             "currency": material.prices.currency if material.prices else None,
-            "starts": {arm.name: starts(arm) for arm in material.bench.arms},
+            "starts": {variant.name: starts(variant) for variant in material.bench.variants},
             "stability": {
-                arm.name: _counts(run for run in material.bench.runs if run.arm == arm.name)
-                for arm in material.bench.arms
+                variant.name: _counts(run for run in material.bench.runs if run.variant == variant.name)
+                for variant in material.bench.variants
             },
-            "differences": {name: values for name, values, differs in settings(material.bench.arms) if differs},
+            "differences": {name: values for name, values, differs in settings(material.bench.variants) if differs},
         },
     }
-    return msgspec.json.format(msgspec.json.encode(told), indent=1).decode() + "\n"
+    return msgspec.json.format(msgspec.json.encode(content), indent=1).decode() + "\n"
 
 
 def _derived(group: RunGroup, bench: Bench) -> Mapping[str, Any]:
     names = sorted(
         {figure for run in group.runs for figure, value in run.figures.items() if finite(value) is not None}, key=rank
     )
-    medians = {arm.name: {name: median_or_none(group.values(arm.name, name)) for name in names} for arm in bench.arms}
+    medians = {
+        variant.name: {name: median_or_none(group.values(variant.name, name)) for name in names}
+        for variant in bench.variants
+    }
     return {"workload": group.workload, "point": group.point, "medians": medians}
 
 

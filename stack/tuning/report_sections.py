@@ -63,11 +63,11 @@ DEFINITIONS = (
 )
 STATISTICS = (
     "The unit is the run, not the request: a figure's logarithm (of shares and counts the plain figure) is fitted by"
-    " least squares on the arm and, where runs were interleaved, on a smooth drift over their order, which is so taken"
-    " out; the order of the arms is drawn at random in each round, so that no periodic disturbance can follow it; the"
-    " effect has Student's 95 % interval. Better or worse needs p below 5 % after Holm's correction over the judged"
-    " metrics, equivalent an interval inside what does not matter (5 % unless said), and either at least 6 runs of each"
-    " arm; everything else is inconclusive."
+    " least squares on the variant and, where runs were interleaved, on a smooth drift over their order, which is so"
+    " taken out; the order of the variants is drawn at random in each round, so that no periodic disturbance can follow"
+    " it; the effect has Student's 95 % interval. Better or worse needs p below 5 % after Holm's correction over the"
+    " compared metrics, equivalent an interval inside what does not matter (5 % unless said), and either at least 6"
+    " runs of each variant; everything else is inconclusive."
 )
 
 
@@ -79,7 +79,7 @@ def sections(material: Material, lab: Sequence[LabRow] = ()) -> list[ReportSecti
         ReportSection("Pictures", (Pictures("groups"),) if material.bench.runs else ()),
         ReportSection("Over time", (Pictures("time"), *_events(material.happened)) if material.bench.runs else ()),
         ReportSection(
-            "Figures of each arm",
+            "Figures of each variant",
             tuple(_figures(material.bench, folded=bool(material.comparisons))),
             shown=not material.comparisons,
         ),
@@ -88,7 +88,7 @@ def sections(material: Material, lab: Sequence[LabRow] = ()) -> list[ReportSecti
         ReportSection("Starts", _starts(material.bench)),
         ReportSection("Stability", _stability(material.bench)),
         ReportSection("Checks and caveats", tuple(_caveats(material)), shown=True),
-        ReportSection("Arms", tuple(_arms(material.bench))),
+        ReportSection("Variants", tuple(_variants(material.bench))),
         ReportSection("Workload", tuple(_workloads(material.bench))),
         ReportSection("Method", _method(material.bench)),
         ReportSection("Runs", _runs(material.bench)),
@@ -99,10 +99,12 @@ def sections(material: Material, lab: Sequence[LabRow] = ()) -> list[ReportSecti
 def summary(bench: Bench) -> list[str]:
     """The lines under the title."""
     took = f"{_clock(bench.started_s)} to {_clock(bench.ended_s)} UTC"
-    runs = f"{len(bench.runs)} runs of {len(bench.arms)} {'arm' if len(bench.arms) == 1 else 'arms'}"
-    order = {"single": "one after the other", "interleaved": "interleaved", "sequential": "one arm after the other"}[
-        bench.order
-    ]
+    runs = f"{len(bench.runs)} runs of {len(bench.variants)} {'variant' if len(bench.variants) == 1 else 'variants'}"
+    order = {
+        "single": "one after the other",
+        "interleaved": "interleaved",
+        "sequential": "one variant after the other",
+    }[bench.order]
     ended, failed = stability(bench.runs)
     return [
         f"{took} · {runs}, {order} · {ended:,} requests, {failed.total():,} failed",
@@ -122,7 +124,7 @@ def _verdicts(material: Material) -> Iterable[Block]:
             "warn",
         )
     if not material.comparisons:
-        why = "there is one arm" if len(material.bench.arms) == 1 else "the arms were not compared"
+        why = "there is one variant" if len(material.bench.variants) == 1 else "the variants were not compared"
         yield Text(f"No verdict: {why}. The figures stand below.")
     if len(material.comparisons) > 1:
         yield _at_a_glance(material.comparisons)
@@ -131,48 +133,48 @@ def _verdicts(material: Material) -> Iterable[Block]:
 
 
 def _at_a_glance(comparisons: Sequence[Comparison]) -> Table:
-    """One row a comparison, one column a judged metric."""
-    titles = list(dict.fromkeys(found.metric.title for one in comparisons for found in one.findings if found.judged))
+    """Return a table with a row for each comparison and a column for each metric with a verdict."""
+    titles = list(
+        dict.fromkeys(found.metric.title for one in comparisons for found in one.findings if found.has_verdict)
+    )
     rows = []
     for one in comparisons:
-        told = {
+        changes = {
             found.metric.title: Cell(f"{_SIGN[found.verdict]} {row.change}", found.verdict)
             for found, row in zip(one.findings, table_rows(one), strict=True)
             if found.effect is not None
         }
         rows.append(
-            (f"{one.b} against {one.a}", one.workload, one.point, *(told.get(title, ABSENT) for title in titles))
+            (f"{one.b} against {one.a}", one.workload, one.point, *(changes.get(title, ABSENT) for title in titles))
         )
     signs = ", ".join(f"{_SIGN[verdict]} {verdict}" for verdict in ("better", "worse", "equivalent", "inconclusive"))
     return Table(("comparison", "workload", "load", *titles), tuple(rows), f"All at a glance: {signs}.")
 
 
 def _verdict(one: Comparison, folded: bool) -> Iterable[Table]:
-    """What was judged, and folded below it what was only measured."""
+    """Yield the metrics with a verdict, and folded below them the others."""
     counted = ", ".join(f"{count} {verdict}" for verdict, count in verdict_counts(one).items() if count)
-    caption = f"{one.b} against {one.a}: {one.workload}, {one.point}. {counted or 'Nothing was judged'}."
+    caption = f"{one.b} against {one.a}: {one.workload}, {one.point}. {counted or 'Nothing was compared'}."
     if not one.controlled:
         caption += " Not controlled: the figures are at most consistent with these verdicts."
     head = ("metric", one.a, one.b, "change (95 % interval)")
-    judged: list[Row] = []
+    compared: list[Row] = []
     shown: list[tuple[str, ...]] = []
     for found, row in zip(one.findings, table_rows(one), strict=True):
         change = f"{row.change} ({row.interval})" if row.interval else row.change or ABSENT
         measured = (row.metric, row.a or ABSENT, row.b or ABSENT, change)
-        if found.judged:
-            judged.append((*measured, Cell(f"{_SIGN[found.verdict]} {row.verdict}", found.verdict), row.why))
+        if found.has_verdict:
+            compared.append((*measured, Cell(f"{_SIGN[found.verdict]} {row.verdict}", found.verdict), row.why))
         else:
             shown.append(measured)
     if folded:
-        judged += [(*measured, "not judged", ABSENT) for measured in shown]
-    yield Table((*head, "verdict", "why"), tuple(judged), "" if folded else caption, caption if folded else "")
+        compared += [(*measured, "no verdict", ABSENT) for measured in shown]
+    yield Table((*head, "verdict", "why"), tuple(compared), "" if folded else caption, caption if folded else "")
     if shown and not folded:
         yield Table(
             head,
             tuple(shown),
-            folded=(
-                f"{len(shown)} more figures of {one.b} against {one.a}, {one.workload}, {one.point}: shown, not judged"
-            ),
+            folded=(f"{len(shown)} more figures of {one.b} against {one.a}, {one.workload}, {one.point}: no verdict"),
         )
 
 
@@ -186,21 +188,24 @@ def _lab(rows: Sequence[LabRow]) -> tuple[Block, ...]:
 
 
 def _figures(bench: Bench, folded: bool) -> Iterable[Table]:
-    """Of each workload at each load: the median over an arm's runs, and from where to where they go."""
+    """Yield a table for each workload and load: median and range over the runs of each variant."""
     for group in groups(bench):
         names = sorted({figure for run in group.runs for figure in run.figures}, key=rank)
-        rows = [(metric_of(name).title, *(_over_runs(group, arm.name, name) for arm in bench.arms)) for name in names]
-        counts = [_counted(group, arm.name) for arm in bench.arms]
+        rows = [
+            (metric_of(name).title, *(_over_runs(group, variant.name, name) for variant in bench.variants))
+            for name in names
+        ]
+        counts = [_counted(group, variant.name) for variant in bench.variants]
         if not names:
-            rows = [("nothing was measured", *(ABSENT for _ in bench.arms))]
-        head = ("median over the runs (least to most)", *(arm.name for arm in bench.arms))
+            rows = [("nothing was measured", *(ABSENT for _ in bench.variants))]
+        head = ("median over the runs (least to most)", *(variant.name for variant in bench.variants))
         yield Table(
             head, (("runs", *counts), *rows), "" if folded else f"{group.title}.", group.title if folded else ""
         )
 
 
-def _over_runs(group: RunGroup, arm: str, figure: str) -> str:
-    values, unit = group.values(arm, figure), metric_of(figure).unit
+def _over_runs(group: RunGroup, variant: str, figure: str) -> str:
+    values, unit = group.values(variant, figure), metric_of(figure).unit
     if not values:
         return ABSENT
     return written(median_or_none(values), unit) + _range(min(values), max(values), unit)
@@ -213,8 +218,8 @@ def _range(low: float | None, high: float | None, unit: str) -> str:
     return f" ({plain(low * 100 if unit == SHARE else low)} to {written(high, unit)})"
 
 
-def _counted(group: RunGroup, arm: str) -> Cell | str:
-    mine = [run for run in group.runs if run.arm == arm]
+def _counted(group: RunGroup, variant: str) -> Cell | str:
+    mine = [run for run in group.runs if run.variant == variant]
     cut = sum(run.cut is not None for run in mine)
     if not cut:
         return f"{len(mine)}"
@@ -238,7 +243,7 @@ def _when(event: TuningEvent) -> str:
 
 
 def _changed(event: TuningEvent) -> str:
-    """What was set before and after; options that were not set say so."""
+    """Return each changed option with its value before and after."""
     each = ((name, *("not set" if value is None else value for value in values)) for name, values in event.diff.items())
     return ", ".join(f"{name}: {old} → {new}" for name, old, new in each) or ABSENT
 
@@ -253,7 +258,7 @@ def _hits(bench: Bench) -> tuple[Table, ...]:
             (
                 hit.workload,
                 hit.point,
-                hit.arm,
+                hit.variant,
                 measured,
                 f"{plain(low * 100)} to {plain(high * 100)} %",
                 Cell(hit.reading, mark),
@@ -261,7 +266,7 @@ def _hits(bench: Bench) -> tuple[Table, ...]:
             )
         )
     return (
-        (Table(("workload", "load", "arm", "measured hit ratio", "expected", "reading", "as in"), tuple(rows)),)
+        (Table(("workload", "load", "variant", "measured hit ratio", "expected", "reading", "as in"), tuple(rows)),)
         if rows
         else ()
     )
@@ -276,13 +281,14 @@ def _costs(material: Material) -> Iterable[Block]:
     for cost in found:
         times = ABSENT if cost.times is None else f"{plain(cost.times)} x"
         rows.append((
-            cost.workload, cost.point, cost.arm, written(cost.tokens_per_second, "tokens/s"), written(cost.own, money),
-            written(cost.api_output, money), written(cost.api_whole, money), times, written(cost.even_at, "tokens/s"),
+            cost.workload, cost.point, cost.variant, written(cost.tokens_per_second, "tokens/s"),
+            *(written(price, money) for price in (cost.own, cost.api_output, cost.api_whole)), times,
+            written(cost.even_at, "tokens/s"),
         ))  # fmt: skip
     head = (
         "workload",
         "load",
-        "arm",
+        "variant",
         "output",
         "own, 1K output tokens",
         "API, output alone",
@@ -301,19 +307,21 @@ def _costs(material: Material) -> Iterable[Block]:
 
 def _starts(bench: Bench) -> tuple[Table, ...]:
     rows = []
-    for arm in bench.arms:
-        for kind, seconds in starts(arm).items():
+    for variant in bench.variants:
+        for kind, seconds in starts(variant).items():
             name = {"cold": "cold start", "warm": "warm restart"}[kind]
-            rows.append((arm.name, name, written(median_or_none(seconds), "s"), ", ".join(plain(s) for s in seconds)))
-    return (Table(("arm", "kind", "median until it answered", "each, in seconds"), tuple(rows)),) if rows else ()
+            rows.append(
+                (variant.name, name, written(median_or_none(seconds), "s"), ", ".join(plain(s) for s in seconds))
+            )
+    return (Table(("variant", "kind", "median until it answered", "each, in seconds"), tuple(rows)),) if rows else ()
 
 
 def _stability(bench: Bench) -> tuple[Block, ...]:
     if not bench.runs:
         return ()
     rows = []
-    for arm in bench.arms:
-        mine = [run for run in bench.runs if run.arm == arm.name]
+    for variant in bench.variants:
+        mine = [run for run in bench.runs if run.variant == variant.name]
         ended, failed = stability(mine)
         rejected = {
             reason: sum(run.failed.get(reason, 0) for run in mine)
@@ -324,7 +332,7 @@ def _stability(bench: Bench) -> tuple[Block, ...]:
         share = written(failed.total() / ended if ended else None, SHARE)
         rows.append(
             (
-                arm.name,
+                variant.name,
                 f"{sum(run.asked for run in mine):,}",
                 f"{sum(run.ok for run in mine):,}",
                 Cell(
@@ -335,7 +343,9 @@ def _stability(bench: Bench) -> tuple[Block, ...]:
                 by_reason(rejected) or ABSENT,
             )
         )
-    return (Table(("arm", "asked", "answered", "failed", "by reason", "refused, which is no failure"), tuple(rows)),)
+    return (
+        Table(("variant", "asked", "answered", "failed", "by reason", "refused, which is no failure"), tuple(rows)),
+    )
 
 
 def _caveats(material: Material) -> Iterable[Block]:
@@ -360,25 +370,31 @@ def _caveats(material: Material) -> Iterable[Block]:
     others = dict.fromkeys(
         said for said in (*material.bench.caveats, *(said for one in material.comparisons for said in one.caveats))
     )
-    told = [
+    remarks = [
         *(said for said in others if said not in by_run),
         *(f"{said} (run {', '.join(runs)})" for said, runs in by_run.items()),
     ]
-    if told:
-        yield Listed(tuple(told))
+    if remarks:
+        yield Listed(tuple(remarks))
 
 
-def _arms(bench: Bench) -> Iterable[Block]:
-    names = tuple(arm.name for arm in bench.arms)
+def _variants(bench: Bench) -> Iterable[Block]:
+    names = tuple(variant.name for variant in bench.variants)
     if not names:
         return
     facts = [
-        ("what", [arm.what or ABSENT for arm in bench.arms]),
-        ("address", [arm.engine.url for arm in bench.arms]),
-        ("model", [arm.engine.model for arm in bench.arms]),
-        ("engine version", [arm.engine.version or ABSENT for arm in bench.arms]),
-        ("context", [written(arm.engine.max_model_len, "tokens") for arm in bench.arms]),
-        ("started", [ABSENT if arm.engine.started_s is None else _clock(arm.engine.started_s) for arm in bench.arms]),
+        ("what", [variant.what or ABSENT for variant in bench.variants]),
+        ("address", [variant.engine.url for variant in bench.variants]),
+        ("model", [variant.engine.model for variant in bench.variants]),
+        ("engine version", [variant.engine.version or ABSENT for variant in bench.variants]),
+        ("context", [written(variant.engine.max_model_len, "tokens") for variant in bench.variants]),
+        (
+            "started",
+            [
+                ABSENT if variant.engine.started_s is None else _clock(variant.engine.started_s)
+                for variant in bench.variants
+            ],
+        ),
     ]
     differ = ("what", "address", "started")  # these may, and it means nothing
     rows: list[Row] = []
@@ -386,7 +402,7 @@ def _arms(bench: Bench) -> Iterable[Block]:
         mark = "differs" if name not in differ and len(set(values)) > 1 else ""
         rows.append((name, *(Cell(value, mark) for value in values)))
     yield Table(("", *names), (*rows, ("hardware", *(bench.hardware or ABSENT for _ in names))))
-    listed = settings(bench.arms)
+    listed = settings(bench.variants)
     different: tuple[Row, ...] = tuple(
         (name, *(Cell(value, "differs") for value in values)) for name, values, differs in listed if differs
     )
@@ -395,17 +411,17 @@ def _arms(bench: Bench) -> Iterable[Block]:
         yield Table(
             ("differs", *names),
             different,
-            "What differs between the arms, in options and cache configuration as the engine says them.",
+            "What differs between the variants, in options and cache configuration as the engine says them.",
         )
     elif len(names) > 1:
-        told = (
-            "Options and cache configuration show no difference between the arms."
+        found = (
+            "Options and cache configuration show no difference between the variants."
             if alike
-            else "The engines told nothing of how they are set."
+            else "The engines reported no settings."
         )
-        yield Text(told, "warn")
+        yield Text(found, "warn")
     if alike:
-        title = "the same in all arms" if len(names) > 1 else "options and cache configuration"
+        title = "the same in all variants" if len(names) > 1 else "options and cache configuration"
         yield Table((title, *names), alike, folded=f"{len(alike)} settings: {title}")
 
 
@@ -447,7 +463,7 @@ def _runs(bench: Bench) -> tuple[Block, ...]:
         rows.append(
             (
                 str(run.number),
-                run.arm,
+                run.variant,
                 run.workload,
                 run.point,
                 _clock(run.started_s),
@@ -457,7 +473,7 @@ def _runs(bench: Bench) -> tuple[Block, ...]:
                 lost,
             )
         )
-    head = ("run", "arm", "workload", "load", "began (UTC)", "took", "seed", "answered", "failed or cut")
+    head = ("run", "variant", "workload", "load", "began (UTC)", "took", "seed", "answered", "failed or cut")
     return (Table(head, tuple(rows), folded=f"{len(rows)} runs in their order"),) if rows else ()
 
 

@@ -9,7 +9,7 @@ metrics that get a verdict. With runs interleaved in an order drawn at random wi
 the variant has next to nothing in common with such a drift, nor with a disturbance that returns every few runs; a fixed
 A, B, B, A has a period of its own, and a check reports it. The bend costs 2 in 100 findings where there is no drift,
 and saves a third of them where it is bent. In sequential order (all of A, then all of B) drift and variant cannot be
-told apart: then no drift is fitted, and the verdict is `uncontrolled`. How often it is wrong: `make bench-judge`."""
+separated: then no drift is fitted, and the verdict is `uncontrolled`. How often it is wrong: `make bench-judge`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from stack.tuning.comparison import (
     ALPHA,
     HEADLINE,
     MARGIN,
-    NOT_JUDGED,
+    NO_VERDICT,
     BadComparison,
     Check,
     ComparedMetric,
@@ -48,23 +48,23 @@ from stack.tuning.turns import resembled_period
 
 Order = Literal["interleaved", "blocks", "sequential"]
 
-LEAST_RUNS = 6  # of each arm: with fewer the interval at 8 % between runs is wider than most levers are strong
+LEAST_RUNS = 6  # of each variant: with fewer the interval at 8 % between runs is wider than most levers are strong
 POWER = 0.8
 UNKNOWN_SD = 0.08  # between runs, where nobody has measured it: the noisiest machine the method was tried on
 LEAST_REQUESTS = 20  # in a run: of fewer, a p95 is the slowest one
-MOST_FAILED = 0.02  # of an arm's requests: beyond it the latencies are those of survivors
-MOST_WARMER = 0.1  # of hit ratio, between an arm's first run and its later ones
-MOST_CORRELATED = 0.3  # arm with order, in runs that count as interleaved
-_TRAPS = ("cache", "mix")  # checks without which no difference is one of the arms
+MOST_FAILED = 0.02  # of a variant's requests: beyond it the latencies are those of survivors
+MOST_WARMER = 0.1  # of hit ratio, between a variant's first run and its later ones
+MOST_CORRELATED = 0.3  # variant with order, in runs that count as interleaved
+_TRAPS = ("cache", "mix")  # checks without which no difference is one of the variants
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
     """Facts about the runs that they do not record themselves.
 
-    repeated: prompts repeat from run to run on purpose. shared_engine: both arms asked one engine, not restarted
+    repeated: prompts repeat from run to run on purpose. shared_engine: both variants asked one engine, not restarted
     between them, so one cache; its runs must differ in seed or number, of which prompts are made. one_bench: False for
-    benches that were saved apart. lengths: of each arm's prompts, in tokens."""
+    benches that were saved apart. lengths: of each variant's prompts, in tokens."""
 
     repeated: bool = False
     shared_engine: bool = False
@@ -72,15 +72,15 @@ class Setting:
     lengths: tuple[Sequence[float], Sequence[float]] | None = None
 
 
-def smallest_effect(runs_per_arm: int, sd: float = UNKNOWN_SD, metrics: int = len(HEADLINE)) -> float | None:
+def smallest_effect(runs_per_variant: int, sd: float = UNKNOWN_SD, metrics: int = len(HEADLINE)) -> float | None:
     """Return the smallest true ratio (and its inverse) that 80 % of experiments find, if no other of that many metrics
     changed.
 
     None: six runs of each variant are the least for a verdict. Computed for A, B, B, A; an order drawn at random needs
     at most 4 % more. sd: of the metric's logarithm between runs of one variant, so 0.08 for 8 %."""
-    if runs_per_arm < LEAST_RUNS:
+    if runs_per_variant < LEAST_RUNS:
         return None
-    n = 2 * runs_per_arm
+    n = 2 * runs_per_variant
     design = run_design(tuple(float(place % 4 in (1, 2)) for place in range(n)), tuple(map(float, range(n))), True)
     return math.exp(detectable_effect(design.df, ALPHA / metrics, POWER) * sd / math.sqrt(design.effect.weight))
 
@@ -89,7 +89,7 @@ def smallest_effect(runs_per_arm: int, sd: float = UNKNOWN_SD, metrics: int = le
 
 
 class _Sample(NamedTuple):
-    """Values of one metric by run, with what the fit needs. logs: values are judged as logarithms."""
+    """Values of one metric by run, with what the fit needs. logs: values are compared as logarithms."""
 
     metric: ComparedMetric
     values: list[float]
@@ -97,8 +97,12 @@ class _Sample(NamedTuple):
     when: list[float]
     logs: bool
 
-    def arm(self, b: bool) -> tuple[float, ...]:
+    def values_of(self, b: bool) -> tuple[float, ...]:
         return tuple(value for value, of_b in zip(self.values, self.of_b, strict=True) if of_b is b)
+
+    @property
+    def fewest(self) -> int:
+        return min(sum(self.of_b), len(self.of_b) - sum(self.of_b))
 
     @property
     def scaled(self) -> list[float]:
@@ -125,7 +129,7 @@ def _has(run: Run, figure: str) -> bool:
 
 def _measured(sample: _Sample, names: tuple[str, str], drift: bool) -> Finding:
     """Return what was measured of a metric, its verdict still open."""
-    a, b = sample.arm(False), sample.arm(True)
+    a, b = sample.values_of(False), sample.values_of(True)
     middle = median if sample.metric.scale == "ratio" else fmean
     shown_a, shown_b = middle(a) if a else None, middle(b) if b else None
     found = Finding(sample.metric, shown_a, shown_b, runs=(len(a), len(b)), values=(a, b))
@@ -134,7 +138,7 @@ def _measured(sample: _Sample, names: tuple[str, str], drift: bool) -> Finding:
     fitted = variant_effect(sample.scaled, sample.of_b, sample.when, drift)
     shown = math.exp if sample.logs else float
     low, high = map(shown, fitted.interval(ALPHA) or (math.nan, math.nan))
-    found = replace(found, effect=shown(fitted.value), p=fitted.p, why=NOT_JUDGED)
+    found = replace(found, effect=shown(fitted.value), p=fitted.p, why=NO_VERDICT)
     return found if math.isnan(low) else replace(found, low=low, high=high)
 
 
@@ -148,7 +152,7 @@ def _decided(found: Finding, family: int, trap: str | None, least: int) -> Findi
         return replace(found, why=f"no verdict, because {trap}")
     metric, interval, verdict = found.metric, interval_text(found), verdict_of(found)
     if verdict == "equivalent" and len({*found.values[0], *found.values[1]}) == 1:
-        why = "every run of both arms gave the same value"
+        why = "every run of both variants gave the same value"
     elif verdict == "equivalent":
         sure = "the difference is there but too small to matter: " if found.p_holm < ALPHA else ""
         why = f"{sure}the interval {interval} lies within {margin_text(metric)}"
@@ -219,17 +223,17 @@ def compare_runs(
 
 
 def _names(a: Sequence[Run], b: Sequence[Run]) -> tuple[str, str]:
-    first, second = (runs[0].arm if runs else side for side, runs in (("a", a), ("b", b)))
+    first, second = (runs[0].variant if runs else side for side, runs in (("a", a), ("b", b)))
     return (first, second) if first != second else (f"{first} (a)", f"{second} (b)")
 
 
 def _one_load(a: Sequence[Run], b: Sequence[Run]) -> tuple[str, str]:
     for side, runs in (("a", a), ("b", b)):
         if not runs:
-            raise BadComparison(f"{side} has no runs; a comparison needs {LEAST_RUNS} of each arm")
-        if len({run.arm for run in runs}) > 1:
+            raise BadComparison(f"{side} has no runs; a comparison needs {LEAST_RUNS} of each variant")
+        if len({run.variant for run in runs}) > 1:
             raise BadComparison(
-                f"the runs of {side} are of several arms ({_list(run.arm for run in runs)}); give those of one"
+                f"the runs of {side} are of several variants ({_list(run.variant for run in runs)}); give those of one"
             )
     loads = {(run.workload, run.point) for run in (*a, *b)}
     if len(loads) > 1:
@@ -245,8 +249,8 @@ def _list(words: Iterable[object]) -> str:
 def order_of(runs: Sequence[tuple[Run, bool]], when: Sequence[float]) -> Order:
     """Classify how runs (and whether each is of b), sorted by time, are mixed.
 
-    Interleaved: no arm runs for more than half of its runs in a row, and neither is late as a whole; then drifts of any
-    slow shape fall on both."""
+    Interleaved: no variant runs for more than half of its runs in a row, and neither is late as a whole; then drifts of
+    any slow shape fall on both."""
     of_b = [b for _, b in runs]
     fewest = min(sum(of_b), len(of_b) - sum(of_b))
     if fewest == 0:
@@ -257,10 +261,10 @@ def order_of(runs: Sequence[tuple[Run, bool]], when: Sequence[float]) -> Order:
     longest = streak = 0
     last: bool | None = None
     for _, group in groupby(zip(when, of_b, strict=True), key=lambda each: each[0]):
-        arms = [b for _, b in group]
-        mixed = len(set(arms)) > 1
-        streak = 0 if mixed else streak + len(arms) if arms[0] is last else len(arms)
-        last = None if mixed else arms[0]
+        variants = [b for _, b in group]
+        mixed = len(set(variants)) > 1
+        streak = 0 if mixed else streak + len(variants) if variants[0] is last else len(variants)
+        last = None if mixed else variants[0]
         longest = max(longest, streak)
     even = len(set(when)) == 1 or abs(correlation(of_b, when)) <= MOST_CORRELATED
     return "interleaved" if longest <= max(2, fewest // 2) and even else "blocks"
@@ -271,7 +275,7 @@ def order_of(runs: Sequence[tuple[Run, bool]], when: Sequence[float]) -> Order:
 _Runs = Sequence[tuple[Run, bool]]
 
 
-def _arm(runs: _Runs, b: bool) -> list[Run]:
+def _runs_of(runs: _Runs, b: bool) -> list[Run]:
     return [run for run, of_b in runs if of_b is b]
 
 
@@ -283,15 +287,15 @@ def _check_order(runs: _Runs, order: Order, setting: Setting, names: tuple[str, 
         )
     elif order == "sequential":
         what = (
-            "uncontrolled: sequential: one arm ran after the other, and a drift cannot be told from the change, so no"
-            " drift was taken out"
+            "uncontrolled: sequential: one variant ran after the other, and a drift cannot be separated from the"
+            " change, so no drift was taken out"
         )
     elif order == "blocks":
         letters = "".join("AB"[b] for _, b in runs)
         advice = "only a smooth drift is taken out; draw the order of each pair at random"
         what = f"uncontrolled: in blocks ({letters}, A is {names[0]}): {advice}"
     else:
-        return Check("order", True, "the runs of both arms were interleaved")
+        return Check("order", True, "the runs of both variants were interleaved")
     return Check("order", False, what)
 
 
@@ -313,27 +317,23 @@ def _check_runs(a: Sequence[Run], b: Sequence[Run], names: tuple[str, str], excl
 
 
 def _check_period(runs: _Runs, when: Sequence[float], order: Order) -> Check:
-    """Find an order that a disturbance of the machine can follow: then it falls on one arm and looks like the
+    """Find an order that a disturbance of the machine can follow: then it falls on one variant and looks like the
     change."""
     if order != "interleaved" or len(runs) < 2 * (LEAST_RUNS - 1):
-        return Check("period", True, "not checked: it takes interleaved runs, six of each arm")
+        return Check("period", True, "not checked: it takes interleaved runs, six of each variant")
     period = resembled_period(tuple(float(of_b) for _, of_b in runs), tuple(when))
     if period is None:
         return Check("period", True, "the order of the runs follows no period")
-    said = f"the arms alternate with a period of {period:g} runs"
+    said = f"the variants alternate with a period of {period:g} runs"
     said += ", so a disturbance that returns as often would look like the change"
     return Check("period", False, f"{said}; draw the order of each pair at random, as `vllm-watch tune` does")
 
 
 def _check_stalls(samples: Sequence[_Sample], runs: _Runs, order: Order, names: tuple[str, str]) -> Check:
     """Name runs that lie off all others; they still count, since a stall may be what the change did."""
-    ready = [
-        sample
-        for sample in samples
-        if sample.logs and min(len(sample.arm(False)), len(sample.arm(True))) >= LEAST_RUNS - 1
-    ]
+    ready = [sample for sample in samples if sample.logs and sample.fewest >= LEAST_RUNS - 1]
     if not ready:
-        return Check("stalls", True, "not checked: it takes six runs of each arm")
+        return Check("stalls", True, "not checked: it takes six runs of each variant")
     worst: dict[int, tuple[float, str]] = {}
     for sample in ready:
         there = [(run, of_b) for run, of_b in runs if _has(run, sample.metric.figure)]
@@ -343,7 +343,7 @@ def _check_stalls(samples: Sequence[_Sample], runs: _Runs, order: Order, names: 
             said += " what the other runs predict"
             worst[run.number] = max(worst.get(run.number, (0.0, "")), (abs(apart), said))
     if not worst:
-        return Check("stalls", True, "no run lies off the others of its arm")
+        return Check("stalls", True, "no run lies off the others of its variant")
     found = "; ".join(said for _, said in sorted(worst.values(), key=lambda each: (-round(each[0], 6), each[1])))
     numbers = " ".join(f"--exclude-run {number}" for number in sorted(worst))
     advice = f"repeat the experiment, or see what the other runs say with `vllm-watch compare FOLDER {numbers}`"
@@ -351,38 +351,38 @@ def _check_stalls(samples: Sequence[_Sample], runs: _Runs, order: Order, names: 
 
 
 def _check_drift(samples: Sequence[_Sample], order: Order) -> Check:
-    """Find what moved over the runs of one arm, as far as a line and a bend show it.
+    """Find what moved over the runs of one variant, as far as a line and a bend show it.
 
-    The arms are taken out, in sequential order too."""
-    ready = [sample for sample in samples if sample.logs and min(len(sample.arm(False)), len(sample.arm(True))) >= 3]
+    The variants are taken out, in sequential order too."""
+    ready = [sample for sample in samples if sample.logs and sample.fewest >= 3]
     seen = [(sample, *drift_terms(sample.scaled, sample.of_b, sample.when)) for sample in ready]
     sure = holm([term.p if term.p is not None else 1.0 for _, terms, _ in seen for term in terms])
     for sample, terms, apart in seen:
         p, sure = min(sure[: len(terms)], default=1.0), sure[len(terms) :]
         if p < ALPHA and apart > math.log1p(MARGIN):
             smooth = "which is taken out as far as it was smooth"
-            then = "which cannot be told from the change" if order == "sequential" else smooth
+            then = "which cannot be separated from the change" if order == "sequential" else smooth
             size = f"{percent_text(math.expm1(apart))} over the runs (p {p_text(p)})"
             return Check("drift", False, f"{sample.metric.title} drifted by {size}, {then}")
     if not seen:
-        return Check("drift", True, "not checked: it takes three runs of each arm")
+        return Check("drift", True, "not checked: it takes three runs of each variant")
     return Check("drift", True, f"no smooth drift of more than {percent_text(MARGIN)} was seen")
 
 
 def _check_cache(runs: _Runs, setting: Setting, names: tuple[str, str]) -> Check:
     if setting.repeated:
         return Check("cache", True, "prompts repeat from run to run on purpose, so the cache is warm for both")
-    arms = _arm(runs, False), _arm(runs, True)
-    for name, arm in zip(names, arms, strict=True):
-        if len({run.seed for run in arm}) < len(arm):
+    variants = _runs_of(runs, False), _runs_of(runs, True)
+    for name, variant in zip(names, variants, strict=True):
+        if len({run.seed for run in variant}) < len(variant):
             why = "so later ones were answered from the prefix cache; give each run its own"
             return Check("cache", False, f"runs of {name} used the same seed, {why}")
-    asked_a, asked_b = ({(run.seed, run.number) for run in arm} for arm in arms)
+    asked_a, asked_b = ({(run.seed, run.number) for run in variant} for variant in variants)
     if setting.shared_engine and asked_a & asked_b:
         why = f"what the same engine had been asked as {names[0]}; give each bench a seed of its own"
         return Check("cache", False, f"{names[1]} was asked {why}")
-    together = [("both arms", [run for run, _ in runs])]
-    for name, group in together if setting.shared_engine else zip(names, arms, strict=True):
+    together = [("both variants", [run for run, _ in runs])]
+    for name, group in together if setting.shared_engine else zip(names, variants, strict=True):
         hits = [run.figures["hit_ratio"] for run in group if _has(run, "hit_ratio")]
         if len(hits) > 1 and median(hits[1:]) - hits[0] > MOST_WARMER:
             risen = f"{percent_text(hits[0])} in the first run of {name}"
@@ -404,33 +404,34 @@ def _check_mix(runs: _Runs, setting: Setting, names: tuple[str, str]) -> Check:
                 False,
                 f"{names[0]} and {names[1]} got prompts of different lengths (distance {apart:.2f}, 0 is alike)",
             )
-        return Check("mix", True, f"prompts of both arms are alike in length (distance {apart:.2f})")
+        return Check("mix", True, f"prompts of both variants are alike in length (distance {apart:.2f})")
     return _check_work(runs, names, "mix", "prompt_tokens", "prompts")
 
 
 def _check_work(runs: _Runs, names: tuple[str, str], name: str, figure: str, title: str) -> Check:
-    """Tokens per answer of the two arms, which should not differ by more than the margin."""
+    """Tokens per answer of the two variants, which should not differ by more than the margin."""
     each = [
-        [run.figures[figure] / run.ok for run in _arm(runs, b) if _has(run, figure) and run.ok] for b in (False, True)
+        [run.figures[figure] / run.ok for run in _runs_of(runs, b) if _has(run, figure) and run.ok]
+        for b in (False, True)
     ]
     if not all(each):
         return Check(name, True, f"not checked: the lengths of {title} were not measured")
     a, b = map(median, each)
     alike = abs(a - b) <= MARGIN * max(a, b)
     said = f"{title} had {number_text(a)} tokens in {names[0]} and {number_text(b)} in {names[1]}"
-    return Check(name, alike, said if alike else f"{said}, so the arms did different work")
+    return Check(name, alike, said if alike else f"{said}, so the variants did different work")
 
 
 def _check_load(runs: _Runs, names: tuple[str, str]) -> Check:
     said = []
-    asked = [median([run.asked for run in _arm(runs, b)] or [0]) for b in (False, True)]
+    asked = [median([run.asked for run in _runs_of(runs, b)] or [0]) for b in (False, True)]
     if asked[0] != asked[1]:
         said.append(f"runs of {names[0]} asked {asked[0]:g} times, those of {names[1]} {asked[1]:g}")
-    for name, arm in zip(names, (_arm(runs, False), _arm(runs, True)), strict=True):
-        sent, failed = sum(run.asked for run in arm), sum(run.asked - run.ok for run in arm)
+    for name, variant in zip(names, (_runs_of(runs, False), _runs_of(runs, True)), strict=True):
+        sent, failed = sum(run.asked for run in variant), sum(run.asked - run.ok for run in variant)
         if failed > MOST_FAILED * sent:
             said.append(f"{failed} of {sent} requests of {name} failed, so its latencies are those of the others")
-    return Check("load", not said, "; ".join(said) or "both arms were asked the same number of times and answered")
+    return Check("load", not said, "; ".join(said) or "both variants were asked the same number of times and answered")
 
 
 def _check_requests(runs: _Runs, names: tuple[str, str]) -> Check:

@@ -1,4 +1,4 @@
-"""Comparison of benches that were saved: which runs of which variants stand against each other."""
+"""Comparison of saved benches: choice of the runs and variants to compare."""
 
 from __future__ import annotations
 
@@ -11,46 +11,39 @@ from stack.tuning import experiment
 from stack.tuning.comparison import BadComparison, Comparison
 from stack.tuning.run_comparison import Setting, compare_runs
 
-_NO_WORK = {
-    "about",
-    "scenario",
-    "expected_hit",
-    "runs",
-    "order",
-    "slo",
-    "concurrency",
-    "rate",
-    "burst",
-}  # of a workload, beside a load that both have
+# Keys of a workload that may differ between benches that share a load.
+_NO_WORK = frozenset(["about", "scenario", "expected_hit", "runs", "order", "slo", "concurrency", "rate", "burst"])
 
 
 def compare_saved(
-    folders: Sequence[Path], arms: tuple[str, str] | None, excluded: Sequence[int] = ()
+    folders: Sequence[Path], variants: tuple[str, str] | None, excluded: Sequence[int] = ()
 ) -> list[Comparison]:
-    """Benches that were saved: two, or two arms of one, without the runs of these numbers. Raises BadBench and
+    """Compare two saved benches, or two variants of one, without the excluded runs. Raises BadBench and
     BadComparison."""
     if len(folders) > 2:
         raise BadComparison(f"{len(folders)} benches are given; compare two")
-    folders = list({_place(folder): folder for folder in folders}.values())  # two names of one are its arms
+    folders = list({_place(folder): folder for folder in folders}.values())  # two names of one are its variants
     benches = [result.read(folder) for folder in folders]
     for folder, bench in zip(folders, benches, strict=True):
         if not bench.runs:
             raise BadComparison(f"{folder} has no runs{f': {bench.cut}' if bench.cut else ''}")
     one_bench = len(benches) == 1
-    known = [arms_of([bench]) for bench in benches]
-    if arms is None:
-        arms = _only_arms(folders, known)
+    known = [variants_of([bench]) for bench in benches]
+    if variants is None:
+        variants = _only_variants(folders, known)
     both = (benches[0], benches[-1])
-    sides = [_runs_of(bench, arm) for bench, arm in zip(both, arms, strict=True)]
-    for folder, arm, runs, names in zip((folders[0], folders[-1]), arms, sides, (known[0], known[-1]), strict=True):
+    sides = [_runs_of(bench, variant) for bench, variant in zip(both, variants, strict=True)]
+    for folder, variant, runs, names in zip(
+        (folders[0], folders[-1]), variants, sides, (known[0], known[-1]), strict=True
+    ):
         if not runs:
-            raise BadComparison(f"{folder} has no run of an arm {arm}; there are {', '.join(names)}")
+            raise BadComparison(f"{folder} has no run of a variant {variant}; there are {', '.join(names)}")
     _refuse_unknown(excluded, sides, folders[0])
     loads = [load for load in dict.fromkeys(map(_load, sides[0])) if load in set(map(_load, sides[1]))]
     if not loads:
         raise BadComparison(f"{folders[0]} and {folders[-1]} have no workload and load in common")
-    engines = [_engines_of(bench, arm) for bench, arm in zip(both, arms, strict=True)]
-    labels = arms if one_bench else _labels(folders)
+    engines = [_engines_of(bench, variant) for bench, variant in zip(both, variants, strict=True)]
+    labels = variants if one_bench else _labels(folders)
     found = []
     for load in loads:
         workload, _ = load
@@ -64,26 +57,26 @@ def compare_saved(
     return found
 
 
-def _only_arms(folders: Sequence[Path], known: Sequence[Sequence[str]]) -> tuple[str, str]:
-    """Return the arms to compare where none were named: both of one bench, or the first of each of two."""
+def _only_variants(folders: Sequence[Path], known: Sequence[Sequence[str]]) -> tuple[str, str]:
+    """Return the variants to compare where none were named: both of one bench, or the first of each of two."""
     if len(known) == 2:
         return known[0][0], known[1][0]
     if len(known[0]) != 2:
-        raise BadComparison(f"{folders[0]} has the arms {', '.join(known[0])}; say which two with --arms A B")
+        raise BadComparison(f"{folders[0]} has the variants {', '.join(known[0])}; say which two with --arms A B")
     return known[0][0], known[0][1]
 
 
-def _runs_of(bench: result.Bench, arm: str) -> list[result.Run]:
-    return [run for run in bench.runs if run.arm == arm]
+def _runs_of(bench: result.Bench, variant: str) -> list[result.Run]:
+    return [run for run in bench.runs if run.variant == variant]
 
 
 def _load(run: result.Run) -> tuple[str, str]:
     return run.workload, run.point
 
 
-def _engines_of(bench: result.Bench, arm: str) -> set[tuple[str, float | None]]:
-    """Return the processes that served an arm: the address and start of each."""
-    return {(each.engine.url, each.engine.started_s) for each in bench.arms if each.name == arm}
+def _engines_of(bench: result.Bench, variant: str) -> set[tuple[str, float | None]]:
+    """Return the processes that served a variant: the address and start of each."""
+    return {(each.engine.url, each.engine.started_s) for each in bench.variants if each.name == variant}
 
 
 def _refuse_unknown(excluded: Sequence[int], sides: Sequence[Sequence[result.Run]], folder: Path) -> None:
@@ -91,7 +84,7 @@ def _refuse_unknown(excluded: Sequence[int], sides: Sequence[Sequence[result.Run
     known = sorted({run.number for side in sides for run in side})
     if unknown := sorted(set(excluded) - set(known)):
         raise BadComparison(
-            f"--exclude-run {unknown[0]}: {folder} has no such run of these arms; there are"
+            f"--exclude-run {unknown[0]}: {folder} has no such run of these variants; there are"
             f" {', '.join(map(str, known))}"
         )
 
@@ -101,26 +94,25 @@ def _place(folder: Path) -> Path:
 
 
 def _labels(folders: Sequence[Path]) -> tuple[str, str]:
-    """What two benches are called: their folders' names, or where those are the same, as much of their paths as tells
-    them apart."""
+    """Name two benches after their folders, or where those are the same, after as much of their paths as differs."""
     first, second = (_place(folder).parts for folder in folders)
     least = next(least for least in range(1, max(len(first), len(second)) + 1) if first[-least:] != second[-least:])
     return "/".join(first[-least:]), "/".join(second[-least:])
 
 
 def _asked_otherwise(benches: Sequence[result.Bench], name: str) -> list[str]:
-    """What two benches say differently of the workload that has this name in both."""
+    """Return differences between two benches in the workload of this name."""
     first, second = (
         next((each for each in bench.workloads if each.get("name") == name), {}) for bench in (benches[0], benches[-1])
     )
     differ = sorted(key for key in {*first, *second} - _NO_WORK if first.get(key) != second.get(key))
     return (
-        [f"the benches asked otherwise: workload {name} has another {', '.join(differ)}"]
+        [f"the benches sent different requests: workload {name} has another {', '.join(differ)}"]
         if differ and first and second
         else []
     )
 
 
-def arms_of(benches: Sequence[result.Bench]) -> list[str]:
-    """Their arms, in the order in which they come."""
-    return list(dict.fromkeys(arm.name for bench in benches for arm in bench.arms))
+def variants_of(benches: Sequence[result.Bench]) -> list[str]:
+    """Return the names of the variants, in order."""
+    return list(dict.fromkeys(variant.name for bench in benches for variant in bench.variants))

@@ -30,7 +30,7 @@ class LiveMetric(NamedTuple):
     of: its value of a request, None where the record does not say. stratum: what is compared with its like only. level:
     of a block of a stratum, None for too few; in logarithms for ratios. work: what may explain a change within a
     stratum. counted: the value is a share of requests, so that few requests say little however alike the blocks are.
-    judged: it gets a verdict."""
+    has_verdict: it gets one."""
 
     metric: ComparedMetric
     of: Callable[[RequestSample], Any]
@@ -38,7 +38,7 @@ class LiveMetric(NamedTuple):
     level: Callable[[Minutes], float | None]
     work: Callable[[RequestSample], float | None] | None = None
     counted: bool = False
-    judged: bool = True
+    has_verdict: bool = True
 
 
 def _bucket(tokens: int | None) -> int | None:
@@ -133,9 +133,11 @@ LIVE_METRICS: tuple[LiveMetric, ...] = (
         _share,
         counted=True,
     ),
-    LiveMetric(_ms("ttft_ms.p95", "TTFT p95"), _answered("ttft_ms"), by_prompt, _log_p95, judged=False),
-    LiveMetric(_ms("tpot_ms.p95", "TPOT p95"), _answered("tpot_ms"), by_prompt, _log_p95, judged=False),
-    LiveMetric(_ms("e2e_ms.p95", "end to end p95"), _answered("e2e_ms"), _prompt_and_answer, _log_p95, judged=False),
+    LiveMetric(_ms("ttft_ms.p95", "TTFT p95"), _answered("ttft_ms"), by_prompt, _log_p95, has_verdict=False),
+    LiveMetric(_ms("tpot_ms.p95", "TPOT p95"), _answered("tpot_ms"), by_prompt, _log_p95, has_verdict=False),
+    LiveMetric(
+        _ms("e2e_ms.p95", "end to end p95"), _answered("e2e_ms"), _prompt_and_answer, _log_p95, has_verdict=False
+    ),
 )
 
 

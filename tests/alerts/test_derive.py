@@ -23,7 +23,7 @@ from alerts.settings import SHIPPED, Overrides, Settings
 from exporters.catalogue import bounds, vllm
 from stack import cli, config
 from stack.bench.load_curve import load_curves
-from stack.bench.result import Arm, Bench, BenchEngine, Run, write
+from stack.bench.result import Bench, BenchEngine, BenchVariant, Run, write
 
 # more than queue_time_p95
 PATIENT = LatencyTargets(LatencyTarget(10.0, "the worksheet"), LatencyTarget(0.1, "the objectives"))
@@ -371,17 +371,17 @@ def test_thin_evidence_keeps_the_default(found, bench, name, why):
 # ---- a bench
 
 
-def bench_of(points: Sequence[BenchLoad], arms: Sequence[str] = ("chat",), **more: Any) -> Bench:
+def bench_of(points: Sequence[BenchLoad], variants: Sequence[str] = ("chat",), **more: Any) -> Bench:
     engine = BenchEngine(url="http://vllm-0:8000", model="chat")
     runs = [
         Run(
-            number=number, arm=arm, workload="short", point=each.label, started_s=0.0, ended_s=1.0, seed=1, asked=20,
-            ok=20,
+            number=number, variant=variant, workload="short", point=each.label, started_s=0.0, ended_s=1.0, seed=1,
+            asked=20, ok=20,
             figures={"ttft_ms.p95": each.ttft_s * 1000 * off, "tpot_ms.p95": 20.0 * off,
                 "tokens_per_second": each.throughput * off}, **more,
         )
-        for number, (arm, each,
-            off) in enumerate((arm, each, off) for arm in arms for each in points for off in (0.9, 1.0, 1.3))
+        for number, (variant, each, off) in enumerate(
+            (variant, each, off) for variant in variants for each in points for off in (0.9, 1.0, 1.3))
     ]  # fmt: skip
     return Bench(
         id="b",
@@ -389,7 +389,7 @@ def bench_of(points: Sequence[BenchLoad], arms: Sequence[str] = ("chat",), **mor
         tool="x",
         started_s=0.0,
         ended_s=1.0,
-        arms=tuple(Arm(name=arm, engine=engine) for arm in arms),
+        variants=tuple(BenchVariant(name=variant, engine=engine) for variant in variants),
         runs=tuple(runs),
         workloads=(),
         workload_hash="h",
@@ -406,11 +406,11 @@ def test_load_is_the_median_of_its_runs():
     assert [0.5, 1, 2, 4, 8, 16] == [each.at for each in rates["short (per second)"]]
 
 
-def test_which_of_two_arms_is_deployed_has_to_be_said():
+def test_which_of_two_variants_is_deployed_has_to_be_said():
     two = bench_of(SATURATES, ("old", "new"))
     with pytest.raises(ValueError, match="the bench compares old, new: say with --arm which of them is deployed"):
         load_curves(two)
-    with pytest.raises(ValueError, match="the bench has no arm other; it has old, new"):
+    with pytest.raises(ValueError, match="the bench has no variant other; it has old, new"):
         load_curves(two, "other")
     assert 6 == len(load_curves(two, "new")["short (at once)"])
 

@@ -1,8 +1,8 @@
 """`make bench-crosscheck`: our figures beside those of `vllm bench serve`, on one engine and one shape, in turns.
 
 Each round is two runs, of ours and of theirs, in the order A, B, B, A, ... The engine has one core and no prefix cache,
-both clients have the other core. What each measured is judged like two arms of an experiment: a difference between the
-tools would be called better or worse."""
+both clients have the other core. What each measured is compared like two variants of an experiment: a difference
+between the tools would be called better or worse."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def turns(url: str, folder: Path, rounds: int, requests: int) -> tuple[list[Run]
             found[name].append(
                 msgspec.structs.replace(
                     run,
-                    arm=name,
+                    variant=name,
                     workload="short-short",
                     seed=seed,
                     started_s=began,

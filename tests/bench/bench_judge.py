@@ -3,11 +3,12 @@ methods beside it.
 
     python tests/bench/bench_judge.py [--experiments 2000] [--seed 1]
 
-An experiment is six runs of each arm. Between runs: lognormal noise of 0, 3 or 8 %, most of it common to the latencies
-of a run, as on a real machine. Over the experiment: no drift, or 10 % as a line, half a sine, or a step in the middle.
-`requests` draws each of the 300 requests of every run and takes TTFT from those. `each` draws all seven headline
-figures apart, the most that chance can do: there Holm allows for 4.9 %, and what is measured lies around it.
-`neighbour` makes a tenth of the runs half as long again. The order of the arms is drawn in each round, as `tune` does.
+An experiment is six runs of each variant. Between runs: lognormal noise of 0, 3 or 8 %, most of it common to the
+latencies of a run, as on a real machine. Over the experiment: no drift, or 10 % as a line, half a sine, or a step in
+the middle. `requests` draws each of the 300 requests of every run and takes TTFT from those. `each` draws all seven
+headline figures apart, the most that chance can do: there Holm allows for 4.9 %, and what is measured lies around it.
+`neighbour` makes a tenth of the runs half as long again. The order of the variants is drawn in each round, as in
+`tune`.
 
 A disturbance of the machine that returns every 2 to 8 runs (a sine of any phase) is judged in drawn order and in A B B
 A. A stall makes one run of twelve take so many times as long; beside what is found with it stands what is found when
@@ -54,10 +55,10 @@ DRIFTS: dict[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The truth of an experiment. noise: between runs. drift: how the machine gets slower by 10 %. effect: of arm B on
-    every latency, as a ratio. kind: what is drawn, see above. spikes: how often a run meets a noisy neighbour and takes
-    half as long again. period, amplitude: of a sine in the latencies, in runs and as a share. stall: how many times as
-    long one run takes."""
+    """The truth of an experiment. noise: between runs. drift: how the machine gets slower by 10 %. effect: of variant B
+    on every latency, as a ratio. kind: what is drawn, see above. spikes: how often a run meets a noisy neighbour and
+    takes half as long again. period, amplitude: of a sine in the latencies, in runs and as a share. stall: how many
+    times as long one run takes."""
 
     noise: float
     drift: str = "none"
@@ -72,10 +73,14 @@ class World:
 
 def experiment(world: World, rng: random.Random) -> tuple[list[Run], list[Run], tuple[list[float], list[float]]]:
     """Runs of A and of B, and for kind `requests` the logarithm of every request's TTFT of each."""
-    arms: tuple[list[Run], list[Run]] = ([], [])
+    variants: tuple[list[Run], list[Run]] = ([], [])
     pooled: tuple[list[float], list[float]] = ([], [])
     shared = 0.0 if world.kind == "each" else COMMON
-    order = [arm for round_ in turns.draw(RUNS, "AB", rng) for arm in round_] if world.order == DRAWN else world.order
+    order = (
+        [variant for round_ in turns.draw(RUNS, "AB", rng) for variant in round_]
+        if world.order == DRAWN
+        else world.order
+    )
     phase, stalled = rng.random() * 2 * math.pi, rng.randrange(len(order))
     for place, letter in enumerate(order):
         of_b = letter == "B"
@@ -94,12 +99,12 @@ def experiment(world: World, rng: random.Random) -> tuple[list[Run], list[Run], 
             seen = [rng.gauss(ttft, SPREAD) for _ in range(REQUESTS)]
             pooled[of_b].extend(seen)
             ttft = median(seen)
-        arms[of_b].append(_run(place, letter, ttft, tpot, queue, pace, world, rng))
-    return *arms, pooled
+        variants[of_b].append(_run(place, letter, ttft, tpot, queue, pace, world, rng))
+    return *variants, pooled
 
 
 def _run(
-    place: int, arm: str, ttft: float, tpot: float, queue: float, pace: float, world: World, rng: random.Random
+    place: int, variant: str, ttft: float, tpot: float, queue: float, pace: float, world: World, rng: random.Random
 ) -> Run:
     failed, at = 0, rng.expovariate(0.9)
     while at < 1:  # 0.3 % of requests
@@ -121,7 +126,7 @@ def _run(
     counts = {"asked": REQUESTS, "ok": REQUESTS - failed}
     return Run(
         number=place,
-        arm=arm,
+        variant=variant,
         workload="w",
         point="c8",
         started_s=began,
@@ -329,7 +334,7 @@ def main() -> int:
         return tally(world, asked.experiments, asked.seed)
 
     print(
-        f"{asked.experiments} experiments a line, seed {asked.seed}; {RUNS} runs an arm, order drawn; shares with"
+        f"{asked.experiments} experiments a line, seed {asked.seed}; {RUNS} runs a variant, order drawn; shares with"
         " Wilson's 95 % interval\n"
     )
     missed = [*show_alarms(of), *show_periods(of)]

@@ -1,5 +1,5 @@
-"""`make bench-tuning`: two flips on engines that the experiment starts anew for each turn, six runs of each arm, and
-the verdicts.
+"""`make bench-tuning`: two flips on engines that the experiment starts anew for each turn, six runs of each variant,
+and the verdicts.
 
 Prefix caching off and on, with the shared-prefix workload; chunked prefill off and on, with head-of-line. Both have a
 quarter of their lengths, so the long prompts of the second have 5,000 tokens. Chunked prefill is two settings: off, a
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> None:
         "experiments", nargs="*", metavar="EXPERIMENT", help=f"of {', '.join(EXPERIMENTS)}; all of them unless said"
     )
     parser.add_argument(
-        "--quick", action="store_true", help="one run of each arm, which shows that it works and judges nothing"
+        "--quick", action="store_true", help="one run of each variant, which shows that it works and judges nothing"
     )
     chosen = parser.parse_args(arguments)
     if unknown := [name for name in chosen.experiments if name not in EXPERIMENTS]:

@@ -706,7 +706,7 @@ ASKERS = {
     "prompts": lambda url: tokenized(url),
     "lab": lambda url: served_model(url),
     "annotate": lambda url: asyncio.to_thread(annotate.SidecarLog(url, "token").close, "e1", 5.0),
-    "experiment": lambda url: experiment.told_settings(
+    "experiment": lambda url: experiment.read_settings(
         url, result.BenchEngine(url=url, model="tiny", version="0.32.0")
     ),
     "board": lambda url: asked(url),

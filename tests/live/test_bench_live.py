@@ -77,8 +77,10 @@ def tuned_until(expected: Callable[[dict[str, Any]], bool], folder: Path, experi
 @pytest.fixture(scope="module")
 def flipped(engines: dict[str, Engine], tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     """Prefix caching off and on, with a quarter of the shipped lengths."""
-    arms = {name: {"url": engine.spec.address, "what": f"prefix caching {name}"} for name, engine in engines.items()}
-    experiment = {"title": "Prefix caching", "workload": "shared-prefix", "scale": 0.25, "arms": arms}
+    variants = {
+        name: {"url": engine.spec.address, "what": f"prefix caching {name}"} for name, engine in engines.items()
+    }
+    experiment = {"title": "Prefix caching", "workload": "shared-prefix", "scale": 0.25, "arms": variants}
     return tuned_until(
         lambda found: "better" == found["ttft_ms.p50"]["verdict"], tmp_path_factory.mktemp("flipped"), experiment
     )
@@ -106,7 +108,7 @@ def test_prefix_caching_is_better_and_the_cache_says_why(flipped):
     for run in bench.runs:
         least, most = (times * shared / run.figures["prompt_tokens"] for times in (20 - 4, 20 - 1))
         hit = run.figures["hit_ratio"]
-        assert 0 == hit if run.arm == "off" else least <= hit <= most
+        assert 0 == hit if run.variant == "off" else least <= hit <= most
     assert re.search(r"cache hits +│ +0 % │ +\d\d\.?\d? % │ +\+\d\d\.\d points .* better", done.stdout)
 
 
@@ -114,11 +116,12 @@ def test_variants_took_turns_and_were_read_back(flipped):
     """The variants took turns and their configuration was read back."""
     done, folder = flipped
     bench = result.read(folder)
-    ran = [run.arm for run in bench.runs]
+    ran = [run.variant for run in bench.runs]
     assert [{"off", "on"}] * 6 == [set(ran[at : at + 2]) for at in range(0, 12, 2)], "one run of each in every round"
     assert "off -> on, by the engines' own word: cache_config.enable_prefix_caching False -> True" in done.stderr
     assert ["False", "True"] == [
-        arm.engine.cache["enable_prefix_caching"] for arm in sorted(bench.arms, key=lambda arm: arm.name)
+        variant.engine.cache["enable_prefix_caching"]
+        for variant in sorted(bench.variants, key=lambda variant: variant.name)
     ]
     assert (0.25, "interleaved", None) == (bench.scale, bench.order, bench.cut)
     assert "every length was multiplied by 0.25" in done.stdout

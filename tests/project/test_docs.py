@@ -486,7 +486,8 @@ def desk(tmp_path, monkeypatch) -> Path:
     command = tmp_path / ".bin/vllm-watch"
     command.write_text(
         # bash sets COLUMNS to 80 where there is no terminal
-        f'#!/bin/sh\nunset COLUMNS\nPYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)} -m stack.cli "$@"\n'
+        "#!/bin/sh\nunset COLUMNS\n"
+        f'PYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)} -m stack.cli "$@"\n'
     )
     command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/.bin{os.pathsep}{os.environ['PATH']}")
@@ -611,7 +612,7 @@ FIGURES = {
     r"\b(\d+) alerts have a drill": len(DRILLS),
     r"\b(\d+) boards\b": len(BOARDS),
     r"\b(\d+) commands\b": len(COMMANDS),
-    r"\b(\d+) workloads\b": sum(len(workload_file.load(path).workloads) for path in workload_file.shipped().values()),
+    r"\b(\d+) workloads\b": sum(len(workload_file.load(path).workloads) for path in workload_file.included().values()),
     r"\b(\d+) recorded series\b": len(rules_in("recording")),
     r"\blinter of (\d+) rules\b": len(RULES),
     r"`page\.yaml` \((\d+)\)": len(rules_in("page")),

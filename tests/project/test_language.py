@@ -27,7 +27,9 @@ COLUMNS = 120
 
 # Path -> words that stay there, with the reason.
 EXCEPTIONS: dict[str, tuple[str, ...]] = {
-    "exporters/catalogue/promql_ast.py": ("card",)  # attribute of promql_parser's VectorMatchModifier
+    "exporters/catalogue/promql_ast.py": ("card",),  # attribute of promql_parser's VectorMatchModifier
+    "stack/bench/prompts.py": ("told, tells",),  # the text that prompts are made of
+    "stack/bench/result.py": ("arm",),  # fields of bench.json and of experiment files
 }
 
 
@@ -77,8 +79,8 @@ def test_the_glossary_lists_replaced_words():
 
 
 # Folders whose text is clean, with all that is below them. The rest is counted, and the counts only go down.
-CLEAN = ("exporters", "stack/deploy", "tools")
-REPLACED_WORDS_LEFT, HEADLESS_LEFT = 1690, 340
+CLEAN = ("exporters", "stack/bench", "stack/deploy", "stack/doctor", "stack/tuning", "tools")
+REPLACED_WORDS_LEFT, HEADLESS_LEFT = 960, 260
 
 
 def is_clean(path: Path) -> bool:

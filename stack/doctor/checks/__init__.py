@@ -1,7 +1,7 @@
-"""What may be wrong: one check for each finding, over the figures of one model or one engine. Pure.
+"""Checks: one for each finding, over the values of one model or one engine. Pure.
 
-A latency is a finding when it is over its threshold (alerts/thresholds.py, or a deployment's own numbers); the shares
-of queue, prefill and decode and what stands beside them say whose it is."""
+A latency is a finding when it is over its threshold (alerts/thresholds.py, or a deployment's own); the shares of queue,
+prefill and decode and other values attribute it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from stack.doctor.checks.queue import check_kv_full, check_preempted, check_queu
 
 
 def found_in(case: Case, state: State) -> Iterator[CheckResult]:
-    """Each check once; those of latencies only where there is enough to go by."""
+    """Run each check once, those of latencies only with enough evidence, and yield the findings."""
     if state == "idle":
         return
     for check in (*OF_STATES, *(OF_LATENCIES if state == "busy" else ())):

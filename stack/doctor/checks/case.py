@@ -1,8 +1,8 @@
-"""What a check may look at and what it returns, and the figures and limits that several checks share.
+"""Input and result of a check, and the values and limits that several checks share.
 
 Confidence, 0 to 1, is sqrt(amount) x (0.5 + 0.5 x over). amount: requests that the finding rests on, of ENOUGH, at most
-1. over: 1 - threshold / figure, so 0 at the threshold, a half at twice of it. Just over it on plenty of evidence is
-0.5: it may be the noise."""
+1. over: 1 - threshold / value, so 0 at the threshold, 0.5 at twice of it. Just over it on plenty of evidence is 0.5: it
+may be noise."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENOUGH = thresholds.COMPARED_AT_LEAST.value
 FEW = thresholds.ERRORS_AT_LEAST
 _PER = 300.0  # seconds in which the thresholds of counts are meant
 
-# What no alert has a number for.
+# Thresholds that no alert has.
 FAR_LONGER = Threshold(
     "far_longer",
     4.0,
@@ -51,10 +51,8 @@ State = Literal["idle", "thin", "busy"]
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A figure, and the threshold it was held against, if any. least: of a figure that should be as large as the limit,
-    not as small.
-
-    between: the bounds that it lies in, where no more is known."""
+    """Value, and the threshold it was compared with, if any. least: the threshold is a minimum. between: bounds of the
+    value, where no more is known."""
 
     what: str
     value: float
@@ -65,7 +63,7 @@ class Fact:
 
     @property
     def over(self) -> float:
-        """0 at the limit, towards 1 the further the figure is on the wrong side of it; 0 on the right one."""
+        """0 at the limit, towards 1 the further the value is on the wrong side of it; 0 on the right one."""
         if self.limit is None:
             return 0.0
         larger, smaller = (self.limit.value, self.value) if self.least else (self.value, self.limit.value)
@@ -74,7 +72,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What a check came to. amount: how many requests it rests on. over: of the fact that decides. old, new: as in a
+    """Result of a check. amount: number of requests behind it. over: of the fact that decides. old, new: as in a
     finding."""
 
     name: str
@@ -92,8 +90,7 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a check may look at. one: whether the figures are of one engine alone, so that what runs there tells its
-    places."""
+    """Input of a check. one: the values are of a single engine, so that its running requests show its places."""
 
     figures: EngineSnapshot
     at: Callable[[Threshold], Threshold]
@@ -102,7 +99,7 @@ class Case:
     one: bool = True
 
     def limit_of(self, threshold: Threshold) -> Threshold:
-        """A count that is meant for five minutes, for a longer time."""
+        """Return a threshold of a count, which is for five minutes, scaled to a longer time."""
         limit = self.at(threshold)
         return replace(limit, value=limit.value * max(1.0, self.figures.seconds / _PER))
 
@@ -116,19 +113,19 @@ def state_of(figures: EngineSnapshot) -> State:
 def check_result(
     name: str, amount: float, *facts: Fact, serious: bool = True, over: float | None = None
 ) -> CheckResult:
-    """over: else the most that any fact is over its limit."""
+    """Return a result. over: default is the largest of the facts."""
     return CheckResult(
         name, serious, amount, max((fact.over for fact in facts), default=0.0) if over is None else over, facts
     )
 
 
 def sent_by(gate: GatewayEvidence | None) -> float:
-    """Requests that the gateway has at these engines at every look, whatever their own pages say."""
+    """Return the requests that the gateway always had at these engines, whatever their own metrics show."""
     return gate.running.lowest if gate and gate.running and gate.only else 0.0
 
 
 def quarter_fewer(case: Case) -> float | None:
-    """A quarter less than what runs."""
+    """Return a quarter less than the running requests."""
     running = case.figures.running
     return max(1, math.floor(0.75 * running.highest)) if running and running.highest >= 1 and case.one else None
 
@@ -143,7 +140,7 @@ def ttft_p95(case: Case) -> tuple[Fact, ...]:
 
 
 def p95_fact(what: str, spread: Spread, limit: Threshold) -> Fact:
-    """Held against its limit only where more than one or two are beyond that."""
+    """Return the p95, compared with its limit only where more than one or two values are beyond that."""
     known = limit if round(spread.above(limit.value) * spread.count) >= LEAST_LATE else None
     return Fact(what, spread.at(95), Unit.SECONDS, known, between=spread.around(95))
 

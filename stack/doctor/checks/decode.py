@@ -1,4 +1,4 @@
-"""Checks for answers that come slowly or pause: prompts of others, the step itself, drafts that are not accepted."""
+"""Checks for slow or pausing answers: prompts of others, the step itself, drafts that are not accepted."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def check_decode(case: Case) -> CheckResult | None:
     if pace is None or _prompts_in_gaps(case):
         return None
     if pace.at(95) > STRETCHED.value * pace.at_most(50) and (check_head_of_line(case) or check_prefill(case)):
-        return None  # steps are long when they hold prompts, and those are told already
+        return None  # steps are long when they hold prompts, and those are a finding already
     facts = (
         Fact("time per token p95" if figures.drafts else "time between tokens p95", pace.at(95), Unit.SECONDS, limit),
         Fact("the same, mean", pace.mean, Unit.SECONDS),
@@ -79,8 +79,8 @@ def check_decode(case: Case) -> CheckResult | None:
 
 
 def pace_of(figures: EngineSnapshot) -> Spread | None:
-    """How fast tokens come. With drafts a gap is a step of several tokens, so that only the mean of each request tells;
-    0.10 does not show that."""
+    """Return the time between tokens. With drafts a gap is a step of several tokens, so that only the mean of each
+    request counts, which 0.10 does not show."""
     return figures.per_token if figures.drafts and figures.per_token else figures.between_tokens
 
 

@@ -38,7 +38,7 @@ def seconds_still(case: Case) -> float | None:
 
 
 def check_frozen(case: Case) -> CheckResult | None:
-    """Find an engine that has work and makes nothing of it, up to the end. Several requests are better evidence than
+    """Find an engine that has work and makes no progress, up to the end. Several requests are better evidence than
     one, which may be a long prefill."""
     figures, still_s = case.figures, seconds_still(case)
     if still_s is None or still_s < LEAST_STILL_S or figures.running is None or figures.waiting is None:
@@ -63,7 +63,7 @@ def _certainty(requests: float, still_s: float) -> float:
 
 
 def check_silent(case: Case) -> CheckResult | None:
-    """Find an engine that answered its first look and then no other."""
+    """Find an engine that answered the first scrape and then no other."""
     silent_s = case.figures.silent_s
     if silent_s is None or silent_s < LEAST_STILL_S:
         return None
@@ -76,8 +76,7 @@ def check_silent(case: Case) -> CheckResult | None:
 
 
 def check_errors(case: Case) -> CheckResult | None:
-    """From who saw them: the clients' side where there is one, else the engine's own and its HTTP answers, refusals
-    left out."""
+    """Find errors, as clients saw them, else by the engine and its HTTP answers, rejections left out."""
     if case.clients:
         failed = sum(case.clients.outcomes.get(outcome, 0.0) for outcome in ("upstream_error", "timeout"))
         whole = case.clients.requests

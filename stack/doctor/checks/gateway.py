@@ -1,4 +1,4 @@
-"""Checks for what only the gateway or its clients see: its queue, its refusals, teams, streams, clients that leave."""
+"""Checks of data from the gateway or its clients: queue, rejections, teams, streams, client disconnects."""
 
 from __future__ import annotations
 
@@ -46,16 +46,19 @@ def check_gateway_rejections(case: Case) -> CheckResult | None:
     refused, whole = sum(by_reason.values()), case.clients.requests
     if refused < few.value or refused / whole <= limit.value:
         return None
-    told = [Fact(f"refused by {reason}", count, Unit.REQUESTS) for reason, count in by_reason.items()]
+    facts_by_reason = [Fact(f"refused by {reason}", count, Unit.REQUESTS) for reason, count in by_reason.items()]
     team, most = max(case.clients.refused.items(), key=lambda item: item[1], default=("", 0.0))
-    told += [Fact(f"refused of team {team}, more than of any other", most, Unit.REQUESTS)] * bool(team)
+    facts_by_reason += [Fact(f"refused of team {team}, more than of any other", most, Unit.REQUESTS)] * bool(team)
     name = (
         "rejections-by-team-limit"
         if max(by_reason, key=lambda reason: by_reason[reason]) == "team_limit"
         else "rejections-by-gateway"
     )
     found = check_result(
-        name, whole, Fact("of the requests are refused by the gateway", refused / whole, Unit.RATIO, limit), *told
+        name,
+        whole,
+        Fact("of the requests are refused by the gateway", refused / whole, Unit.RATIO, limit),
+        *facts_by_reason,
     )
     if name == "rejections-by-team-limit":
         return found
@@ -70,13 +73,13 @@ def check_gateway_rejections(case: Case) -> CheckResult | None:
 
 
 def _with_slots(found: CheckResult, gate: GatewayEvidence | None) -> CheckResult:
-    """With the numbers of a lever that raises slots a quarter."""
+    """Add the numbers of a lever that raises slots by a quarter."""
     limit = gate and (gate.slots_limit or gate.slots)
     return replace(found, old=limit.highest, new=math.ceil(1.25 * limit.highest)) if limit else found
 
 
 def check_gateway_queue(case: Case) -> CheckResult | None:
-    """The wait before the engine, where the engine itself has room."""
+    """Find requests that wait before the engine while the engine itself has room."""
     figures, gate = case.figures, case.gateway
     if not _engine_has_room(figures):
         return None
@@ -102,14 +105,14 @@ def check_gateway_queue(case: Case) -> CheckResult | None:
 
 
 def _engine_has_room(figures: EngineSnapshot) -> bool:
-    """Return whether nearly nobody waits in the engine and its KV cache is not full."""
+    """Return True if nearly nobody waits in the engine and its KV cache is not full."""
     if figures.waiting is None or figures.waiting.mean >= 1:
         return False
     return figures.kv is None or figures.kv.highest <= ROOM.value
 
 
 def check_one_team(case: Case) -> CheckResult | None:
-    """Only beside something that waits: a team alone on an idle engine takes nothing from anybody."""
+    """Find a team with most of the requests, where others wait: alone on an idle engine it disturbs nobody."""
     teams = case.gateway.teams if case.gateway and case.gateway.teams else case.clients.teams if case.clients else {}
     whole = sum(teams.values())
     refused = check_gateway_rejections(case)
@@ -119,29 +122,29 @@ def check_one_team(case: Case) -> CheckResult | None:
     ):
         return None
     team, most = max(teams.items(), key=lambda item: item[1])
-    told = Fact(f"of the requests are of team {team}", most / whole, Unit.RATIO, MOST_OF_IT)
-    return check_result("one-team", case.clients.requests if case.clients else whole, told) if told.over else None
+    share = Fact(f"of the requests are of team {team}", most / whole, Unit.RATIO, MOST_OF_IT)
+    return check_result("one-team", case.clients.requests if case.clients else whole, share) if share.over else None
 
 
 def check_disconnects(case: Case) -> CheckResult | None:
-    """From the log; else from the two histograms of the engine, as long as some are sure."""
+    """Find client disconnects, in the log, else in two histograms of the engine, as long as some are certain."""
     limit, few = case.at(thresholds.HANGUP_RATIO), case.at(FEW)
     if case.clients:
         left, whole = case.clients.outcomes.get("client_abort", 0.0), case.clients.requests
-        told = Fact("of the clients leave", left / whole if whole else 0.0, Unit.RATIO, limit)
+        share = Fact("of the clients leave", left / whole if whole else 0.0, Unit.RATIO, limit)
         sure = left
-    elif case.figures.hangups and case.figures.begun:
-        (sure, left), whole = case.figures.hangups, case.figures.begun
-        told = Fact("of the requests that began neither ended nor run", left / whole, Unit.RATIO, limit)
+    elif case.figures.disconnects and case.figures.begun:
+        (sure, left), whole = case.figures.disconnects, case.figures.begun
+        share = Fact("of the requests that began neither ended nor run", left / whole, Unit.RATIO, limit)
     else:
         return None
     if left < few.value or sure < 1 or left / whole <= limit.value:
         return None
-    return check_result("hang-ups", whole, told, Fact("left, at least", sure, Unit.REQUESTS))
+    return check_result("client-disconnects", whole, share, Fact("left, at least", sure, Unit.REQUESTS))
 
 
 def check_streaming(case: Case) -> CheckResult | None:
-    """Tokens as clients got them against tokens as the engine made them: the mean of each request, at both."""
+    """Compare the time per token at clients with that in the engine: the mean of each request, at both."""
     client = case.clients.tpot if case.clients else None
     engine = case.figures.per_token
     if client is None or engine is None:

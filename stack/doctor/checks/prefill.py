@@ -60,8 +60,7 @@ WORTH_IT = Threshold(
 
 
 def check_prefill(case: Case) -> CheckResult | None:
-    """First tokens are late and computing prompts is most of that: because nothing is reused, or because there is so
-    much to compute."""
+    """Find late first tokens of which computing prompts is the largest part: nothing is reused, or prompts are long."""
     figures = case.figures
     if figures.prefill is None or queue_leads(case) or check_api_server(case):
         return None
@@ -146,9 +145,9 @@ def _long_prompts(figures: EngineSnapshot) -> bool:
 
 
 def check_api_server(case: Case) -> CheckResult | None:
-    """First tokens are late and neither queue nor prefill is why. The two are told when a request ends, first tokens as
-    they come: only where as many end as begin do they speak of the same requests. A core that computes or stands still
-    takes in nothing new, so up to the longest gap between tokens that wait is its own."""
+    """Find late first tokens of which neither queue nor prefill is the cause. These two are counted when a request
+    ends, first tokens as they come: only where as many end as begin do they speak of the same requests. A core that
+    computes or stands still takes in nothing new, so up to the longest gap between tokens that wait is its own."""
     figures, first = case.figures, case.figures.ttft
     queue, prefill, steps, begun, ended = (
         figures.queue,
@@ -175,7 +174,7 @@ def check_api_server(case: Case) -> CheckResult | None:
 
 
 def check_reuse(case: Case) -> CheckResult | None:
-    """Beside prefill that is too much: that nothing of it is reused is true as well."""
+    """Find prompts of which nothing is reused, beside a prefill that is too long."""
     figures, first = case.figures, check_prefill(case)
     if first is None or first.name != "prefill-bound" or figures.caching is False or not _nothing_reused(case):
         return None
@@ -190,8 +189,7 @@ def check_reuse(case: Case) -> CheckResult | None:
 
 
 def _why_prefill(case: Case) -> str:
-    """Where computing prompts is most of a request's time it is too much, whatever is reused; where it is less, what is
-    not reused comes first."""
+    """Name the cause of a long prefill: its amount where it is most of a request's time, else missing reuse first."""
     figures = case.figures
     long = _long_prompts(figures)
     if figures.caching is False and long and not _pooling(figures):
@@ -206,14 +204,14 @@ def _nothing_reused(case: Case) -> bool:
 
 
 def _pooling(figures: EngineSnapshot) -> bool:
-    """Embeddings and scores: nothing is generated, prompts share nothing, and some of these models have no prefix cache
-    at all."""
+    """Return True for embeddings and scores: nothing is generated, prompts share nothing, and some of these models have
+    no prefix cache."""
     return figures.generation_tokens == 0 and figures.requests > 0
 
 
 def check_head_of_line(case: Case) -> CheckResult | None:
-    """A tail in what many meet, and a few prompts that explain it: their own prefill is as long as the tail, or a good
-    part of that. A long prompt's own first token is late anyhow: more must be than are long."""
+    """Find a tail of latencies that a few long prompts explain: their own prefill is as long as the tail, or a good
+    part of it. A long prompt's own first token is late anyhow: more must be late than are long."""
     figures = case.figures
     lengths = figures.prompt_length
     if lengths is None or lengths.at(99) < FAR_LONGER.value * max(lengths.at(50), 1.0):

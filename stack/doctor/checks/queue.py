@@ -40,8 +40,7 @@ NEARLY_EMPTY = Threshold(
 
 
 def check_preempted(case: Case) -> CheckResult | None:
-    """Blocks are taken from who runs. No latency is needed for this: long answers may preempt for minutes before one of
-    them ends."""
+    """Find preemptions. No latency is needed for this: long answers may preempt for minutes before one of them ends."""
     figures, rate = case.figures, case.at(thresholds.PREEMPTIONS)
     preempted = figures.preemptions or 0.0
     per_second = Fact("preemptions per second", preempted / figures.seconds, Unit.COUNT, rate)
@@ -53,7 +52,7 @@ def check_preempted(case: Case) -> CheckResult | None:
 
 
 def check_kv_full(case: Case) -> CheckResult | None:
-    """All blocks are in use, and the queue is for want of them."""
+    """Find a queue whose cause is a full KV cache."""
     figures = case.figures
     waits = figures.waiting is not None and figures.waiting.lowest > 0
     if check_preempted(case) or not waits or not queue_leads(case) or not any(fact.over for fact in _used(case)):
@@ -71,7 +70,7 @@ def _used(case: Case) -> tuple[Fact, ...]:
 
 
 def check_queue(case: Case) -> CheckResult | None:
-    """A wait that is over its limit, or that makes the first token late; not for want of cache, which is another
+    """Find a wait over its limit, or one that delays first tokens, unless the cause is a full cache, another
     finding."""
     figures = case.figures
     crowded, waiting = figures.crowded, figures.waiting
@@ -97,8 +96,8 @@ def check_queue(case: Case) -> CheckResult | None:
 
 
 def _whose_queue(case: Case, crowded: Gauge) -> str:
-    """Of the scheduler's places, when about as many run as ever while others wait; else of what the engine can do. Two
-    looks may not tell it."""
+    """Name the cause of a queue: the scheduler's places, when about as many run as ever while others wait, else the
+    engine's capacity. Two scrapes may not decide it."""
     kv = case.figures.kv
     if steps_are_slow(case) or (kv and kv.highest > ROOM.value):
         return "queue-at-capacity"
@@ -109,8 +108,8 @@ def _whose_queue(case: Case, crowded: Gauge) -> str:
 
 
 def queue_leads(case: Case) -> bool:
-    """Whether more time goes into waiting than into computing prompts. Before enough requests end to tell that, a queue
-    that stands leads."""
+    """Return True if waiting takes more time than computing prompts. Before enough requests end, a standing queue
+    leads."""
     figures = case.figures
     if figures.queue is None or state_of(figures) == "thin":
         return bool(_standing(case))
@@ -118,7 +117,7 @@ def queue_leads(case: Case) -> bool:
 
 
 def _standing(case: Case) -> tuple[Fact, ...]:
-    """A queue over its limit at every look, while tokens are made."""
+    """Find a queue over its limit at every scrape, while tokens are made."""
     figures, length = case.figures, case.at(thresholds.QUEUE_LENGTH)
     if (
         figures.waiting is None
@@ -131,7 +130,7 @@ def _standing(case: Case) -> tuple[Fact, ...]:
 
 
 def _queue_matters(case: Case) -> bool:
-    """Return whether an alert would say so: a wait over its limit, or a queue that stands for ten minutes and grows
+    """Return True if an alert would fire: a wait over its limit, or a queue that stands for ten minutes and grows
     (VLLMQueueGrowing).
 
     A queue that only stands is how a busy engine works while all waits are within their limits."""

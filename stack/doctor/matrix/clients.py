@@ -39,7 +39,7 @@ CLIENTS: tuple[Symptom, ...] = (
         pages=("incident-flow",),
     ),
     Symptom(
-        name="hang-ups",
+        name="client-disconnects",
         area="API",
         symptom="Clients close the connection before their answer is complete.",
         cause="They wait longer than they or their timeout will: for the first token, or for the last one.",
@@ -55,8 +55,10 @@ CLIENTS: tuple[Symptom, ...] = (
             " client stream."
         ),
         second="Where it is not: what is slow by the other findings, or shorter answers (`max_tokens`).",
-        risk="Whoever waits longer holds a place for longer.",
-        proof=Proof("hang-ups", "falls", "queue_ms", "timeout of the client OLD s -> NEW s", "timeout=OLD->NEW"),
+        risk="Clients that wait longer hold a place for longer.",
+        proof=Proof(
+            "client-disconnects", "falls", "queue_ms", "timeout of the client OLD s -> NEW s", "timeout=OLD->NEW"
+        ),
         pages=("VLLMClientHangupsRising",),
         dated='vLLM\'s own counter stays at 0 for clients that leave, whatever its `finished_reason="abort"` promises.',
     ),

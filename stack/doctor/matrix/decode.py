@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from exporters.catalogue import promql, vllm
 from stack.doctor.matrix.expressions import ACCEPTED, RUNNING, TOKEN_GAPS
-from stack.doctor.matrix.symptom import Arms, Proof, Symptom
+from stack.doctor.matrix.symptom import ExperimentTemplate, Proof, Symptom
 
 
 def _drafting(tokens: int) -> str:
@@ -77,7 +77,7 @@ DECODE: tuple[Symptom, ...] = (
             "tokens_per_second",
             "n-gram drafts on",
             "speculative-config=none->ngram",
-            Arms("coding-qa", "", _drafting(4)),
+            ExperimentTemplate("coding-qa", "", _drafting(4)),
         ),
         pages=("VLLMInterTokenBudgetBurn", "VLLMInterTokenLatencyHigh"),
         dated="The series is inter_token_latency_seconds; time_per_output_token_seconds is gone since 0.15.",
@@ -101,7 +101,7 @@ DECODE: tuple[Symptom, ...] = (
             "error_ratio",
             "weights in fp8",
             "quantization=none->fp8",
-            Arms("coding-qa", "", "--quantization fp8"),
+            ExperimentTemplate("coding-qa", "", "--quantization fp8"),
         ),
         pages=("VLLMInterTokenBudgetBurn", "VLLMInterTokenLatencyHigh"),
         dated=(
@@ -125,7 +125,7 @@ DECODE: tuple[Symptom, ...] = (
             "ttft_ms",
             "max-num-seqs OLD -> NEW",
             "max-num-seqs=OLD->NEW",
-            Arms("coding-qa", "--max-num-seqs OLD", "--max-num-seqs NEW"),
+            ExperimentTemplate("coding-qa", "--max-num-seqs OLD", "--max-num-seqs NEW"),
         ),
         pages=("VLLMInterTokenBudgetBurn", "VLLMInterTokenLatencyHigh"),
     ),
@@ -153,7 +153,7 @@ DECODE: tuple[Symptom, ...] = (
             "tokens_per_second",
             "num_speculative_tokens OLD -> NEW",
             "num_speculative_tokens=OLD->NEW",
-            Arms("coding-qa", _drafting(5), _drafting(2)),
+            ExperimentTemplate("coding-qa", _drafting(5), _drafting(2)),
         ),
         pages=("VLLMAcceptanceLow",),
         dated="There is no gauge of the acceptance any more: it is the quotient of two counters.",

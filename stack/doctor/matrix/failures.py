@@ -79,7 +79,7 @@ REFUSALS: tuple[Symptom, ...] = (
             "`--max-num-queued-reqs` higher, by as many as users will wait for, only while the cache has room; then"
             " another engine."
         ),
-        risk="A longer queue is a longer wait: behind a full engine nobody gains by being let in.",
+        risk="A longer queue is a longer wait: behind a full engine nobody gains by being admitted.",
         proof=Proof("refusals", "falls", "ttft_ms", "the gateway queues for the engine"),
         pages=("VLLMEngineRejecting",),
         dated="The limit counts what runs as well as what waits, whatever its name says.",

@@ -13,7 +13,7 @@ from stack.doctor.matrix.expressions import (
     TTFT,
     percentile,
 )
-from stack.doctor.matrix.symptom import Arms, Proof, Symptom
+from stack.doctor.matrix.symptom import ExperimentTemplate, Proof, Symptom
 
 PREFILL: tuple[Symptom, ...] = (
     Symptom(
@@ -25,7 +25,7 @@ PREFILL: tuple[Symptom, ...] = (
             " rest."
         ),
         cause=(
-            "A long prompt takes what is left of every step until it is computed; whoever comes meanwhile waits"
+            "A long prompt takes what is left of every step until it is computed; requests that come meanwhile wait"
             " behind it."
         ),
         asks=(
@@ -44,7 +44,7 @@ PREFILL: tuple[Symptom, ...] = (
             "tokens_per_second",
             "long-prefill-token-threshold 0 -> NEW",
             "long-prefill-token-threshold=0->NEW",
-            Arms("head-of-line", "", "--long-prefill-token-threshold NEW"),
+            ExperimentTemplate("head-of-line", "", "--long-prefill-token-threshold NEW"),
         ),
         pages=("VLLMTTFTBudgetSlowBurn", "VLLMTTFTBudgetBurn"),
         dated=(
@@ -60,7 +60,7 @@ PREFILL: tuple[Symptom, ...] = (
             "Answers pause now and then for many times the usual gap, while a few prompts are far longer than the rest."
         ),
         cause=(
-            "The prefill of a long prompt fills whole steps, and whoever is answered meanwhile gets one token a step."
+            "The prefill of a long prompt fills whole steps, and requests in decode meanwhile get one token a step."
         ),
         asks=(
             f"{percentile(99, vllm.INTER_TOKEN_LATENCY)} / ({percentile(50, vllm.INTER_TOKEN_LATENCY)} > 0)",
@@ -78,7 +78,7 @@ PREFILL: tuple[Symptom, ...] = (
             "tokens_per_second",
             "max-num-batched-tokens OLD -> NEW",
             "max-num-batched-tokens=OLD->NEW",
-            Arms("head-of-line", "--max-num-batched-tokens OLD", "--max-num-batched-tokens NEW"),
+            ExperimentTemplate("head-of-line", "--max-num-batched-tokens OLD", "--max-num-batched-tokens NEW"),
         ),
         pages=("VLLMInterTokenBudgetBurn", "VLLMInterTokenLatencyHigh"),
         dated=(
@@ -112,12 +112,10 @@ PREFILL: tuple[Symptom, ...] = (
             "tpot_ms",
             "prefix caching on",
             "enable-prefix-caching=off->on",
-            Arms("shared-prefix", "--no-enable-prefix-caching", "--enable-prefix-caching"),
+            ExperimentTemplate("shared-prefix", "--no-enable-prefix-caching", "--enable-prefix-caching"),
         ),
         pages=("VLLMTTFTBudgetBurn", "VLLMCacheHitsCollapsed"),
-        dated=(
-            "Older guides have one switch the cache on; it is on by default now, so an engine without it was told so."
-        ),
+        dated=("Older guides have one switch the cache on; it is on by default now, so off means switched off."),
     ),
     Symptom(
         name="small-steps",
@@ -137,7 +135,7 @@ PREFILL: tuple[Symptom, ...] = (
             "tpot_ms",
             "max-num-batched-tokens OLD -> NEW",
             "max-num-batched-tokens=OLD->NEW",
-            Arms("rag", "--max-num-batched-tokens OLD", "--max-num-batched-tokens NEW"),
+            ExperimentTemplate("rag", "--max-num-batched-tokens OLD", "--max-num-batched-tokens NEW"),
         ),
         pages=("VLLMTTFTBudgetBurn", "VLLMTTFTHigh"),
         dated=(
@@ -212,7 +210,7 @@ PREFILL: tuple[Symptom, ...] = (
             "tpot_ms",
             "renderer-num-workers 1 -> 4",
             "renderer-num-workers=1->4",
-            Arms("short-short", "--renderer-num-workers 1", "--renderer-num-workers 4"),
+            ExperimentTemplate("short-short", "--renderer-num-workers 1", "--renderer-num-workers 4"),
         ),
         pages=("VLLMTTFTBudgetBurn",),
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from exporters.catalogue import gateway, promql, sidecar, vllm
 from stack.doctor.matrix.expressions import KV_USAGE, QUEUE_TIME, RUNNING, TOKEN_GAPS, WAITING
-from stack.doctor.matrix.symptom import Arms, Proof, Symptom
+from stack.doctor.matrix.symptom import ExperimentTemplate, Proof, Symptom
 
 KV_CACHE: tuple[Symptom, ...] = (
     Symptom(
@@ -25,7 +25,7 @@ KV_CACHE: tuple[Symptom, ...] = (
             "tokens_per_second",
             "max-num-seqs OLD -> NEW",
             "max-num-seqs=OLD->NEW",
-            Arms("compliance-summaries", "--max-num-seqs OLD", "--max-num-seqs NEW"),
+            ExperimentTemplate("compliance-summaries", "--max-num-seqs OLD", "--max-num-seqs NEW"),
         ),
         pages=("VLLMKVCacheThrashing", "VLLMPreemptionsSustained"),
         dated=(
@@ -53,7 +53,7 @@ KV_CACHE: tuple[Symptom, ...] = (
             "error_ratio",
             "gpu-memory-utilization OLD -> NEW",
             "gpu-memory-utilization=OLD->NEW",
-            Arms("compliance-summaries", "--gpu-memory-utilization OLD", "--gpu-memory-utilization NEW"),
+            ExperimentTemplate("compliance-summaries", "--gpu-memory-utilization OLD", "--gpu-memory-utilization NEW"),
         ),
         pages=("VLLMKVCacheNearlyFull",),
     ),
@@ -100,8 +100,8 @@ QUEUES: tuple[Symptom, ...] = (
         area="queue",
         symptom="Requests wait at one engine while another of the same model has room.",
         cause=(
-            "Whoever spreads the requests does not: clients that keep one connection, sessions that stick, weights, an"
-            " address that is missing."
+            "Requests are not balanced: clients that keep one connection, sticky sessions, weights, or a missing"
+            " address."
         ),
         asks=(WAITING, RUNNING, QUEUE_TIME),
         lever="Fix the balancer: by requests under way (least connections), not by connection or in turn.",
@@ -128,7 +128,7 @@ QUEUES: tuple[Symptom, ...] = (
             "tpot_ms",
             "max-num-seqs OLD -> NEW",
             "max-num-seqs=OLD->NEW",
-            Arms("short-short", "--max-num-seqs OLD", "--max-num-seqs NEW"),
+            ExperimentTemplate("short-short", "--max-num-seqs OLD", "--max-num-seqs NEW"),
         ),
         pages=("VLLMQueueTimeHigh", "VLLMQueueGrowing"),
         dated=(
@@ -159,7 +159,7 @@ QUEUES: tuple[Symptom, ...] = (
         symptom="Requests wait, and the looks do not tell for what.",
         cause=(
             "Places or capacity: not known from so few moments at which somebody waits; a Prometheus, or a longer time"
-            " between two looks, tells."
+            " between two looks, decides it."
         ),
         asks=(QUEUE_TIME, WAITING, RUNNING, KV_USAGE),
         lever=(

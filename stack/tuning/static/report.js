@@ -15,9 +15,9 @@
   };
   const escapeText = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-  const ofArm = (arm) => colour(`line-${arm % 10}`);
+  const colourOf = (variant) => colour(`line-${variant % 10}`);
   const faint = (hex, alpha) => hex + Math.round(alpha * 255).toString(16).padStart(2, "0");
-  const armName = (arm) => escapeText(content.arms[arm]);
+  const variantName = (variant) => escapeText(content.variants[variant]);
   const font = () => ({ family: colour("font") || "sans-serif", size: 12, color: colour("muted") });
   const axis = (extra) => ({ gridcolor: colour("grid"), linecolor: colour("edge"), zeroline: false, automargin: true, ...extra });
   const layout = (element, extra) => ({
@@ -41,8 +41,8 @@
 
   const spread = (element, one) => {
     const traces = one.curves.map((curve) => ({
-      type: "scatter", mode: "lines", x: curve.at, y: content.shares.map((share) => share * 100), line: { color: ofArm(curve.arm), width: 2, dash: DASHES[curve.arm % 6] },
-      hovertemplate: `${armName(curve.arm)}: %{y:.4g} % of ${curve.count.toLocaleString("en-US")} requests<br>at most %{x:,.4g} ${escapeText(one.unit)}<extra></extra>`,
+      type: "scatter", mode: "lines", x: curve.at, y: content.shares.map((share) => share * 100), line: { color: colourOf(curve.variant), width: 2, dash: DASHES[curve.variant % 6] },
+      hovertemplate: `${variantName(curve.variant)}: %{y:.4g} % of ${curve.count.toLocaleString("en-US")} requests<br>at most %{x:,.4g} ${escapeText(one.unit)}<extra></extra>`,
     }));
     const xaxis = axis({ title: { text: escapeText(one.title + unitOf(one)), standoff: 6 }, nticks: 6, ...scale(one.curves.flatMap((curve) => curve.at), "normal") });
     Plotly.react(element, traces, layout(element, { xaxis, yaxis: axis({ range: [0, 101], dtick: 25, ticksuffix: " %" }) }), CONFIG);
@@ -51,18 +51,18 @@
   const dots = (element, one) => {
     const order = [...new Set(one.dots.map((dot) => dot.run))];
     const place = (run) => order.indexOf(run) + 1;
-    const traces = content.arms.map((_, arm) => {
-      const mine = one.dots.filter((dot) => dot.arm === arm);
+    const traces = content.variants.map((_, variant) => {
+      const mine = one.dots.filter((dot) => dot.variant === variant);
       return {
         type: "scatter", mode: "markers", x: mine.map((dot) => place(dot.run)), y: mine.map((dot) => dot.value), customdata: mine.map((dot) => `run ${dot.run}${dot.cut ? ", cut" : ""}`),
-        marker: { size: 9, symbol: mine.map((dot) => SYMBOLS[arm % 6] + (dot.cut ? "-open" : "")), color: ofArm(arm), line: { color: ofArm(arm), width: 1.5 } },
-        hovertemplate: `${armName(arm)}, %{customdata}<br>%{y:,.4g} ${escapeText(one.unit)}<extra></extra>`,
+        marker: { size: 9, symbol: mine.map((dot) => SYMBOLS[variant % 6] + (dot.cut ? "-open" : "")), color: colourOf(variant), line: { color: colourOf(variant), width: 1.5 } },
+        hovertemplate: `${variantName(variant)}, %{customdata}<br>%{y:,.4g} ${escapeText(one.unit)}<extra></extra>`,
       };
     });
-    const line = (arm, y) => ({
-      type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: ofArm(arm), width: 1.2, dash: DASHES[arm % 6] }, opacity: 0.7, layer: "below",
+    const line = (variant, y) => ({
+      type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: colourOf(variant), width: 1.2, dash: DASHES[variant % 6] }, opacity: 0.7, layer: "below",
     });
-    const shapes = one.medians.flatMap((y, arm) => (y === null ? [] : [line(arm, y)]));
+    const shapes = one.medians.flatMap((y, variant) => (y === null ? [] : [line(variant, y)]));
     const annotations = [];
     if (one.band) {
       shapes.push({ type: "rect", layer: "below", xref: "paper", x0: 0, x1: 1, y0: one.band[0], y1: one.band[1], line: { width: 0 }, fillcolor: faint(colour("good"), 0.16) });
@@ -77,24 +77,24 @@
 
   const overTime = (element, one) => {
     const traces = one.points.filter((set) => set.at.length).map((set) => ({
-      type: "scatter", mode: "markers", x: set.at, y: set.value, customdata: set.run, marker: { size: 5, color: ofArm(set.arm), symbol: SYMBOLS[set.arm % 6], opacity: 0.7 },
-      hovertemplate: `${armName(set.arm)}, run %{customdata}<br>%{y:,.4g} ${escapeText(one.unit)}, ended %{x|%H:%M:%S}<extra></extra>`,
+      type: "scatter", mode: "markers", x: set.at, y: set.value, customdata: set.run, marker: { size: 5, color: colourOf(set.variant), symbol: SYMBOLS[set.variant % 6], opacity: 0.7 },
+      hovertemplate: `${variantName(set.variant)}, run %{customdata}<br>%{y:,.4g} ${escapeText(one.unit)}, ended %{x|%H:%M:%S}<extra></extra>`,
     }));
     if (one.failed.length) {
       traces.push({
-        type: "scatter", mode: "markers", yaxis: "y2", x: one.failed.map((each) => each.at), y: one.failed.map(() => 0), customdata: one.failed.map((each) => `${armName(each.arm)}, run ${each.run}<br>${escapeText(each.why)}`),
+        type: "scatter", mode: "markers", yaxis: "y2", x: one.failed.map((each) => each.at), y: one.failed.map(() => 0), customdata: one.failed.map((each) => `${variantName(each.variant)}, run ${each.run}<br>${escapeText(each.why)}`),
         marker: { size: 8, symbol: "x", color: colour("bad") }, hovertemplate: "failed: %{customdata}<extra></extra>",
       });
     }
     const shapes = one.runs.flatMap((run) => [
-      { type: "rect", layer: "below", xref: "x", yref: "paper", x0: run.from, x1: run.to, y0: 0, y1: 1, line: { width: 0 }, fillcolor: faint(ofArm(run.arm), 0.08) },
+      { type: "rect", layer: "below", xref: "x", yref: "paper", x0: run.from, x1: run.to, y0: 0, y1: 1, line: { width: 0 }, fillcolor: faint(colourOf(run.variant), 0.08) },
       { type: "line", layer: "below", xref: "x", yref: "paper", x0: run.from, x1: run.from, y0: 0, y1: 1, line: { color: colour("edge"), width: 1 } },
       { type: "line", layer: "below", xref: "x", yref: "paper", x0: run.to, x1: run.to, y0: 0, y1: 1, line: { color: colour(run.cut ? "bad" : "edge"), width: 1 } },
     ]);
     const span = one.end - one.start || 1;
     const wide = (ms) => (ms / span) * element.clientWidth;
     const annotations = one.runs.filter((run) => wide(run.to - run.from) > 18).map((run) => ({
-      xref: "x", x: (run.from + run.to) / 2, yref: "paper", y: 1, yanchor: "bottom", showarrow: false, text: String(run.run) + (run.cut ? " cut" : ""), font: { ...font(), size: 11, color: ofArm(run.arm) },
+      xref: "x", x: (run.from + run.to) / 2, yref: "paper", y: 1, yanchor: "bottom", showarrow: false, text: String(run.run) + (run.cut ? " cut" : ""), font: { ...font(), size: 11, color: colourOf(run.variant) },
     }));
     const mark = colour("mark-purple");
     for (const [i, event] of one.events.entries()) {
@@ -122,9 +122,9 @@
   };
 
   const legend = (shapes) =>
-    make("p", { class: "arms" }, ...content.arms.map((name, arm) => {
-      const sign = make("i", { class: `sign ${SYMBOLS[arm % 6]}` });
-      sign.style.background = ofArm(arm);
+    make("p", { class: "variants" }, ...content.variants.map((name, variant) => {
+      const sign = make("i", { class: `sign ${SYMBOLS[variant % 6]}` });
+      sign.style.background = colourOf(variant);
       return make("span", {}, sign, make("span", { text: name }));
     }), make("small", { text: shapes }));
 

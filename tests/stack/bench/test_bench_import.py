@@ -102,7 +102,7 @@ def test_a_result_of_vllm_is_a_run_with_its_requests():
     assert ("vllm bench serve", "a.json", "tiny", "c2") == (
         bench.tool,
         bench.title,
-        bench.arms[0].engine.model,
+        bench.variants[0].engine.model,
         run.point,
     )
     assert (6, 5, {"failed": 1}) == (run.asked, run.ok, run.failed)

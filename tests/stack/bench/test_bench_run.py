@@ -433,7 +433,7 @@ def test_keys_and_logins_do_not_reach_the_file(tmp_path):
         tool="v",
         started_s=0,
         ended_s=1,
-        arms=(result.Arm(name="a", engine=engine),),
+        variants=(result.BenchVariant(name="a", engine=engine),),
         runs=(),
         workloads=(),
         workload_hash="",
@@ -442,6 +442,7 @@ def test_keys_and_logins_do_not_reach_the_file(tmp_path):
     text = (tmp_path / result.BENCH).read_text()
     assert "secret" not in text
     assert "word" not in text
+    assert ["a"] == [each["name"] for each in json.loads(text)["arms"]], "the file keeps its field names"
 
 
 # --- figures
@@ -529,29 +530,29 @@ def test_memory_peak_is_weights_peak_and_blocks():
 # --- the order of runs
 
 
-@given(runs=st.integers(1, 8), arms=st.integers(1, 4), together=st.booleans())
-def test_arms_take_turns_and_each_has_every_load_as_often(runs, arms, together):
+@given(runs=st.integers(1, 8), variants=st.integers(1, 4), together=st.booleans())
+def test_variants_take_turns_and_each_has_every_load_as_often(runs, variants, together):
     its = made(SMALL.replace("concurrency: [2]", "concurrency: [2, 4]"))
-    names = [f"arm{at}" for at in range(arms)]
+    names = [f"variant{at}" for at in range(variants)]
     drawn = turns.draw(runs, names, random.Random(runs))
     steps = run.schedule([its], workload.points, drawn, runs, together)
-    counts = {(step.arm, step.point.label): 0 for step in steps}
+    counts = {(step.variant, step.point.label): 0 for step in steps}
     for step in steps:
-        assert step.round == counts[step.arm, step.point.label]
-        counts[step.arm, step.point.label] += 1
+        assert step.round == counts[step.variant, step.point.label]
+        counts[step.variant, step.point.label] += 1
     assert {runs} == set(counts.values())
-    assert arms * 2 == len(counts)
-    of_one_load = [step.arm for step in steps if step.point.label == "c2"]
-    assert [arm for round_ in drawn for arm in round_] == of_one_load
+    assert variants * 2 == len(counts)
+    of_one_load = [step.variant for step in steps if step.point.label == "c2"]
+    assert [variant for round_ in drawn for variant in round_] == of_one_load
     if not together:
-        starts = 1 + sum(before.arm != after.arm for before, after in itertools.pairwise(steps))
-        assert starts <= runs * arms, "an engine is started once for each of its turns at most"
+        starts = 1 + sum(before.variant != after.variant for before, after in itertools.pairwise(steps))
+        assert starts <= runs * variants, "an engine is started once for each of its turns at most"
 
 
-@given(runs=st.integers(1, 40), arms=st.integers(1, 4), seed=st.integers())
-def test_rounds_have_every_variant_in_seeded_order(runs, arms, seed):
+@given(runs=st.integers(1, 40), variants=st.integers(1, 4), seed=st.integers())
+def test_rounds_have_every_variant_in_seeded_order(runs, variants, seed):
     """Each round has every variant once in an order that the seed repeats."""
-    names = [f"arm{at}" for at in range(arms)]
+    names = [f"variant{at}" for at in range(variants)]
     drawn = turns.draw(runs, names, random.Random(seed))
     assert [sorted(names)] * runs == [sorted(round_) for round_ in drawn]
     assert drawn == turns.draw(runs, names, random.Random(seed))
@@ -560,7 +561,7 @@ def test_rounds_have_every_variant_in_seeded_order(runs, arms, seed):
 def test_orders_of_six_pairs_are_drawn_evenly():
     """Thirty orders of six pairs are drawn about as often as each other."""
     rng = random.Random(1)
-    counts = Counter("".join(arm for round_ in turns.draw(6, "AB", rng) for arm in round_) for _ in range(3000))
+    counts = Counter("".join(variant for round_ in turns.draw(6, "AB", rng) for variant in round_) for _ in range(3000))
     assert 30 == len(counts)
     assert 60 < min(counts.values()) <= max(counts.values()) < 140
     assert not {"ABBAABBAABBA", "BAABBAABBAAB", "ABABABABABAB", "BABABABABABA"} & set(counts)

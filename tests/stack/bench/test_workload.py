@@ -100,13 +100,13 @@ def test_what_is_shipped():
         "short-short", "long-short", "shared-prefix", "head-of-line", "support-chat", "compliance-summaries",
         "coding-qa", "same-codebase", "rag",
         "agent-loop", "json-output", "mixed-burst",
-    } == set(workload_file.shipped())  # fmt: skip
+    } == set(workload_file.included())  # fmt: skip
 
 
-@pytest.mark.parametrize("name", workload_file.shipped())
+@pytest.mark.parametrize("name", workload_file.included())
 def test_default_workloads_fit_32k_and_name_sources(name):
     """What is the default fits a context of 32k and names its source."""
-    suite, text = workload_file.load(name), workload_file.shipped()[name].read_text()
+    suite, text = workload_file.load(name), workload_file.included()[name].read_text()
     assert name == suite.workloads[0].name or name == "json-output"
     assert text.startswith("# ")
     assert any(source in text for source in ("Lab 10", "Week 11", "a practical explanation of vLLM"))
@@ -121,7 +121,7 @@ def test_default_workloads_fit_32k_and_name_sources(name):
             )
 
 
-@pytest.mark.parametrize("name", workload_file.shipped())
+@pytest.mark.parametrize("name", workload_file.included())
 @pytest.mark.parametrize("context", [512, 2048, 8192])
 def test_default_workloads_fit_small_contexts_scaled(name, context):
     """What is the default fits a small context at the scale that is named."""
@@ -141,7 +141,7 @@ def test_default_workloads_fit_small_contexts_scaled(name, context):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in workload_file.shipped() if workload_file.load(name).workloads[0].expected_hit]
+    "name", [name for name in workload_file.included() if workload_file.load(name).workloads[0].expected_hit]
 )
 def test_default_workloads_can_reach_their_hit_ratio(name):
     """A cache that holds everything finds as much as the scenario promises: the numbers of the file and the band belong
@@ -246,7 +246,7 @@ MISTAKES = [
     ({"slo": {"ttft_ms": 0}}, "workloads.a.slo.ttft_ms: 0 should be more than 0"),
     ({"expected_hit": [0.6, 0.3]}, "workloads.a.expected_hit: the lower end comes first, as in [0.3, 0.6]"),
     ({"expected_hit": [30, 60]}, "workloads.a.expected_hit[0]: 30 should be between 0 and 1"),
-    ({"json": {"schema": {}}}, "workloads.a.endpoint: json needs chat, since a model must be told what to answer"),
+    ({"json": {"schema": {}}}, "workloads.a.endpoint: json needs chat, since the instruction is a chat message"),
     (
         {"json": {"schema": {}}, "endpoint": "chat"},
         "workloads.a.ignore_eos: json needs false, since an answer that goes on after its end is no JSON",
@@ -303,7 +303,7 @@ def test_a_mistake_of_the_file_is_one_sentence(text, sentence, tmp_path):
 
 def test_a_name_that_is_none_leads_to_the_nearest(tmp_path):
     with pytest.raises(
-        BadConfig, match=r"^short-shrt is neither a file nor a shipped workload; did you mean short-short"
+        BadConfig, match=r"^short-shrt is neither a file nor an included workload; did you mean short-short"
     ):
         workload_file.load("short-shrt")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
@@ -496,7 +496,7 @@ def test_plan_follows_from_its_seed(workload, seed, run):
             low, high = workload_lengths.length_ends(length)
             assert low <= min(drawn) <= max(drawn) <= high
     other = workload_plan.plan(workload, point, seed, run + 1)
-    assert shape(asks) == shape(other), "two arms can be given the same work"
+    assert shape(asks) == shape(other), "two variants can be given the same work"
     keys = [segment.key for ask in asks for segment in ask.segments]
     assert len(keys) == len(set(keys))
     shared = set(keys) & {segment.key for ask in other for segment in ask.segments}

@@ -632,7 +632,7 @@ def clients(**outcomes: float) -> Clients:
 def test_log_tells_errors_disconnects_and_rejections():
     """Errors disconnects and refusals are told by the log where there is one."""
     assert ["errors"] == names(well(), clients=clients(ok=95, upstream_error=5))
-    assert ["hang-ups"] == names(well(), clients=clients(ok=80, client_abort=20))
+    assert ["client-disconnects"] == names(well(), clients=clients(ok=80, client_abort=20))
     assert [] == names(well(), clients=clients(ok=95, client_abort=5))
     refused = Clients(
         source="log", outcomes={"ok": 50, "rejected": 50}, reasons={"est_wait": 50}, refused={"batch": 50}
@@ -644,14 +644,14 @@ def test_log_tells_errors_disconnects_and_rejections():
 
 def test_disconnects_from_two_engine_histograms():
     """vLLM's abort counter stays at 0; what began, neither ended nor runs is gone."""
-    assert ["hang-ups"] == names(well(begun=100, ended=75))
+    assert ["client-disconnects"] == names(well(begun=100, ended=75))
     assert [] == names(well(begun=100, ended=92)), "eight may still run"
 
 
 def test_whoever_waits_again_after_a_preemption_has_not_left():
     thrashing = {"begun": 30, "ended": 5, "running": Gauge(0, 6, 12), "preemptions": 40}
-    assert "hang-ups" not in names(well(**thrashing, waiting=Gauge(0, 5, 10)))
-    assert "hang-ups" in names(well(**thrashing, waiting=NOTHING))
+    assert "client-disconnects" not in names(well(**thrashing, waiting=Gauge(0, 5, 10)))
+    assert "client-disconnects" in names(well(**thrashing, waiting=NOTHING))
 
 
 def test_preemptions_are_told_before_ten_requests_have_ended():
@@ -882,16 +882,16 @@ def test_thresholds_of_a_deployment_are_read_from_their_file(tmp_path):
 
 
 def test_a_request_log_adds_what_clients_saw(tmp_path):
-    log = SITUATIONS / "hang-ups" / "requests.jsonl.gz"
-    told = json.loads(run(*unpacked("hang-ups", tmp_path), "--log", log, "--json").output)
-    assert "hang-ups" == told["findings"][0]["finding"]
+    log = SITUATIONS / "client-disconnects" / "requests.jsonl.gz"
+    told = json.loads(run(*unpacked("client-disconnects", tmp_path), "--log", log, "--json").output)
+    assert "client-disconnects" == told["findings"][0]["finding"]
     assert "of the clients leave" in told["findings"][0]["evidence"][0]["what"]
 
 
 def test_commands_repeat_what_was_given(tmp_path):
     log = tmp_path / "re quests.jsonl.gz"
-    log.write_bytes((SITUATIONS / "hang-ups" / "requests.jsonl.gz").read_bytes())
-    told = run(*unpacked("hang-ups", tmp_path), "--log", log).output
+    log.write_bytes((SITUATIONS / "client-disconnects" / "requests.jsonl.gz").read_bytes())
+    told = run(*unpacked("client-disconnects", tmp_path), "--log", log).output
     assert "vllm-watch doctor --before BEFORE --after AFTER --seconds 24" in told
     kept = run(*unpacked("queue-bound", tmp_path), "--log", log).output
     assert f"vllm-watch compare --log '{log}' --event queue-bound" in kept

@@ -26,7 +26,7 @@ from stack.tuning.derived import flags
 GOLDEN = Path(__file__).parents[2] / "golden"
 OPTIONS = frozenset((GOLDEN / "vllm-options-0.32.txt").read_text().split())
 SAMPLES = {sample for metric in EVERYTHING for sample in metric.samples}
-OF_THE_DOCTOR = {"hang-ups", "refusals", "inter_token_p95"}
+OF_THE_DOCTOR = {"client-disconnects", "refusals", "inter_token_p95"}
 FIGURES = {*METRICS, *OF_THE_DOCTOR}
 LEVERS = [row for row in ROWS if row.area != "quality"]
 each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -127,7 +127,7 @@ def test_options_name_what_must_move_and_what_must_not(row):
     assert row.proof.figure in FIGURES
     assert row.proof.keeps in METRICS
     assert row.proof.figure != row.proof.keeps
-    if not row.proof.arms:  # then live traffic must show both
+    if not row.proof.experiment:  # then live traffic must show both
         assert row.proof.figure in symptom.LIVE | OF_THE_DOCTOR
         assert row.proof.keeps in symptom.LIVE
 
@@ -143,11 +143,11 @@ def test_its_commands_are_ours_with_options_that_they_have(row):
         assert set() == options(re.sub(r"'[^']*'|\"[^\"]*\"", "", command)) - known, command
 
 
-@pytest.mark.parametrize("row", [row for row in LEVERS if row.proof.arms], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [row for row in LEVERS if row.proof.experiment], ids=lambda row: row.name)
 def test_an_experiment_is_read_by_tune_and_pulls_the_lever_alone(row, tmp_path):
-    (path := tmp_path / "lever.yaml").write_text(row.proof.arms.file())
+    (path := tmp_path / "lever.yaml").write_text(row.proof.experiment.file())
     its, suite = experiment.load(path)
-    first, second = (flags(arm.argv) for arm in its.arms.values())
+    first, second = (flags(variant.argv) for variant in its.variants.values())
     changed = {name for name in first.keys() | second.keys() if first.get(name) != second.get(name)}
     assert 1 == len({re.sub(r"^--no-", "--", name) for name in changed})
     assert options(row.lever) == {name for name in changed if not name.startswith("--no-")}

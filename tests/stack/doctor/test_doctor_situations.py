@@ -67,7 +67,7 @@ def test_there_are_situations_of_every_kind_that_a_cpu_can_show():
     labels = {about(folder)["label"] for folder in FOLDERS}
     assert set() == {
         "queue-bound", "prefill-bound", "decode-bound", "kv-bound", "cache-off", "unique-prompts", "head-of-line",
-        "rejections", "hang-ups",
+        "rejections", "client-disconnects",
         "frozen-engine", "none", "abstain",
     } - labels  # fmt: skip
     assert set() == labels - LABELS

@@ -14,7 +14,7 @@ from alerts.registry import ALERTS
 from exporters.catalogue import EVERYTHING, NEVER_EXISTED, RETIRED, VLLM
 from exporters.catalogue import exposition_parser as scrape
 from stack.bench.workload import points
-from stack.bench.workload_file import load, shipped
+from stack.bench.workload_file import included, load
 from stack.capacity.kv import LayerBlock, Serving, token_bytes
 from stack.lab.plan import MODEL, PORTS, LabConfig, processes
 from stack.root import ROOT
@@ -103,11 +103,11 @@ def test_the_labs_slots_model_and_ports_are_those_of_the_sheet():
     assert ports <= set(PORTS.values())
 
 
-def test_every_workload_and_load_of_the_sheet_is_shipped():
+def test_every_workload_and_load_of_the_sheet_is_included():
     asked = re.findall(r"bench run (\S+) (.*)", SHEET)
     assert len(asked) >= 4
     for name, options in asked:
-        loads = {point.label for each in load(shipped()[name]).workloads for point in points(each)}
+        loads = {point.label for each in load(included()[name]).workloads for point in points(each)}
         assert set(re.findall(r"--only (\S+)", options)) <= loads, name
 
 

@@ -15,7 +15,7 @@ from exporters.events import log as events
 from exporters.events.log import TuningEvent
 from exporters.requests.record import RequestRecord, timestamp
 from stack.bench import result
-from stack.bench.result import Arm, Bench, BenchEngine, Run
+from stack.bench.result import Bench, BenchEngine, BenchVariant, Run
 from stack.cli import main
 
 T0 = 1_760_000_000.0
@@ -25,19 +25,19 @@ WORKLOAD: dict[str, Any] = {"name": "small", "input_tokens": 20, "concurrency": 
 def saved(
     folder: Path,
     ttft_ms: float = 100.0,
-    arms: tuple[str, ...] = ("tiny",),
+    variants: tuple[str, ...] = ("tiny",),
     runs: int = 6,
     seed: int = 0,
     errors: float = 0.0,
     **more: Any,
 ) -> Path:
-    """A bench by hand: each further arm is half as slow as the one before; runs take turns."""
+    """A bench by hand: each further variant is half as slow as the one before; runs take turns."""
     folder.mkdir(parents=True)
     rng = random.Random(f"{folder} {seed}")
     given = {"workloads": (WORKLOAD,), **more}
     found = []
-    for number in range(runs * len(arms)):
-        at = number % len(arms) if number // len(arms) % 2 == 0 else len(arms) - 1 - number % len(arms)
+    for number in range(runs * len(variants)):
+        at = number % len(variants) if number // len(variants) % 2 == 0 else len(variants) - 1 - number % len(variants)
         slow = ttft_ms / 2**at * rng.uniform(0.99, 1.01)
         figures = {
             "ttft_ms.p50": slow,
@@ -49,14 +49,14 @@ def saved(
         ok = round(100 * (1 - errors))
         found.append(
             Run(
-                number=number + 1, arm=arms[at], workload="small", point="c4", started_s=begun, ended_s=begun + 9,
-                seed=seed + number, asked=100,
+                number=number + 1, variant=variants[at], workload="small", point="c4", started_s=begun,
+                ended_s=begun + 9, seed=seed + number, asked=100,
                 ok=ok, figures=figures,
             )
         )  # fmt: skip
     engines = [
-        Arm(name=arm, engine=BenchEngine(url=f"http://127.0.0.1:{8000 + at}", model="tiny", started_s=1.0))
-        for at, arm in enumerate(arms)
+        BenchVariant(name=variant, engine=BenchEngine(url=f"http://127.0.0.1:{8000 + at}", model="tiny", started_s=1.0))
+        for at, variant in enumerate(variants)
     ]
     bench = Bench(
         id="b",
@@ -64,14 +64,14 @@ def saved(
         tool="test",
         started_s=T0,
         ended_s=T0 + 1000,
-        arms=tuple(engines),
+        variants=tuple(engines),
         runs=tuple(found),
         workload_hash="h",
-        **{"order": "interleaved" if len(arms) > 1 else "single", **given},
+        **{"order": "interleaved" if len(variants) > 1 else "single", **given},
     )
     result.write(folder, bench)
     records = [
-        RequestRecord(request_id=f"b-{run.number}-{n}", outcome="ok", variant=run.arm, prompt_tokens=20)
+        RequestRecord(request_id=f"b-{run.number}-{n}", outcome="ok", variant=run.variant, prompt_tokens=20)
         for run in found
         for n in range(3)
     ]
@@ -120,7 +120,7 @@ def test_a_folder_may_be_given_as_a_point(tmp_path, monkeypatch):
 def test_workloads_of_one_name_that_ask_otherwise_are_named(tmp_path):
     longer = {**WORKLOAD, "input_tokens": 999, "runs": 9, "concurrency": [4, 8]}
     told = call("compare", saved(tmp_path / "a"), saved(tmp_path / "b", seed=100, workloads=(longer,)))
-    assert "note: the benches asked otherwise: workload small has another input_tokens\n" in told.output
+    assert "note: the benches sent different requests: workload small has another input_tokens\n" in told.output
 
 
 def test_the_same_seed_against_the_same_engine_is_a_trap(tmp_path):
@@ -128,17 +128,17 @@ def test_the_same_seed_against_the_same_engine_is_a_trap(tmp_path):
     assert ("a", "b", "inconclusive") == verdict(told)
 
 
-# --- arms of one bench
+# --- variants of one bench
 
 
-def test_two_arms_of_one_bench_need_no_names_and_are_controlled(tmp_path):
-    told = call("compare", saved(tmp_path / "o", arms=("off", "on")), "--json")
+def test_two_variants_of_one_bench_need_no_names(tmp_path):
+    told = call("compare", saved(tmp_path / "o", variants=("off", "on")), "--json")
     assert ("off", "on", "better") == verdict(told)
     assert json.loads(told.stdout)["judgements"][0]["controlled"]
 
 
 def test_a_bench_that_is_given_twice_is_one(tmp_path):
-    folder = saved(tmp_path / "o", arms=("off", "on"))
+    folder = saved(tmp_path / "o", variants=("off", "on"))
     told = call("compare", folder, folder / ".." / "o", "--arms", "on", "off", "--json")
     assert ("on", "off", "worse") == verdict(told)
     assert json.loads(told.stdout)["judgements"][0]["controlled"]
@@ -147,9 +147,9 @@ def test_a_bench_that_is_given_twice_is_one(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["three"], "has the arms a, b, c; say which two with --arms A B"),
-        (["three", "--arms", "a", "x"], "has no run of an arm x; there are a, b, c"),
-        (["one"], "has the arms tiny; say which two with --arms A B"),
+        (["three"], "has the variants a, b, c; say which two with --arms A B"),
+        (["three", "--arms", "a", "x"], "has no run of a variant x; there are a, b, c"),
+        (["one"], "has the variants tiny; say which two with --arms A B"),
         (["empty", "one"], "empty has no runs: it was stopped by hand"),
         (["one", "empty"], "empty has no runs: it was stopped by hand"),
         (["empty"], "empty has no runs: it was stopped by hand"),
@@ -166,8 +166,8 @@ def test_a_bench_that_is_given_twice_is_one(tmp_path):
 )
 def test_what_cannot_be_compared_is_one_sentence(tmp_path, monkeypatch, arguments, sentence):
     saved(tmp_path / "one")
-    saved(tmp_path / "three", arms=("a", "b", "c"))
-    saved(tmp_path / "empty", arms=(), runs=0, cut="it was stopped by hand")
+    saved(tmp_path / "three", variants=("a", "b", "c"))
+    saved(tmp_path / "empty", variants=(), runs=0, cut="it was stopped by hand")
     other = result.read(saved(tmp_path / "elsewhere"))
     text = (tmp_path / "elsewhere" / result.BENCH).read_text().replace('"c4"', '"c8"')
     assert other.runs
@@ -260,9 +260,9 @@ def test_mistakes_about_live_traffic_are_one_sentence(tmp_path, monkeypatch, arg
 # --- the report
 
 
-@pytest.mark.parametrize(("arms", "runs"), [(("tiny",), 6), (("off", "on"), 6), (("a", "b", "c"), 2), ((), 0)])
-def test_every_bench_has_a_report(tmp_path, arms, runs):
-    folder = saved(tmp_path / "o", arms=arms, runs=runs, cut=None if runs else "it was stopped by hand")
+@pytest.mark.parametrize(("variants", "runs"), [(("tiny",), 6), (("off", "on"), 6), (("a", "b", "c"), 2), ((), 0)])
+def test_every_bench_has_a_report(tmp_path, variants, runs):
+    folder = saved(tmp_path / "o", variants=variants, runs=runs, cut=None if runs else "it was stopped by hand")
     if not runs:
         (folder / result.REQUESTS).unlink()
     told = call("report", folder, "--lab", "-o", tmp_path / "page.html")
@@ -271,8 +271,8 @@ def test_every_bench_has_a_report(tmp_path, arms, runs):
     assert {".html", ".md", ".csv", ".json"} == {path.suffix for path in tmp_path.glob("page.*")}
 
 
-def test_arms_that_were_never_judged_are_judged_for_the_report(tmp_path):
-    told = call("report", saved(tmp_path / "o", arms=("off", "on")))
+def test_variants_never_compared_are_compared_for_the_report(tmp_path):
+    told = call("report", saved(tmp_path / "o", variants=("off", "on")))
     assert 0 == told.exit_code, told.output
     assert "better" in (tmp_path / "o" / "report.md").read_text()
 

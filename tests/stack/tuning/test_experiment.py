@@ -39,9 +39,12 @@ from stack.cli.bench import chosen
 from stack.config import BadConfig
 from stack.tuning import experiment, turns
 from stack.tuning.comparison import Comparison
-from stack.tuning.experiment import differences, told_settings
+from stack.tuning.experiment import differences, read_settings
 
-AS_WRITTEN = ("--seed", "18")  # draws off, on, on, off of two rounds; of any number of rounds the first arm comes first
+AS_WRITTEN = (
+    "--seed",
+    "18",
+)  # draws off, on, on, off of two rounds; of any number of rounds the first variant comes first
 SMALL = (
     "workloads:\n  - {name: small, input_tokens: 20, output_tokens: 2, concurrency: [4], requests: 8, warm_up: 1, runs:"
     " 2}\n"
@@ -148,7 +151,7 @@ def test_workload_is_looked_up_beside_the_file_only(tmp_path, monkeypatch):
     monkeypatch.chdir(elsewhere)
     with pytest.raises(
         BadConfig,
-        match=r"experiment\.yaml, line 4: workload: .*/smal\.yaml is no file, and smal\.yaml no shipped workload; ",
+        match=r"experiment\.yaml, line 4: workload: .*/smal\.yaml is no file, and smal\.yaml no included workload; ",
     ):
         experiment.load(path)
 
@@ -158,7 +161,7 @@ def test_a_folder_beside_does_not_hide_a_shipped_workload(tmp_path):
     its, suite = experiment.load(
         written(tmp_path, "workload: short-short\narms:\n  off: {url: http://x}\n  on: {url: http://y}\n")
     )
-    assert (["off", "on"], "short-short") == (list(its.arms), suite.workloads[0].name)
+    assert (["off", "on"], "short-short") == (list(its.variants), suite.workloads[0].name)
 
 
 # --- what engines say of themselves
@@ -204,7 +207,7 @@ def test_development_mode_tells_more_than_the_page(settings, told):
     cache = {"enable_prefix_caching": "True", "kv_cache_memory_bytes": "8"}
     with standing(engine) as (url,):
         assert told == asyncio.run(
-            told_settings(url, BenchEngine(url=url, model="tiny", version="0.32.0", cache=cache))
+            read_settings(url, BenchEngine(url=url, model="tiny", version="0.32.0", cache=cache))
         )
 
 
@@ -285,34 +288,38 @@ def standing(*engines: FakeEngine) -> Iterator[list[str]]:
         loop.close()
 
 
-def two_arms(urls: list[str], more: str = "") -> str:
+def two_variants(urls: list[str], more: str = "") -> str:
     return f"workload: small.yaml\n{more}arms:\n  off: {{url: '{urls[0]}'}}\n  on: {{url: '{urls[1]}'}}\n"
 
 
-def test_two_standing_engines_take_turns_and_are_judged(tmp_path):
+def test_two_standing_engines_take_turns_and_are_compared(tmp_path):
     slow, fast = FakeEngine(), FakeEngine()
     slow.first_s, slow.caching = 0.03, "False"
     with standing(slow, fast) as urls:
         told = told_by(
-            str(written(tmp_path, two_arms(urls, "runs: 6\nalso: [ttft_ms.p95]\n"))),
+            str(written(tmp_path, two_variants(urls, "runs: 6\nalso: [ttft_ms.p95]\n"))),
             "--out",
             str(tmp_path / "o"),
             "--json",
         )
     assert 0 == told.exit_code, told.output
     assert "off -> on, by the engines' own word: cache_config.enable_prefix_caching False -> True" in told.stderr
-    assert "small c4: 6 runs of 8 requests x 2 arms" in told.stderr
+    assert "small c4: 6 runs of 8 requests x 2 variants" in told.stderr
     bench = result.read(tmp_path / "o")
-    ran = [run.arm for run in bench.runs]
+    ran = [run.variant for run in bench.runs]
     assert [{"off", "on"}] * 6 == [set(ran[at : at + 2]) for at in range(0, 12, 2)], "one run of each in every round"
     assert ran == [
-        arm for round_ in turns.draw(6, ["off", "on"], random.Random(f"{bench.seed} order")) for arm in round_
+        variant for round_ in turns.draw(6, ["off", "on"], random.Random(f"{bench.seed} order")) for variant in round_
     ], "the seed repeats it"
     assert ["off", "on", "on", "off"] * 3 != ran
-    assert ("interleaved", None, ["off", "on"]) == (bench.order, bench.cut, [arm.name for arm in bench.arms])
+    assert ("interleaved", None, ["off", "on"]) == (
+        bench.order,
+        bench.cut,
+        [variant.name for variant in bench.variants],
+    )
     (judgement,) = msgspec.json.decode((tmp_path / "o" / "verdicts.json").read_bytes(), type=list[Comparison])
     assert json.loads(told.stdout)["judgements"] == json.loads(msgspec.json.encode([judgement]))
-    verdicts = {finding.metric.figure: finding.verdict for finding in judgement.findings if finding.judged}
+    verdicts = {finding.metric.figure: finding.verdict for finding in judgement.findings if finding.has_verdict}
     assert ("better", "better", "equivalent") == (
         verdicts["ttft_ms.p50"],
         verdicts["hit_ratio"],
@@ -330,19 +337,19 @@ def test_runs_are_excluded_by_hand_and_the_comparison_says_so(tmp_path):
     slow, fast = FakeEngine(), FakeEngine()
     slow.first_s, slow.caching = 0.03, "False"
     with standing(slow, fast) as urls:
-        told = told_by(str(written(tmp_path, two_arms(urls, "runs: 6\n"))), "--out", str(tmp_path / "o"))
+        told = told_by(str(written(tmp_path, two_variants(urls, "runs: 6\n"))), "--out", str(tmp_path / "o"))
     assert 0 == told.exit_code, told.output
     compared = CliRunner().invoke(main, ["compare", str(tmp_path / "o"), "--exclude-run", "7", "--json"])
     (judgement,) = json.loads(compared.stdout)["judgements"]
-    arm = result.read(tmp_path / "o").runs[6].arm
-    assert f"excluded by the user: run 7 of {arm}" in judgement["caveats"]
+    variant = result.read(tmp_path / "o").runs[6].variant
+    assert f"excluded by the user: run 7 of {variant}" in judgement["caveats"]
     assert (
         "better" == next(each for each in judgement["findings"] if each["metric"]["figure"] == "ttft_ms.p50")["verdict"]
     )
     unknown = CliRunner().invoke(main, ["compare", str(tmp_path / "o"), "--exclude-run", "13"])
     assert (2, True) == (
         unknown.exit_code,
-        "has no such run of these arms; there are 1, 2, 3," in last_line(unknown),
+        "has no such run of these variants; there are 1, 2, 3," in last_line(unknown),
     ), unknown.output
     two = CliRunner().invoke(main, ["compare", str(tmp_path / "o"), str(tmp_path), "--exclude-run", "1"])
     assert "--exclude-run goes with the folder of one bench" in last_line(two)
@@ -354,7 +361,10 @@ def test_an_experiment_is_an_event_with_its_verdict(tmp_path):
     with standing(off, on) as urls:
         place = ("--events", str(tmp_path / "events.jsonl"))
         told = told_by(
-            str(written(tmp_path, two_arms(urls, "runs: 6\ntitle: caching\n"))), "--out", str(tmp_path / "o"), *place
+            str(written(tmp_path, two_variants(urls, "runs: 6\ntitle: caching\n"))),
+            "--out",
+            str(tmp_path / "o"),
+            *place,
         )
     assert 0 == told.exit_code, told.output
     bench = result.read(tmp_path / "o")
@@ -386,7 +396,7 @@ def test_alias_counts_under_the_series_name(tmp_path):
         told = CliRunner().invoke(main, arguments)
     assert 0 == told.exit_code, told.output
     bench = result.read(tmp_path / "o")
-    assert ("friendly", "tiny") == (bench.arms[0].engine.model, bench.arms[0].engine.series)
+    assert ("friendly", "tiny") == (bench.variants[0].engine.model, bench.variants[0].engine.series)
     assert bench.runs[0].figures["prompt_tokens"] > 0
 
 
@@ -395,13 +405,13 @@ def opened_file(folder: Path) -> Path:
     return folder / "small.yaml"
 
 
-def test_sequential_runs_are_judged_as_uncontrolled(tmp_path):
+def test_sequential_runs_are_uncontrolled(tmp_path):
     off, on = FakeEngine(), FakeEngine()
     off.caching = "False"
     with standing(off, on) as urls:
-        told = told_by(str(written(tmp_path, two_arms(urls, "order: sequential\n"))), "--out", str(tmp_path / "o"))
+        told = told_by(str(written(tmp_path, two_variants(urls, "order: sequential\n"))), "--out", str(tmp_path / "o"))
     assert 0 == told.exit_code, told.output
-    assert ["off", "off", "on", "on"] == [run.arm for run in result.read(tmp_path / "o").runs], (
+    assert ["off", "off", "on", "on"] == [run.variant for run in result.read(tmp_path / "o").runs], (
         "as many runs as the workload says"
     )
     assert "uncontrolled: nothing here tells" in told.output
@@ -419,13 +429,13 @@ def test_sequential_runs_are_judged_as_uncontrolled(tmp_path):
         ((None, None), False, None),
     ],
 )
-def test_arms_that_should_differ_and_do_not_are_refused(tmp_path, settings, same, sentence):
+def test_variants_that_should_differ_and_do_not_are_refused(tmp_path, settings, same, sentence):
     engines = FakeEngine(), FakeEngine()
     for engine, said in zip(engines, settings, strict=True):
         engine.settings = said
     with standing(*engines) as urls:
         told = told_by(
-            str(written(tmp_path, two_arms(urls, f"runs: 1\nsame: {str(same).lower()}\n"))),
+            str(written(tmp_path, two_variants(urls, f"runs: 1\nsame: {str(same).lower()}\n"))),
             "--out",
             str(tmp_path / "o"),
         )
@@ -446,7 +456,7 @@ def test_one_more_talkative_engine_is_no_difference(tmp_path):
     one, other = FakeEngine(), FakeEngine()
     one.settings = DEV
     with standing(one, other) as urls:
-        told = told_by(str(written(tmp_path, two_arms(urls, "runs: 1\n"))), "--out", str(tmp_path / "o"))
+        told = told_by(str(written(tmp_path, two_variants(urls, "runs: 1\n"))), "--out", str(tmp_path / "o"))
     assert "that they differ is your word" in told.output
     assert "by the engines' own word" not in told.output
 
@@ -454,9 +464,9 @@ def test_one_more_talkative_engine_is_no_difference(tmp_path):
 @pytest.mark.parametrize("slash", ["", "/"])
 def test_one_engine_twice_is_refused_unless_it_is_meant(tmp_path, slash):
     with standing(FakeEngine()) as (url,):
-        path = written(tmp_path, two_arms([url, url + slash], "runs: 1\n"))
+        path = written(tmp_path, two_variants([url, url + slash], "runs: 1\n"))
         told = told_by(str(path), "--out", str(tmp_path / "o"))
-        assert (2, f"Error: arms off and on are the same engine ({url}); `same: true` if meant") == (
+        assert (2, f"Error: variants off and on are the same engine ({url}); `same: true` if meant") == (
             told.exit_code,
             last_line(told),
         )
@@ -464,11 +474,11 @@ def test_one_engine_twice_is_refused_unless_it_is_meant(tmp_path, slash):
         assert 0 == told_by(str(path), "--out", str(tmp_path / "o")).exit_code
 
 
-def test_a_prompt_fits_into_the_shortest_context_of_all_arms(tmp_path):
+def test_a_prompt_fits_into_the_shortest_context_of_all_variants(tmp_path):
     long, short = FakeEngine(), FakeEngine()
     short.context = 16
     with standing(long, short) as urls:
-        told = told_by(str(written(tmp_path, two_arms(urls))), "--out", str(tmp_path / "o"))
+        told = told_by(str(written(tmp_path, two_variants(urls))), "--out", str(tmp_path / "o"))
     assert 2 == told.exit_code
     assert "are more than the engine's context of 16; --scale" in last_line(told)
 
@@ -477,11 +487,11 @@ def test_a_prompt_fits_into_the_shortest_context_of_all_arms(tmp_path):
     ("text", "sentence"),
     [
         (
-            two_arms(["http://127.0.0.1:9", "http://127.0.0.1:9/x"]),
+            two_variants(["http://127.0.0.1:9", "http://127.0.0.1:9/x"]),
             "no server answers at http://127.0.0.1:9/x/v1/models",
         ),
         (
-            two_arms(["http://u:word@127.0.0.1:9", "http://u:word@127.0.0.1:9"]),
+            two_variants(["http://u:word@127.0.0.1:9", "http://u:word@127.0.0.1:9"]),
             "the address http://127.0.0.1:9 came with a login",
         ),
     ],
@@ -498,7 +508,7 @@ def test_dying_engine_leaves_a_marked_bench(tmp_path):
     off.caching = "False"
     on.behave = lambda number: "die" if number == 30 else "ok"
     with standing(off, on) as urls:
-        told = told_by(str(written(tmp_path, two_arms(urls, "runs: 6\n"))), "--out", str(tmp_path / "o"))
+        told = told_by(str(written(tmp_path, two_variants(urls, "runs: 6\n"))), "--out", str(tmp_path / "o"))
     assert 1 == told.exit_code, told.output
     bench = result.read(tmp_path / "o")
     assert bench.cut is not None
@@ -695,14 +705,14 @@ web.run_app(app, host="127.0.0.1", port=int(its.port), print=None)
 """
 
 
-def started_arms(folder: Path, more: str = "", off: str = "", on: str = "") -> Path:
+def started_variants(folder: Path, more: str = "", off: str = "", on: str = "") -> Path:
     (folder / "engine.py").write_text(PROGRAM)
     command = f"{sys.executable} {folder / 'engine.py'} --port {{port}} --pids {folder / 'pids'} --api-key secret"
-    arms = "".join(
+    variants = "".join(
         f"  {name}: {{command: '{command} --caching {value}'}}\n"
         for name, value in (("off", f"False {off}"), ("on", f"True {on}"))
     )
-    return written(folder, f"workload: small.yaml\n{more}arms:\n{arms}")
+    return written(folder, f"workload: small.yaml\n{more}arms:\n{variants}")
 
 
 def starts(folder: Path) -> list[str]:
@@ -723,17 +733,17 @@ def _state(pid: str) -> str:
 
 
 def test_engines_are_started_for_their_turns_and_none_is_left(tmp_path):
-    told = told_by(str(started_arms(tmp_path, "runs: 2\n")), "--out", str(tmp_path / "o"), *AS_WRITTEN)
+    told = told_by(str(started_variants(tmp_path, "runs: 2\n")), "--out", str(tmp_path / "o"), *AS_WRITTEN)
     assert 0 == told.exit_code, told.output
     bench: Bench = result.read(tmp_path / "o")
-    assert ["off", "on", "on", "off"] == [run.arm for run in bench.runs]
+    assert ["off", "on", "on", "off"] == [run.variant for run in bench.runs]
     assert ["True", "False", "True", "False"] == starts(tmp_path), "each once to be looked at, then as seldom as can be"
     assert {"off": ["cold", "warm"], "on": ["cold", "warm"]} == {
-        arm.name: [start.kind for start in arm.starts] for arm in bench.arms
+        variant.name: [start.kind for start in variant.starts] for variant in bench.variants
     }
-    assert all(0 < start.seconds < 20 for arm in bench.arms for start in arm.starts)
+    assert all(0 < start.seconds < 20 for variant in bench.variants for start in variant.starts)
     _until(lambda: not alive(tmp_path))
-    assert any("each arm's engine was started anew for its turns" in caveat for caveat in bench.caveats)
+    assert any("each variant's engine was started anew for its turns" in caveat for caveat in bench.caveats)
     assert 0.5 == bench.runs[1].figures["hit_ratio"]
     written_down = (tmp_path / "o" / result.BENCH).read_text()
     assert "--caching" in written_down
@@ -742,16 +752,18 @@ def test_engines_are_started_for_their_turns_and_none_is_left(tmp_path):
 
 
 def test_together_all_engines_stand_at_once(tmp_path):
-    told = told_by(str(started_arms(tmp_path, "runs: 2\ntogether: true\n")), "--out", str(tmp_path / "o"), *AS_WRITTEN)
+    told = told_by(
+        str(started_variants(tmp_path, "runs: 2\ntogether: true\n")), "--out", str(tmp_path / "o"), *AS_WRITTEN
+    )
     assert 0 == told.exit_code, told.output
     assert ["True", "False"] == starts(tmp_path)
-    assert ["off", "on", "on", "off"] == [run.arm for run in result.read(tmp_path / "o").runs]
+    assert ["off", "on", "on", "off"] == [run.variant for run in result.read(tmp_path / "o").runs]
     _until(lambda: not alive(tmp_path))
 
 
 def test_engine_dying_at_start_shows_its_last_lines(tmp_path):
     """An engine that dies while it starts is told by its last words."""
-    told = told_by(str(started_arms(tmp_path, on="--die 1")), "--out", str(tmp_path / "o"), *AS_WRITTEN)
+    told = told_by(str(started_variants(tmp_path, on="--die 1")), "--out", str(tmp_path / "o"), *AS_WRITTEN)
     assert 2 == told.exit_code, told.output
     assert "on ended with status 1" in last_line(told)
     assert "its last words: ValueError: no such model: m (all of them: " in last_line(told)
@@ -761,10 +773,12 @@ def test_engine_dying_at_start_shows_its_last_lines(tmp_path):
 
 def test_engine_not_coming_back_leaves_measurements(tmp_path):
     """An engine that does not come back leaves what was measured."""
-    told = told_by(str(started_arms(tmp_path, "runs: 3\n", on="--die 2")), "--out", str(tmp_path / "o"), *AS_WRITTEN)
+    told = told_by(
+        str(started_variants(tmp_path, "runs: 3\n", on="--die 2")), "--out", str(tmp_path / "o"), *AS_WRITTEN
+    )
     assert 1 == told.exit_code, told.output
     bench = result.read(tmp_path / "o")
-    assert ["off"] == [run.arm for run in bench.runs]
+    assert ["off"] == [run.variant for run in bench.runs]
     assert "no such model: m" in (bench.cut or "")
     assert f"NOT WHOLE: {bench.cut}" in told.output
     assert (tmp_path / "o" / "verdicts.json").exists()
@@ -785,7 +799,7 @@ def test_a_program_that_is_not_there_is_one_sentence(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("moment", "arm", "again", "deaf"),
+    ("moment", "variant", "again", "deaf"),
     [
         ("starting on", "--start-s 30", False, False),  # while an engine starts
         # while it is asked a first time; it would end its answer before itself
@@ -795,8 +809,8 @@ def test_a_program_that_is_not_there_is_one_sentence(tmp_path):
         ("starting on", "--start-s 30", False, True),
     ],
 )
-def test_ctrl_c_at_any_time_leaves_no_process(tmp_path, moment, arm, again, deaf):
-    path = started_arms(tmp_path, "runs: 3\n", off=arm, on=arm)
+def test_ctrl_c_at_any_time_leaves_no_process(tmp_path, moment, variant, again, deaf):
+    path = started_variants(tmp_path, "runs: 3\n", off=variant, on=variant)
     tune = subprocess.Popen(
         [sys.executable, "-m", "stack.cli", "tune", str(path), "--out", str(tmp_path / "o"), *AS_WRITTEN],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=Path(__file__).parents[3],
@@ -848,6 +862,6 @@ def test_the_examples_of_the_page_are_sound(tmp_path):
     (its,) = [block for block in blocks if block.startswith("# prefix-caching.yaml")]
     (tmp_path / "prefix-caching.yaml").write_text(its)
     found, suite = experiment.load(tmp_path / "prefix-caching.yaml")
-    assert (["off", "on"], ["shared-prefix"]) == (list(found.arms), [each.name for each in suite.workloads])
+    assert (["off", "on"], ["shared-prefix"]) == (list(found.variants), [each.name for each in suite.workloads])
     (short,) = [block for block in blocks if block.startswith("workloads:")]
     assert ["short-short"] == [each.name for each in opened(short).workloads]

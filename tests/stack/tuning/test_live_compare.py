@@ -28,7 +28,7 @@ from stack.tuning.series import LIVE_METRICS
 EVENT_S = 1_778_590_800.0  # 2026-05-12T13:00:00Z
 # median prompt, share of the traffic, share in cache
 TEAMS = (("chat", 400, 0.5, 0.3), ("search", 1500, 0.3, 0.6), ("agents", 6000, 0.2, 0.8))
-FEW = tuple(figure for figure in LIVE_METRICS if figure.judged and figure.metric.figure != "engine_queue_ms")
+FEW = tuple(figure for figure in LIVE_METRICS if figure.has_verdict and figure.metric.figure != "engine_queue_ms")
 
 
 # ---- traffic as it may be
@@ -421,17 +421,17 @@ def test_records_without_a_time_are_counted_and_said():
     assert "2 records without ts are left out" in told.caveats
 
 
-def test_too_little_traffic_is_said_and_not_judged():
+def test_too_little_traffic_is_said_and_gets_no_verdict():
     told = around(steady(after_h=2.0))
     found = finding(told, "ttft_ms")
     assert ("inconclusive", None, "too little traffic to say") == (found.verdict, found.effect, consistent(found))
     assert "too little traffic to say: 11 of 18 blocks of 10 minutes that can be compared" == found.why
 
 
-def test_p95_is_shown_and_not_judged():
+def test_p95_is_shown_without_a_verdict():
     told = around(later(steady(every_s=20.0), ttft_ms=150.0))
     found = finding(told, "ttft_ms.p95")
-    assert (pytest.approx(1.5), "shown, not judged", "inconclusive", None) == (
+    assert (pytest.approx(1.5), "shown without a verdict", "inconclusive", None) == (
         found.effect,
         found.why,
         found.verdict,
@@ -468,7 +468,7 @@ def test_an_event_that_cannot_be_compared_is_one_sentence(records: list[RequestR
 # ---- two variants
 
 
-def arms(**fields: object) -> list[RequestRecord]:
+def variants(**fields: object) -> list[RequestRecord]:
     """Two variants in turn for four hours, whose b has other values."""
     return [record(EVENT_S + n * 15, variant="ab"[n % 2], **(fields if n % 2 else {})) for n in range(960)]
 
@@ -478,7 +478,7 @@ def between(records: object, a: str = "a", b: str = "b") -> Comparison:
 
 
 def test_two_variants_at_the_same_time_are_controlled():
-    told = between(arms(ttft_ms=90.0))
+    told = between(variants(ttft_ms=90.0))
     assert told.controlled
     assert all(each.ok for each in told.checks)
     assert "whether requests were routed by lot" in told.caveats[0]
@@ -488,32 +488,32 @@ def test_two_variants_at_the_same_time_are_controlled():
 
 
 def test_what_both_variants_do_over_the_day_is_no_effect():
-    records = [msgspec.structs.replace(each, ttft_ms=100 + n / 2) for n, each in enumerate(arms())]
+    records = [msgspec.structs.replace(each, ttft_ms=100 + n / 2) for n, each in enumerate(variants())]
     assert "equivalent" == finding(between(records), "ttft_ms").verdict
 
 
 @pytest.mark.parametrize(
     ("name", "records"),
     [
-        ("same time", [msgspec.structs.replace(each, variant="ab"[n > 400]) for n, each in enumerate(arms())]),
+        ("same time", [msgspec.structs.replace(each, variant="ab"[n > 400]) for n, each in enumerate(variants())]),
         (
             "steady share",
             [
                 msgspec.structs.replace(each, variant="ab"[n % 10 < (1 if n < 480 else 8)])
-                for n, each in enumerate(arms())
+                for n, each in enumerate(variants())
             ],
         ),
-        ("mix", arms(prompt_tokens=120)),
-        ("teams", arms(team="other")),
-        ("compared", arms(team="other")),
+        ("mix", variants(prompt_tokens=120)),
+        ("teams", variants(team="other")),
+        ("compared", variants(team="other")),
         (
             "load",
             [
                 msgspec.structs.replace(each, upstream="e" + "0001"[n % 4], variant="aaab"[n % 4])
-                for n, each in enumerate(arms())
+                for n, each in enumerate(variants())
             ],
         ),
-        ("load", arms(upstream=None)),
+        ("load", variants(upstream=None)),
     ],
 )
 def test_variants_that_did_not_get_the_same_are_not_controlled(name: str, records: list[RequestRecord]):
@@ -531,7 +531,7 @@ def test_a_canary_with_little_load_may_be_faster_for_that():
         msgspec.structs.replace(
             each, upstream=f"e{n % 4 == 3}", variant="aaab"[n % 4], ttft_ms=80.0 if n % 4 == 3 else 100.0
         )
-        for n, each in enumerate(arms())
+        for n, each in enumerate(variants())
     ]
     assert "0.33 times as many requests, which alone can do this" in finding(between(records), "ttft_ms").why
 
@@ -551,10 +551,10 @@ def test_a_small_share_is_compared_like_a_large_one():
 @pytest.mark.parametrize(
     ("records", "names", "message"),
     [
-        (arms(), ("a", "c"), r"no request of variant c is in the log; there are requests of a \(480\), b \(480\)"),
-        (arms(), ("c", "d"), "no request of variant c or d is in the log"),
+        (variants(), ("a", "c"), r"no request of variant c is in the log; there are requests of a \(480\), b \(480\)"),
+        (variants(), ("c", "d"), "no request of variant c or d is in the log"),
         (steady(), ("a", "b"), "there are requests of none that names a variant"),
-        (arms(), ("a", "a"), "'a' is compared with itself; name two variants"),
+        (variants(), ("a", "a"), "'a' is compared with itself; name two variants"),
         ([], ("a", "b"), "the log holds no request with a time"),
     ],
 )
@@ -565,7 +565,7 @@ def test_missing_variants_are_named(records: list[RequestRecord], names: tuple[s
 
 
 def test_too_few_blocks_of_variants_are_too_little():
-    assert "too little traffic to say" == consistent(finding(between(arms()[:400]), "ttft_ms"))
+    assert "too little traffic to say" == consistent(finding(between(variants()[:400]), "ttft_ms"))
 
 
 # ---- reading

@@ -24,7 +24,7 @@ from exporters.requests.record import RequestRecord, timestamp
 from stack import templates
 from stack.bench import result
 from stack.bench.measurements import Slo, figures
-from stack.bench.result import Arm, BadBench, Bench, BenchEngine, Run, Start, request_id
+from stack.bench.result import BadBench, Bench, BenchEngine, BenchVariant, Run, Start, request_id
 from stack.board import pages
 from stack.gateway.policy import Policy, Team
 from stack.tuning import charts, derived, report, report_blocks, report_data, report_sections
@@ -39,7 +39,7 @@ PRICES = Prices(gpu_hour=3.0, gpus=(GpuPrice("H200", 3.6),), api=(ApiPrice("tiny
 
 
 def made(
-    arms=("off", "on"),
+    variants=("off", "on"),
     runs=6,
     requests=20,
     workloads=(("shared-prefix", "c8"),),
@@ -48,13 +48,13 @@ def made(
     cut=False,
     name=str,
 ) -> tuple[Bench, list[RequestRecord]]:
-    """A bench with fast second arms, by a fixed seed. name: what becomes of every text that somebody else wrote."""
+    """A bench with fast second variants, by a fixed seed. name: what becomes of every text that somebody else wrote."""
     rng, at_s, number, told, records = random.Random(7), T0, 0, [], []
-    order = [arm for i in range(runs) for arm in (arms if i % 2 == 0 else arms[::-1])]
+    order = [variant for i in range(runs) for variant in (variants if i % 2 == 0 else variants[::-1])]
     for workload, point in workloads:
-        for arm in order:
+        for variant in order:
             number, began, luck, mine = number + 1, at_s, rng.gauss(1, 0.03), []
-            fast = 0.5 if arm != arms[0] else 1.0
+            fast = 0.5 if variant != variants[0] else 1.0
             for n in range(requests):
                 at_s += 0.25
                 common = {
@@ -63,7 +63,7 @@ def made(
                     "model": "tiny",
                     "route": "/v1/chat/completions",
                     "team": kinds[n % len(kinds)],
-                    "variant": name(arm),
+                    "variant": name(variant),
                     "e2e_ms": 900.0 * luck,
                 }
                 if rng.random() < failing:
@@ -78,12 +78,14 @@ def made(
                     ttft_ms = 200 * fast * luck * rng.lognormvariate(0, 0.3)
                     mine.append(RequestRecord(**common, **more, outcome="ok", ttft_ms=ttft_ms, tpot_ms=20 * luck))
             at_s += 2
-            found = figures(mine, at_s - began, Slo(ttft_ms=400)) | {"hit_ratio": 0.0 if arm == arms[0] else 0.8}
+            found = figures(mine, at_s - began, Slo(ttft_ms=400)) | {
+                "hit_ratio": 0.0 if variant == variants[0] else 0.8
+            }
             ok = sum(record.outcome == "ok" for record in mine)
             last = cut and number == len(order) * len(workloads)
             told.append(Run(
-                number=number, arm=name(arm), workload=name(workload), point=name(point), started_s=began, ended_s=at_s,
-                seed=number, asked=requests,
+                number=number, variant=name(variant), workload=name(workload), point=name(point), started_s=began,
+                ended_s=at_s, seed=number, asked=requests,
                 ok=ok, failed={"timeout": requests - ok} if ok < requests else {}, figures=found,
                 cut=name("stopped") if last else None,
             ))  # fmt: skip
@@ -91,9 +93,9 @@ def made(
     bench = Bench(
         id="b1", title=name("Prefix caching"), tool="vllm-watch 0.1", started_s=T0, ended_s=at_s, runs=tuple(told),
         workload_hash="abc",
-        arms=tuple(
-            Arm(
-                name=name(arm), what=name("prefix caching"),
+        variants=tuple(
+            BenchVariant(
+                name=name(variant), what=name("prefix caching"),
                 engine=BenchEngine(
                     url=f"http://me:pass@h{i}:8000", model="tiny", version=name("0.20.1"),
                     cache={"enable_prefix_caching": str(i > 0), "block_size": "16"},
@@ -104,28 +106,32 @@ def made(
                 ),
                 starts=(Start("cold", 90.0), Start("warm", 40.0), Start("warm", 44.0)),
             )
-            for i, arm in enumerate(arms)
+            for i, variant in enumerate(variants)
         ),
         workloads=tuple({"name": name(w), "about": name("a prefix"), "expected_hit": [0.7, 0.95]}
             for w in dict(workloads)),
-        order="interleaved" if len(arms) > 1 else "single", slo={"ttft_ms": 400.0}, hardware=name("1 x H200"),
+        order="interleaved" if len(variants) > 1 else "single", slo={"ttft_ms": 400.0}, hardware=name("1 x H200"),
         caveats=(name("a caveat"),),
         cut=name("stopped") if cut else None,
     )  # fmt: skip
     return bench, records
 
 
-def judged(bench: Bench) -> list[Comparison]:
-    first, *others = [arm.name for arm in bench.arms]
+def compared(bench: Bench) -> list[Comparison]:
+    first, *others = [variant.name for variant in bench.variants]
     return [
-        compare_runs([run for run in group.runs if run.arm == first], [run for run in group.runs if run.arm == other])
+        compare_runs(
+            [run for run in group.runs if run.variant == first], [run for run in group.runs if run.variant == other]
+        )
         for group in derived.groups(bench)
         for other in others
     ]
 
 
 def material(bench, records=(), **more) -> Material:
-    return Material(bench=bench, records=records, comparisons=judged(bench) if len(bench.arms) > 1 else (), **more)
+    return Material(
+        bench=bench, records=records, comparisons=compared(bench) if len(bench.variants) > 1 else (), **more
+    )
 
 
 @pytest.fixture(scope="module")
@@ -217,9 +223,9 @@ def test_many_comparisons_begin_with_one_table_and_are_folded():
     assert 4 <= page.names.count("details")
 
 
-def test_one_arm_has_figures_and_no_verdict():
-    page = read_page(material(*made(arms=("base",), runs=3)))
-    assert "No verdict: there is one arm." in page.text
+def test_one_variant_has_figures_and_no_verdict():
+    page = read_page(material(*made(variants=("base",), runs=3)))
+    assert "No verdict: there is one variant." in page.text
     assert re.fullmatch(r"\d+ ms \(\d+ to \d+ ms\)", page.row("TTFT p50")[1])
 
 
@@ -230,7 +236,7 @@ def test_a_bench_without_runs_is_a_page_too():
         tool="t",
         started_s=T0,
         ended_s=T0,
-        arms=(),
+        variants=(),
         runs=(),
         workloads=(),
         workload_hash="",
@@ -251,16 +257,16 @@ def test_a_cut_run_is_kept_marked_and_left_out_of_medians():
     only = derived.RunGroup(
         "w",
         "p",
-        (Run(number=1, arm="a", workload="w", point="p", started_s=0, ended_s=1, seed=1, asked=9, ok=5, cut="x"),),
+        (Run(number=1, variant="a", workload="w", point="p", started_s=0, ended_s=1, seed=1, asked=9, ok=5, cut="x"),),
     )
-    assert 1 == len(only.counted("a")), "an arm that has no other keeps it"
+    assert 1 == len(only.counted("a")), "a variant that has no other keeps it"
 
 
 def test_what_was_not_measured_is_a_dash_and_never_0():
     bench, _ = made(runs=1)
     first, second = bench.runs
     bench = result.msgspec.structs.replace(bench, runs=(first, result.msgspec.structs.replace(second, figures={})))
-    table = section(Material(bench=bench), "Figures of each arm")[0]
+    table = section(Material(bench=bench), "Figures of each variant")[0]
     assert derived.ABSENT == next(row for row in table.rows if row[0] == "TTFT p50")[2]
     assert {} == json.loads(report_data.as_json(Material(bench=bench)))["bench"]["runs"][1]["figures"]
 
@@ -275,7 +281,7 @@ def test_secrets_are_in_no_form(two):
 
 def test_variant_differences_stand_out(two):
     """Differences between variants stand out and what is alike is folded."""
-    facts, differing, alike = section(two, "Arms")
+    facts, differing, alike = section(two, "Variants")
     assert [("--seed", "0", "1"), ("cache: enable_prefix_caching", "False", "True")] == [
         (row[0], *(cell.text for cell in row[1:])) for row in differing.rows
     ]
@@ -331,7 +337,8 @@ def test_starts_and_failures_are_told_by_kind_and_reason():
 
 def test_checks_that_found_something_stand_open(two):
     one = compare_runs(
-        [run for run in two.bench.runs if run.arm == "off"][:2], [run for run in two.bench.runs if run.arm == "on"]
+        [run for run in two.bench.runs if run.variant == "off"][:2],
+        [run for run in two.bench.runs if run.variant == "on"],
     )
     wrong, fine = section(Material(bench=two.bench, comparisons=[one]), "Checks and caveats")
     assert {"warn"} == {row[2].mark for row in wrong.rows}
@@ -465,8 +472,8 @@ FIGURES = st.dictionaries(
     max_size=4,
 )
 RUN = st.builds(
-    lambda arm, point, figures, cut, ok, failed: Run(
-        number=1, arm=arm, workload="w", point=point, started_s=T0, ended_s=T0 + 1, seed=0, asked=9, ok=ok,
+    lambda variant, point, figures, cut, ok, failed: Run(
+        number=1, variant=variant, workload="w", point=point, started_s=T0, ended_s=T0 + 1, seed=0, asked=9, ok=ok,
         failed=failed, figures=figures, cut=cut
     ),
     st.sampled_from("abc"), st.sampled_from(["c1", "r2.5"]), FIGURES, st.none() | st.just("stopped"),
@@ -477,7 +484,7 @@ RUN = st.builds(
 
 @given(st.lists(RUN, max_size=6), st.integers(0, 3))
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
-def test_any_bench_can_be_told(runs, arms):
+def test_any_bench_can_be_told(runs, variants):
     told = Material(
         bench=Bench(
             id="b",
@@ -487,7 +494,9 @@ def test_any_bench_can_be_told(runs, arms):
             ended_s=T0 + 9,
             workloads=({"name": "w", "expected_hit": (0.1, 0.2)},),
             workload_hash="h",
-            arms=tuple(Arm(name=name, engine=BenchEngine(url="http://x", model="m")) for name in "abc"[:arms]),
+            variants=tuple(
+                BenchVariant(name=name, engine=BenchEngine(url="http://x", model="m")) for name in "abc"[:variants]
+            ),
             runs=tuple(result.msgspec.structs.replace(run, number=n) for n, run in enumerate(runs)),
         ),
         prices=PRICES,
@@ -509,6 +518,7 @@ def test_csv_gives_every_figure_back(two):
     back = {(int(row["run"]), row["figure"]): float(row["value"]) for row in rows}
     assert {(run.number, name): value for run in two.bench.runs for name, value in run.figures.items()} == back
     assert "2026-09-21T14:13:20.000Z" == rows[0]["started"]
+    assert {"off", "on"} == {row["arm"] for row in rows}
     assert {"ms"} == {row["unit"] for row in rows if row["figure"] == "ttft_ms.p50"}
 
 
@@ -562,7 +572,7 @@ def evidence(told: Material, item: str, **more) -> str:
 
 def test_without_a_bench_nothing_passes():
     bench = Bench(
-        id="b", title="", tool="t", started_s=T0, ended_s=T0, arms=(), runs=(), workloads=(), workload_hash=""
+        id="b", title="", tool="t", started_s=T0, ended_s=T0, variants=(), runs=(), workloads=(), workload_hash=""
     )
     assert dict.fromkeys(CRITERIA, "not measured") == states(Material(bench=bench))
 
@@ -577,21 +587,21 @@ def test_shown_items_pass_and_others_are_not_measured(two):
 
 
 def test_one_start_alone_is_no_record_of_both(two):
-    arm = result.msgspec.structs.replace(two.bench.arms[0], starts=(Start("cold", 90.0),))
-    bench = result.msgspec.structs.replace(two.bench, arms=(arm,))
+    variant = result.msgspec.structs.replace(two.bench.variants[0], starts=(Start("cold", 90.0),))
+    bench = result.msgspec.structs.replace(two.bench, variants=(variant,))
     assert "fail" == states(Material(bench=bench))["Model loading"]
     assert "no warm start is recorded" in evidence(Material(bench=bench), "Model loading")
 
 
 def runs_of(*each: tuple[str, int, dict[str, int]]) -> Material:
-    arms = tuple(
-        Arm(name=name, engine=BenchEngine(url="http://x", model="m"))
+    variants = tuple(
+        BenchVariant(name=name, engine=BenchEngine(url="http://x", model="m"))
         for name in dict.fromkeys(name for name, _, _ in each)
     )
     runs = tuple(
         Run(
             number=n,
-            arm=arm,
+            variant=variant,
             workload="w",
             point="c1",
             started_s=T0,
@@ -601,11 +611,19 @@ def runs_of(*each: tuple[str, int, dict[str, int]]) -> Material:
             ok=ok,
             failed=failed,
         )
-        for n, (arm, ok, failed) in enumerate(each)
+        for n, (variant, ok, failed) in enumerate(each)
     )
     return Material(
         bench=Bench(
-            id="b", title="", tool="t", started_s=T0, ended_s=T0, arms=arms, runs=runs, workloads=(), workload_hash=""
+            id="b",
+            title="",
+            tool="t",
+            started_s=T0,
+            ended_s=T0,
+            variants=variants,
+            runs=runs,
+            workloads=(),
+            workload_hash="",
         )
     )
 
@@ -623,7 +641,7 @@ def runs_of(*each: tuple[str, int, dict[str, int]]) -> Material:
     ],
 )
 def test_stability_is_two_failures_of_a_hundred(each, expected):
-    """Refusals and what was stopped with the bench are no failures; an arm cannot hide behind another."""
+    """Refusals and what was stopped with the bench are no failures; a variant cannot hide behind another."""
     told = runs_of(*each)
     assert expected == states(told)["Stability"]
     assert (expected == "not measured") is ("at least 100 requests" in evidence(told, "Stability"))
@@ -739,9 +757,11 @@ def opened(new_tab, tmp_path):
 @pytest.mark.chromium
 class TestInChromium:
     def test_the_page_shows_the_verdict_and_draws_at_every_width(self, opened):
-        arms = ("base", "chunked-prefill-2048", "speculative")
+        variants = ("base", "chunked-prefill-2048", "speculative")
         page = opened(
-            material(*made(arms=arms, failing=0.01), events=(TuningEvent(at_s=T0, kind="note", what="x" * 300),))
+            material(
+                *made(variants=variants, failing=0.01), events=(TuningEvent(at_s=T0, kind="note", what="x" * 300),)
+            )
         )
         expect(page.locator("#verdict tbody tr", has_text="TTFT p50")).to_have_count(2)
         expect(page.locator("#verdict .mark.better").first).to_be_visible()
@@ -766,6 +786,14 @@ class TestInChromium:
 
     def test_a_bench_without_anything_opens(self, opened):
         bench = Bench(
-            id="b", title="none", tool="t", started_s=T0, ended_s=T0, arms=(), runs=(), workloads=(), workload_hash=""
+            id="b",
+            title="none",
+            tool="t",
+            started_s=T0,
+            ended_s=T0,
+            variants=(),
+            runs=(),
+            workloads=(),
+            workload_hash="",
         )
         expect(opened(Material(bench=bench)).locator("h1")).to_have_text("none")

@@ -1,4 +1,4 @@
-"""The judge of two arms: its arithmetic, its verdicts and why, the traps it sees, its gates; and in a small simulation,
+"""Comparison of two variants: its arithmetic, its verdicts, its checks and its gates; and in a small simulation,
 how often it is wrong."""
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ DRAWN = "ABBABAABBAAB"  # as `stack.tuning.turns` may draw it
 LOUD = (0.8, 1.25, 1.0, 1.3, 0.85, 1.0)
 
 
-def arm(name: str, figures: Mapping[str, Sequence[float]], order: str = INTERLEAVED, **more: object) -> list[Run]:
-    """The runs of an arm at its places in the order, with these figures run by run."""
+def variant(name: str, figures: Mapping[str, Sequence[float]], order: str = INTERLEAVED, **more: object) -> list[Run]:
+    """The runs of a variant at its places in the order, with these figures run by run."""
     places = [place for place, letter in enumerate(order) if letter == name]
     whole = {"asked": 100, "ok": 100, "workload": "chat", "point": "c8"}
     runs = []
@@ -44,7 +44,7 @@ def arm(name: str, figures: Mapping[str, Sequence[float]], order: str = INTERLEA
         seen = {figure: values[at] for figure, values in figures.items() if at < len(values)}
         given = {
             "number": place,
-            "arm": name,
+            "variant": name,
             "started_s": 100.0 * place,
             "ended_s": 100.0 * place + 90,
             "seed": place,
@@ -62,7 +62,7 @@ def of_two(
     a: Sequence[float], b: Sequence[float], figure: str = "ttft_ms.p50", order: str = INTERLEAVED, **more: object
 ) -> Comparison:
     """A comparison of one figure."""
-    return compare_runs(arm("A", {figure: a}, order), arm("B", {figure: b}, order), **more)
+    return compare_runs(variant("A", {figure: a}, order), variant("B", {figure: b}, order), **more)
 
 
 def found(comparison: Comparison, figure: str = "ttft_ms.p50") -> Finding:
@@ -99,7 +99,7 @@ def test_what_is_slower_is_worse_and_what_is_more_is_better():
     """And the effect is the ratio of B to A with the interval around it."""
     figures = {"ttft_ms.p50": times(STILL, 100), "tokens_per_second": times(STILL, 50)}
     slower = {"ttft_ms.p50": times(STILL[::-1], 130), "tokens_per_second": times(STILL[::-1], 70)}
-    comparison = compare_runs(arm("A", figures, DRAWN), arm("B", slower, DRAWN))
+    comparison = compare_runs(variant("A", figures, DRAWN), variant("B", slower, DRAWN))
     worse, better = found(comparison), found(comparison, "tokens_per_second")
     assert ("worse", "better") == (worse.verdict, better.verdict)
     assert 1.3 == pytest.approx(worse.effect, rel=0.02)
@@ -137,7 +137,8 @@ def test_chance_p_of_one_of_many_is_inconclusive():
     figures = {"ttft_ms.p50": wide, **{metric.figure: STILL for metric in HEADLINE[1:]}}
     other = {"ttft_ms.p50": times(wide[::-1], 1.06), **{metric.figure: STILL[::-1] for metric in HEADLINE[1:]}}
     alone, among = (
-        found(compare_runs(arm("A", figures), arm("B", other), metrics=asked)) for asked in (HEADLINE[:1], HEADLINE)
+        found(compare_runs(variant("A", figures), variant("B", other), metrics=asked))
+        for asked in (HEADLINE[:1], HEADLINE)
     )
     assert "worse" == alone.verdict
     assert 0.007 < alone.p < 0.05
@@ -145,7 +146,7 @@ def test_chance_p_of_one_of_many_is_inconclusive():
     assert "leaves out no change, but among 7 metrics chance does that" in among.why
 
 
-def test_five_runs_of_an_arm_are_too_few_for_any_verdict():
+def test_five_runs_of_a_variant_are_too_few_for_any_verdict():
     comparison = of_two(times(STILL[:5], 100), times(STILL, 200))
     assert ("inconclusive", "too few runs: 5 of 6") == (found(comparison).verdict, found(comparison).why)
     assert 2.0 == pytest.approx(found(comparison).effect, rel=0.02)
@@ -175,10 +176,10 @@ def test_a_figure_that_is_no_number_was_not_measured():
 
 
 def test_values_that_never_vary_are_equal_or_not():
-    """No errors at all in both arms is equivalent; a memory peak that is always 10 and always 12 is a difference
+    """No errors at all in both variants is equivalent; a memory peak that is always 10 and always 12 is a difference
     without noise."""
     assert (
-        "every run of both arms gave the same value"
+        "every run of both variants gave the same value"
         == found(of_two([0.0] * 6, [0.0] * 6, "error_ratio"), "error_ratio").why
     )
     assert "equivalent" == found(of_two([10.0] * 6, [10.0] * 6, "memory_peak_gb"), "memory_peak_gb").verdict
@@ -210,7 +211,8 @@ def test_vanished_queue_is_better():
     """2.6 ms more or less are 2.6 ms, however near to nothing the smaller one is."""
     waits, none = [2.1, 2.9, 1.6, 3.4, 2.6, 2.2], [0.018, 0.012, 0.02, 0.015, 0.018, 0.017]
     assert ("better", "worse") == tuple(
-        found(of_two(*arms, "queue_ms.mean"), "queue_ms.mean").verdict for arms in ((waits, none), (none, waits))
+        found(of_two(*variants, "queue_ms.mean"), "queue_ms.mean").verdict
+        for variants in ((waits, none), (none, waits))
     )
     assert "equivalent" == found(of_two([0.9, 0.4, 0.7, 0.5, 0.8, 0.6], none, "queue_ms.mean"), "queue_ms.mean").verdict
 
@@ -234,16 +236,16 @@ def test_tiny_queue_times_three_is_no_change():
     assert "worse" == found(of_two(times(STILL, 10), times(STILL, 30), "queue_ms.mean"), "queue_ms.mean").verdict
 
 
-def test_other_figures_are_shown_and_not_judged_unless_asked_for():
+def test_other_figures_get_no_verdict_unless_asked_for():
     figures = {"short:ttft_ms.p95": times(STILL, 300), "goodput_qps": STILL}
     slower = {"short:ttft_ms.p95": times(STILL, 600), "goodput_qps": STILL}
-    comparison = compare_runs(arm("A", figures), arm("B", slower))
+    comparison = compare_runs(variant("A", figures), variant("B", slower))
     p95 = found(comparison, "short:ttft_ms.p95")
-    assert ("inconclusive", "shown, not judged", False) == (p95.verdict, p95.why, p95.judged)
+    assert ("inconclusive", "shown without a verdict", False) == (p95.verdict, p95.why, p95.has_verdict)
     assert (None, True, "short: TTFT p95") == (p95.p_holm, p95.p < 0.001, p95.metric.title)
     assert "higher" == found(comparison, "goodput_qps").metric.better
     asked = found(
-        compare_runs(arm("A", figures), arm("B", slower), metrics=(*HEADLINE, metric_of("short:ttft_ms.p95"))),
+        compare_runs(variant("A", figures), variant("B", slower), metrics=(*HEADLINE, metric_of("short:ttft_ms.p95"))),
         "short:ttft_ms.p95",
     )
     assert "worse" == asked.verdict
@@ -252,7 +254,7 @@ def test_other_figures_are_shown_and_not_judged_unless_asked_for():
 def test_a_drift_does_not_hide_an_effect_nor_make_one():
     drift = [1 + 0.1 * math.sin(math.pi * place / 11) for place in range(12)]
     mixed = {
-        name: [drift[run.number] * value for run, value in zip(arm(name, {}), STILL, strict=True)] for name in "AB"
+        name: [drift[run.number] * value for run, value in zip(variant(name, {}), STILL, strict=True)] for name in "AB"
     }
     assert "equivalent" == found(of_two(mixed["A"], mixed["B"])).verdict
     assert "worse" == found(of_two(mixed["A"], times(mixed["B"], 1.1))).verdict
@@ -271,8 +273,8 @@ OPPOSITE = {"better": "worse", "worse": "better", "equivalent": "equivalent", "i
     st.sampled_from([INTERLEAVED, SEQUENTIAL]),
 )
 @settings(max_examples=60, deadline=None)
-def test_swapping_the_arms_turns_everything_round(a, b, figure, order):
-    left, right = arm("A", {figure: a}, order), arm("B", {figure: b}, order)
+def test_swapping_the_variants_turns_everything_round(a, b, figure, order):
+    left, right = variant("A", {figure: a}, order), variant("B", {figure: b}, order)
     forth, back = found(compare_runs(left, right), figure), found(compare_runs(right, left), figure)
     assert OPPOSITE[forth.verdict] == back.verdict
     turned = (
@@ -299,7 +301,7 @@ def test_the_unit_changes_nothing(a, b, scale):
 def test_in_which_order_runs_are_given_changes_nothing(a, b, rng):
     """Their times count. Three pairs of runs each start at one moment here, and those may change places too."""
     left, right = (
-        [msgspec.structs.replace(run, started_s=run.started_s // 400) for run in arm(name, {"ttft_ms.p50": each})]
+        [msgspec.structs.replace(run, started_s=run.started_s // 400) for run in variant(name, {"ttft_ms.p50": each})]
         for name, each in (("A", a), ("B", b))
     )
     first = compare_runs(left, right)
@@ -323,7 +325,7 @@ def test_sequential_runs_are_uncontrolled():
     comparison = of_two(STILL, times(STILL, 1.3), order=SEQUENTIAL)
     assert not comparison.controlled
     assert comparison.caveats[0].startswith(
-        "uncontrolled: sequential: one arm ran after the other, and a drift cannot be told from the change"
+        "uncontrolled: sequential: one variant ran after the other, and a drift cannot be separated from the change"
     )
     assert ("worse", pytest.approx(1.3)) == (found(comparison).verdict, found(comparison).effect)
     assert "worse (uncontrolled)" == table_rows(comparison)[0].verdict
@@ -367,7 +369,7 @@ def test_stalled_run_is_named_and_counts():
     """One stalled run is named and counts until it is excluded."""
     slower = times(STILL, 1.1)
     slower[3] *= 3
-    a, b = arm("A", {"ttft_ms.p50": STILL}, DRAWN), arm("B", {"ttft_ms.p50": slower}, DRAWN)
+    a, b = variant("A", {"ttft_ms.p50": STILL}, DRAWN), variant("B", {"ttft_ms.p50": slower}, DRAWN)
     comparison, number = compare_runs(a, b), b[3].number
     assert "inconclusive" == found(comparison).verdict
     said = check(comparison, "stalls")
@@ -384,12 +386,12 @@ def test_stalled_run_is_named_and_counts():
 
 def test_two_stalls_do_not_hide_each_other():
     both = [*STILL[:2], STILL[2] * 3, STILL[3], STILL[4] * 3, STILL[5]]
-    comparison = compare_runs(arm("A", {"ttft_ms.p50": STILL}, DRAWN), arm("B", {"ttft_ms.p50": both}, DRAWN))
+    comparison = compare_runs(variant("A", {"ttft_ms.p50": STILL}, DRAWN), variant("B", {"ttft_ms.p50": both}, DRAWN))
     assert 2 == check(comparison, "stalls").what.count("run ") - check(comparison, "stalls").what.count("exclude-run ")
 
 
-def test_more_than_one_excluded_run_of_an_arm_leaves_too_few():
-    a, b = arm("A", {"ttft_ms.p50": STILL}, DRAWN), arm("B", {"ttft_ms.p50": times(STILL, 2)}, DRAWN)
+def test_more_than_one_excluded_run_of_a_variant_leaves_too_few():
+    a, b = variant("A", {"ttft_ms.p50": STILL}, DRAWN), variant("B", {"ttft_ms.p50": times(STILL, 2)}, DRAWN)
     assert "too few runs: 4 of 5" == found(compare_runs(a, b, excluded={b[0].number, b[1].number})).why
 
 
@@ -400,10 +402,10 @@ def test_separate_benches_are_uncontrolled():
     assert "uncontrolled: sequential: the benches were run apart" in comparison.caveats[0]
 
 
-def test_arms_that_run_at_the_same_time_are_controlled():
+def test_variants_that_run_at_the_same_time_are_controlled():
     same = [
         msgspec.structs.replace(run, started_s=1.0)
-        for run in (*arm("A", {"ttft_ms.p50": STILL}), *arm("B", {"ttft_ms.p50": STILL}))
+        for run in (*variant("A", {"ttft_ms.p50": STILL}), *variant("B", {"ttft_ms.p50": STILL}))
     ]
     comparison = compare_runs(same[:6], same[6:])
     assert comparison.controlled
@@ -411,7 +413,7 @@ def test_arms_that_run_at_the_same_time_are_controlled():
 
 
 def test_runs_that_broke_off_are_left_out_and_named():
-    a, b = arm("A", {"ttft_ms.p50": STILL}), arm("B", {"ttft_ms.p50": [*STILL[:5], 900.0]})
+    a, b = variant("A", {"ttft_ms.p50": STILL}), variant("B", {"ttft_ms.p50": [*STILL[:5], 900.0]})
     b[5] = msgspec.structs.replace(b[5], cut="the engine died")
     comparison = compare_runs(a, b)
     said = (
@@ -424,9 +426,9 @@ def test_runs_that_broke_off_are_left_out_and_named():
     assert found(comparison).b < 2
 
 
-def test_arms_that_broke_off_whole_are_not_measured():
-    a = arm("A", {"ttft_ms.p50": STILL}, cut="the engine died")
-    comparison = compare_runs(a, arm("B", {"ttft_ms.p50": STILL}))
+def test_variants_that_broke_off_whole_are_not_measured():
+    a = variant("A", {"ttft_ms.p50": STILL}, cut="the engine died")
+    comparison = compare_runs(a, variant("B", {"ttft_ms.p50": STILL}))
     assert "not measured in A" == found(comparison).why
     assert not comparison.controlled
 
@@ -434,7 +436,7 @@ def test_arms_that_broke_off_whole_are_not_measured():
 @pytest.mark.parametrize("shape", [lambda at: at, lambda at: math.sin(math.pi * at)], ids=["line", "half sine"])
 def test_a_drift_is_seen(shape):
     slower = {
-        name: [value * (1 + 0.3 * shape(run.number / 11)) for run, value in zip(arm(name, {}), STILL, strict=True)]
+        name: [value * (1 + 0.3 * shape(run.number / 11)) for run, value in zip(variant(name, {}), STILL, strict=True)]
         for name in "AB"
     }
     drifted = check(of_two(slower["A"], slower["B"]), "drift")
@@ -451,20 +453,20 @@ def test_a_drift_in_sequential_order_is_seen_and_not_taken_out():
     )
     drifted = check(of_two(of_a, of_b, order=SEQUENTIAL), "drift")
     assert not drifted.ok
-    assert drifted.what.endswith("which cannot be told from the change")
+    assert drifted.what.endswith("which cannot be separated from the change")
 
 
 def test_a_seed_used_again_is_the_warm_cache_trap():
     """The published one: the same prompts in every run, so that the first run measures the engine and the others its
     cache."""
     warm = {"ttft_ms.p50": [100.0, *times(STILL[1:], 2)], "hit_ratio": [0.0, *[0.98] * 5]}
-    comparison = compare_runs(arm("A", warm, seed=42), arm("B", warm, seed=42))
+    comparison = compare_runs(variant("A", warm, seed=42), variant("B", warm, seed=42))
     assert not check(comparison, "cache").ok
     assert "runs of A used the same seed" in check(comparison, "cache").what
     assert "inconclusive" == found(comparison).verdict
     assert found(comparison).why.startswith("no verdict, because runs of A used the same seed")
     assert check(
-        compare_runs(arm("A", warm, seed=42), arm("B", warm, seed=42), setting=Setting(repeated=True)), "cache"
+        compare_runs(variant("A", warm, seed=42), variant("B", warm, seed=42), setting=Setting(repeated=True)), "cache"
     ).ok
 
 
@@ -474,22 +476,22 @@ def test_rising_hits_are_the_trap_with_other_seeds():
         {"ttft_ms.p50": STILL, "hit_ratio": [0.1, *[0.9] * 5]},
         {"ttft_ms.p50": times(STILL, 3), "hit_ratio": [0.1] * 6},
     )
-    comparison = compare_runs(arm("A", cold), arm("B", warm))
+    comparison = compare_runs(variant("A", cold), variant("B", warm))
     assert (
         "cache hits rose from run to run: 10 % in the first run of B and 90 % in later ones"
         in check(comparison, "cache").what
     )
     assert "inconclusive" == found(comparison).verdict
     prefix = {"ttft_ms.p50": STILL, "hit_ratio": [0.8] * 6}
-    assert check(compare_runs(arm("A", cold), arm("B", prefix)), "cache").ok, (
+    assert check(compare_runs(variant("A", cold), variant("B", prefix)), "cache").ok, (
         "a shared prefix hits from the first run on"
     )
 
 
 def test_same_prompts_are_a_trap_in_one_cache_only():
-    """Two engines may well be asked the same; one engine answers the second arm from its cache. One seed and another
-    number make other prompts."""
-    a, b = (arm(name, {"ttft_ms.p50": STILL}) for name in "AB")
+    """Two engines may well be asked the same; one engine answers the second variant from its cache. One seed and
+    another number make other prompts."""
+    a, b = (variant(name, {"ttft_ms.p50": STILL}) for name in "AB")
     one_round = [msgspec.structs.replace(run, seed=other.seed) for run, other in zip(b, a, strict=True)]
     again = [msgspec.structs.replace(run, number=other.number) for run, other in zip(one_round, a, strict=True)]
     one_cache = Setting(shared_engine=True)
@@ -504,11 +506,11 @@ def test_same_prompts_are_a_trap_in_one_cache_only():
 def test_hits_rising_across_variants_are_the_trap():
     """The first run of all was cold, whosever it was."""
     a, b = (
-        arm("A", {"ttft_ms.p50": STILL, "hit_ratio": [0.0, *[0.9] * 5]}),
-        arm("B", {"ttft_ms.p50": STILL, "hit_ratio": [0.9] * 6}),
+        variant("A", {"ttft_ms.p50": STILL, "hit_ratio": [0.0, *[0.9] * 5]}),
+        variant("B", {"ttft_ms.p50": STILL, "hit_ratio": [0.9] * 6}),
     )
     assert (
-        "0 % in the first run of both arms and 90 %"
+        "0 % in the first run of both variants and 90 %"
         in check(compare_runs(a, b, setting=Setting(shared_engine=True)), "cache").what
     )
 
@@ -525,24 +527,31 @@ def test_prompts_of_another_length_make_no_verdict():
 def test_where_no_lengths_are_given_the_engines_own_tokens_tell():
     figures = {"ttft_ms.p50": STILL, "prompt_tokens": [10_000] * 6, "completion_tokens": [5_000] * 6}
     other = {"ttft_ms.p50": STILL, "prompt_tokens": [20_000] * 6, "completion_tokens": [4_000] * 6}
-    comparison = compare_runs(arm("A", figures), arm("B", other))
-    assert "prompts had 100 tokens in A and 200 in B, so the arms did different work" == check(comparison, "mix").what
-    assert "answers had 50 tokens in A and 40 in B, so the arms did different work" == check(comparison, "answers").what
+    comparison = compare_runs(variant("A", figures), variant("B", other))
+    assert (
+        "prompts had 100 tokens in A and 200 in B, so the variants did different work" == check(comparison, "mix").what
+    )
+    assert (
+        "answers had 50 tokens in A and 40 in B, so the variants did different work"
+        == check(comparison, "answers").what
+    )
     assert "not checked: the lengths of prompts were not measured" == check(of_two(STILL, STILL), "mix").what
 
 
 def test_other_answer_lengths_are_a_remark():
     """A lever may well change what is answered: structured outputs do."""
     comparison = compare_runs(
-        arm("A", {"ttft_ms.p50": STILL, "completion_tokens": [5_000] * 6}),
-        arm("B", {"ttft_ms.p50": times(STILL, 2), "completion_tokens": [4_000] * 6}),
+        variant("A", {"ttft_ms.p50": STILL, "completion_tokens": [5_000] * 6}),
+        variant("B", {"ttft_ms.p50": times(STILL, 2), "completion_tokens": [4_000] * 6}),
     )
     assert "worse" == found(comparison).verdict
     assert check(comparison, "answers").what in comparison.caveats
 
 
 def test_failures_and_other_numbers_of_requests_are_told():
-    comparison = compare_runs(arm("A", {"ttft_ms.p50": STILL}), arm("B", {"ttft_ms.p50": STILL}, asked=50, ok=45))
+    comparison = compare_runs(
+        variant("A", {"ttft_ms.p50": STILL}), variant("B", {"ttft_ms.p50": STILL}, asked=50, ok=45)
+    )
     assert (
         "runs of A asked 100 times, those of B 50; 30 of 300 requests of B failed, so its latencies are those of the"
         " others" == check(comparison, "load").what
@@ -552,28 +561,30 @@ def test_failures_and_other_numbers_of_requests_are_told():
 
 def test_a_p95_of_a_dozen_answers_is_told():
     few = compare_runs(
-        arm("A", {"ttft_ms.p50": STILL}, asked=12, ok=12), arm("B", {"ttft_ms.p50": STILL}, asked=12, ok=12)
+        variant("A", {"ttft_ms.p50": STILL}, asked=12, ok=12), variant("B", {"ttft_ms.p50": STILL}, asked=12, ok=12)
     )
     assert "a p95 of fewer than 20 answers is the slowest one: run 0 of A had 12" == check(few, "requests").what
 
 
 def test_what_the_runs_say_themselves_is_told_once():
-    comparison = compare_runs(*(arm(name, {"ttft_ms.p50": STILL}, DRAWN, caveats=("scaled by 0.5",)) for name in "AB"))
+    comparison = compare_runs(
+        *(variant(name, {"ttft_ms.p50": STILL}, DRAWN, caveats=("scaled by 0.5",)) for name in "AB")
+    )
     assert ("scaled by 0.5",) == comparison.caveats
 
 
 @pytest.mark.parametrize(
     ("a", "b", "said"),
     [
-        ([], arm("B", {}), "a has no runs; a comparison needs 6 of each arm"),
+        ([], variant("B", {}), "a has no runs; a comparison needs 6 of each variant"),
         (
-            arm("A", {}),
-            [*arm("A", {}), *arm("B", {})],
-            r"the runs of b are of several arms \(A, B\); give those of one",
+            variant("A", {}),
+            [*variant("A", {}), *variant("B", {})],
+            r"the runs of b are of several variants \(A, B\); give those of one",
         ),
         (
-            arm("A", {}),
-            arm("B", {}, point="c16"),
+            variant("A", {}),
+            variant("B", {}, point="c16"),
             r"the runs are of several loads \(chat at c16, chat at c8\); compare one at a time",
         ),
     ],
@@ -583,8 +594,8 @@ def test_what_cannot_be_compared_is_refused(a, b, said):
         compare_runs(a, b)
 
 
-def test_arms_of_one_name_are_told_apart():
-    a = arm("A", {"ttft_ms.p50": STILL})
+def test_variants_of_one_name_are_told_apart():
+    a = variant("A", {"ttft_ms.p50": STILL})
     assert ("A (a)", "A (b)") == (compare_runs(a, a).a, compare_runs(a, a).b)
     assert ("old", "new") == (compare_runs(a, a, names=("old", "new")).a, compare_runs(a, a, names=("old", "new")).b)
 
@@ -596,8 +607,8 @@ GATES = Limits(max_p95_regression=0.15, max_error_rate=0.005)
 
 def gated(p95: Sequence[float], errors: Sequence[float] = (0.0,) * 6) -> Comparison:
     return compare_runs(
-        arm("A", {"ttft_ms.p95": times(STILL, 100), "error_ratio": (0.0,) * 6}),
-        arm("B", {"ttft_ms.p95": p95, "error_ratio": errors}),
+        variant("A", {"ttft_ms.p95": times(STILL, 100), "error_ratio": (0.0,) * 6}),
+        variant("B", {"ttft_ms.p95": p95, "error_ratio": errors}),
     )
 
 
@@ -631,13 +642,15 @@ def test_the_error_gate_looks_at_b_alone_over_all_its_runs():
 def test_a_gate_that_measured_nothing_is_not_open():
     said = [each.what for each in gates(of_two(STILL, STILL), GATES)]
     assert [
-        "max-p95-regression: p95 was not measured in both arms, so the limit of 15 % cannot be checked",
-        "max-error-rate: error_ratio was not measured in both arms, so the limit of 0.5 % cannot be checked",
+        "max-p95-regression: p95 was not measured in both variants, so the limit of 15 % cannot be checked",
+        "max-error-rate: error_ratio was not measured in both variants, so the limit of 0.5 % cannot be checked",
     ] == said
 
 
 def test_a_single_run_can_break_a_gate_without_an_interval():
-    comparison = compare_runs(arm("A", {"ttft_ms.p95": (100.0,)}, "AB"), arm("B", {"ttft_ms.p95": (130.0,)}, "AB"))
+    comparison = compare_runs(
+        variant("A", {"ttft_ms.p95": (100.0,)}, "AB"), variant("B", {"ttft_ms.p95": (130.0,)}, "AB")
+    )
     assert gates(comparison, Limits(0.15))[0].what.endswith("too few runs for an interval")
 
 
@@ -654,7 +667,7 @@ def test_the_table_has_a_row_for_every_finding_in_plain_words():
         "tpot_ms.p50": times(STILL, 49),
         "ttft_ms.p95": times(STILL, 1200),
     }
-    rows = {row.metric: row for row in table_rows(compare_runs(arm("A", figures), arm("B", other)))}
+    rows = {row.metric: row for row in table_rows(compare_runs(variant("A", figures), variant("B", other)))}
     assert ("100 ms", "2 ms", "-98.0 %", "better") == (
         rows["TTFT p50"].a,
         rows["TTFT p50"].b,
@@ -663,7 +676,7 @@ def test_the_table_has_a_row_for_every_finding_in_plain_words():
     )
     assert ("0 %", "62 %", "+62.0 points") == (rows["cache hits"].a, rows["cache hits"].b, rows["cache hits"].change)
     assert "4.9 times" == rows["TPOT p50"].change
-    assert ("1,200 ms", "not judged") == (rows["TTFT p95"].a, rows["TTFT p95"].verdict)
+    assert ("1,200 ms", "no verdict") == (rows["TTFT p95"].a, rows["TTFT p95"].verdict)
     assert ("", "", "", "", "", "inconclusive", "not measured") == rows["queue time"][1:]
 
 
@@ -717,8 +730,8 @@ def test_equivalent_is_found_on_a_quiet_machine():
 
 
 def test_the_naive_ways_cry_wolf_in_the_same_simulation():
-    """Requests counted as if each were an experiment, and one arm after the other while the machine gets slower: the
-    judge calls it uncontrolled."""
+    """Requests counted as if each were an experiment, and one variant after the other while the machine gets slower:
+    the comparison calls it uncontrolled."""
     rng = random.Random(3)
     pooled = [mann_whitney_p(*experiment(World(0.08, kind="requests"), rng)[2]) < 0.05 for _ in range(60)]
     assert sum(pooled) > 0.3 * len(pooled)
