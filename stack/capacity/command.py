@@ -1,5 +1,5 @@
-"""What `vllm-watch capacity` was asked, from options, a worksheet, a model's files and request logs, as plans for one
-or several GPUs; and those plans as tables."""
+"""Plan `vllm-watch capacity` from options, a worksheet, a model's files and request logs, as plans for one or several
+GPUs; and those plans as tables."""
 
 from __future__ import annotations
 
@@ -185,8 +185,8 @@ def _serving(form: Worksheet, shape: ModelShape, card: GpuModel | None) -> Servi
 
 
 def _traffic(asked: CapacityOptions, form: Worksheet, shape: ModelShape) -> TrafficProfile | None:
-    """Of the logs where there are some, else of the worksheet; what was measured goes before targets, and options
-    before both."""
+    """Return the traffic of the logs, else of the worksheet. Measured values go before targets, and options before
+    both."""
     found = _logged(asked, form, shape) if asked.logs else form.traffic()
     rate, users = form.requests_per_second, form.concurrent_users
     if found is None:
@@ -203,7 +203,7 @@ def _traffic(asked: CapacityOptions, form: Worksheet, shape: ModelShape) -> Traf
 
 
 def _logged(asked: CapacityOptions, form: Worksheet, shape: ModelShape) -> TrafficProfile:
-    """What the logs say; the worksheet's targets stand for times that they do not have."""
+    """Return the traffic of the logs; the worksheet's targets replace times that the logs lack."""
     if len({path.resolve() for path in asked.logs}) != len(asked.logs):
         raise ValueError("--log lists a file twice; it would be counted twice")
     bad = {path: BadLines() for path in asked.logs}

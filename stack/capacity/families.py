@@ -12,7 +12,7 @@ MAMBA2 = ("nemotron_h", "mamba2")
 
 @dataclass(frozen=True, slots=True)
 class ModelClass:
-    """What config.json does not say, because the model's class implies it."""
+    """Properties that the model's class implies and config.json does not state."""
 
     matrices: int = 3  # of a feed-forward block: 3 with a gate, 2 without
     tied: bool = False

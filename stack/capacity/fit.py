@@ -1,5 +1,5 @@
-"""Whether a model fits a GPU or slice; where it does not, which single change would make it fit, checked by the same
-arithmetic. Pure."""
+"""Check whether a model fits a GPU or slice; where it does not, find which single change would make it fit, checked by
+the same arithmetic. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ USUAL_SHARE = Serving(1).gpu_memory_utilization
 
 
 class DoesNotFit(ValueError):
-    """What is too big for the GPU, and by how much. ways: changes of which each one alone makes it fit."""
+    """Requirement that is too large for the GPU, and by how much. ways: changes of which each one alone makes it
+    fit."""
 
     def __init__(self, what: str, ways: tuple[str, ...]) -> None:
         super().__init__(f"{what}. What fits: {'; '.join(ways or (NO_WAY,))}")
@@ -31,7 +32,7 @@ class DoesNotFit(ValueError):
 
 
 def room(shape: ModelShape, serving: Serving, card: GpuModel) -> tuple[tuple[MemoryPart, ...], float, KvCapacity]:
-    """What stands beside the cache, the bytes that are left for it, and what they hold. Raises DoesNotFit with what
+    """Return the memory beside the cache, the bytes left for the cache, and what they hold. Raises DoesNotFit with what
     would."""
     name, where = shape.name or "the model", placed(serving, card)
     if card.profile and serving.tensor_parallel * serving.pipeline_parallel > 1:
@@ -67,7 +68,7 @@ def placed(serving: Serving, card: GpuModel) -> str:
 
 
 def fits(shape: ModelShape, serving: Serving, card: GpuModel) -> bool:
-    """Whether vLLM starts: the weights fit, and one request of max_model_len."""
+    """Return whether vLLM starts: the weights fit, and one request of max_model_len."""
     if card.profile and serving.tensor_parallel * serving.pipeline_parallel > 1:
         return False
     try:
@@ -82,8 +83,8 @@ def left(shape: ModelShape, serving: Serving, card: GpuModel) -> float:
 
 
 def quantized(shape: ModelShape, dtype: str) -> ModelShape:
-    """The same with weights of this type, about: embeddings and the last layer stay as they are, as in nearly all such
-    files."""
+    """Return the model with weights of this type, approximately: embeddings and the last layer stay as they are, as in
+    nearly all such files."""
     parameters = shape.parameters or 0
     kept = min(parameters, (1 if shape.tied else 2) * shape.vocabulary * shape.hidden)
     weights = (parameters - kept) * WEIGHT_BYTES[dtype] + kept * WEIGHT_BYTES[shape.dtype]
@@ -171,7 +172,7 @@ def usable(card: GpuModel) -> int:
 
 
 def _on(serving: Serving, card: GpuModel, other: GpuModel) -> Serving:
-    """The same on another GPU, where vLLM chooses another batch; what a person chose stays."""
+    """Return the plan on another GPU, where vLLM chooses another batch; what a person chose stays."""
     chosen = serving.max_num_batched_tokens != default_batched_tokens(card)
     return serving if chosen else replace(serving, max_num_batched_tokens=default_batched_tokens(other))
 

@@ -1,4 +1,4 @@
-"""What the KV cache of vLLM 0.32 takes and holds: bytes per token and request, blocks, tokens, concurrency.
+"""Compute what the KV cache of vLLM 0.32 takes and holds: bytes per token and request, blocks, tokens, concurrency.
 
 Computed as vLLM does it, step by step: a page per layer (v1/kv_cache_interface.py), layers of one kind in groups of
 equal size that draw their blocks from one pool (v1/core/kv_cache_utils.py: get_kv_cache_groups,
@@ -85,7 +85,7 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class KvCapacity:
-    """What a number of bytes holds, in vLLM's own terms: num_gpu_blocks, kv_cache_size_tokens,
+    """Capacity of a number of bytes, in vLLM's own terms: num_gpu_blocks, kv_cache_size_tokens,
     kv_cache_max_concurrency.
 
     Not sure where layers keep a state: vLLM then chooses its block size from the attention backend, so the log has the
@@ -100,7 +100,7 @@ class KvCapacity:
 
 @dataclass(frozen=True, slots=True)
 class LayerBlock:
-    """What one block of one layer is: vLLM's KVCacheSpec."""
+    """Block of one layer: vLLM's KVCacheSpec."""
 
     kind: str  # full, mla, window, state
     tokens: int  # in a block
@@ -157,7 +157,7 @@ def request_bytes(shape: ModelShape, serving: Serving, tokens: int) -> float:
 
 
 def cache(shape: ModelShape, serving: Serving, kv_bytes: float) -> KvCapacity:
-    """What vLLM makes of so many bytes per GPU; concurrency is of requests that fill max_model_len."""
+    """Return the cache that vLLM makes of so many bytes per GPU; concurrency is of requests that fill max_model_len."""
     groups = _groups(shape, serving)
     each = _largest_block(shape, serving, groups)
     blocks = max(0, int(kv_bytes // each))
@@ -180,8 +180,8 @@ def longest_context(shape: ModelShape, serving: Serving, kv_bytes: float) -> int
 
 
 def starts(shape: ModelShape, serving: Serving, kv_bytes: float) -> bool:
-    """Whether vLLM starts with so many bytes per GPU: one request of max_model_len and the block that it keeps back
-    fit."""
+    """Return whether vLLM starts with so many bytes per GPU: one request of max_model_len and the block that it keeps
+    back fit."""
     groups = _groups(shape, serving)
     each = _largest_block(shape, serving, groups)
     return (_request_blocks(groups, serving, serving.max_model_len) + 1) * each <= kv_bytes
@@ -279,8 +279,8 @@ def _groups(shape: ModelShape, serving: Serving) -> tuple[LayerGroup, ...]:
 
 
 def _alike(pages: Sequence[LayerBlock]) -> bool:
-    """Whether all layers need the same number of blocks, so that one table serves them: full ones, one window, or
-    states of one size."""
+    """Return whether all layers need the same number of blocks, so that one table serves them: full ones, one window,
+    or states of one size."""
     first = pages[0]
     if first.kind in ("full", "mla"):
         return all(page.kind in ("full", "mla") and page.tokens == first.tokens for page in pages)

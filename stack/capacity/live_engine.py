@@ -1,4 +1,4 @@
-"""What a running engine says of its memory and options, on its metrics, and in the log of its start."""
+"""Read memory and options of a running engine from its metrics and its start-up log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BadLive(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What an engine says besides its page. names: those that it answers to, and where its model came from;
+    """Answers of an engine besides /metrics. names: those that it answers to, and where its model came from;
     max_model_len: of its longest request."""
 
     place: str = "the page"
@@ -100,12 +100,12 @@ class EngineReport:
 
     @property
     def override(self) -> bool:
-        """Whether blocks were counted by hand, so that memory says nothing about them."""
+        """Return whether blocks were counted by hand, so that memory says nothing about them."""
         return self.label("num_gpu_blocks_override") is not None
 
     @property
     def by_hand(self) -> bool:
-        """Whether the cache's bytes were set and not measured: the page tells them only then."""
+        """Return whether the cache's bytes were set and not measured: the page tells them only then."""
         return self.kv_bytes[1].startswith("page")
 
     @property
@@ -148,7 +148,7 @@ class EngineReport:
         return self.log.longest_tokens or whole_number(self.said.get("max_seq_len"))
 
     def gauge(self, metric: str) -> float | None:
-        """Of this engine core."""
+        """Return a gauge of this engine core."""
         values = [
             value
             for labels, value in self.found.of(metric)
@@ -184,7 +184,7 @@ _BATCHED = re.compile(r"max_num_batched_tokens[=:' ]+(\d+)")
 
 
 def _start(log: str) -> tuple[Startup, dict[str, str]]:
-    """What the last start in a log says of memory, and of its configuration."""
+    """Return memory and configuration from the last start in a log."""
     at = [found.start() for found in _STARTS.finditer(log)]
     last = log[at[-1] :] if at else log
     said = dict(reversed(_OPTION.findall(last.partition("\n")[0]))) if at else {}

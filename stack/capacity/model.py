@@ -35,7 +35,8 @@ READ_THE_LOG = "read the line 'GPU KV cache size' of vLLM's start-up log instead
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one layer keeps: keys and values for every token, for the last tokens only, or a state for every request."""
+    """State that one layer keeps: keys and values for every token, for the last tokens only, or a state for every
+    request."""
 
     kind: Kind
     kv_heads: int = 0
@@ -78,7 +79,7 @@ class ModelShape:
 
     @property
     def attends(self) -> bool:
-        """Whether any layer has keys and values. Of models of states alone vLLM leaves prefix caching off
+        """Return whether any layer has keys and values. Of models of states alone vLLM leaves prefix caching off
         (config/model.py, is_prefix_caching_supported), so a request holds one block of a state and not two."""
         return any(layer.kind not in ("state", "none") for layer in self.layers)
 
@@ -136,7 +137,7 @@ def shape(config: Mapping[str, Any], name: str = "", where: str = "") -> ModelSh
 
 
 def _assumed(layers: tuple[Layer, ...]) -> tuple[str, ...]:
-    """What the kinds of layers leave open."""
+    """Return notes on what the kinds of layers leave open."""
     kinds = {layer.kind for layer in layers}
     notes: tuple[str, ...] = ()
     if {"chunked", "full"} <= kinds:
@@ -314,7 +315,7 @@ def _layers(fields: ConfigFields, model_type: str, family: ModelClass) -> tuple[
 
 
 def _kinds(fields: ConfigFields, model_type: str, family: ModelClass, number: int) -> tuple[Kind, ...]:
-    """What each layer is: as config.json lists it, else as the family's own rule has it."""
+    """Return the kind of each layer: as config.json lists it, else as the family's own rule has it."""
     if model_type == "nemotron_h":
         return _nemotron_kinds(fields, number)
     if model_type == "jamba":
@@ -468,7 +469,7 @@ def _feed_forward(
 
 
 def _is_routed(fields: ConfigFields, model_type: str, place: int, letter: str) -> bool:
-    """Whether this layer has experts; the rules are those of the models' own classes."""
+    """Return whether this layer has experts; the rules are those of the models' own classes."""
     if model_type == "nemotron_h":
         return letter == "E"
     if model_type == "jamba":

@@ -1,4 +1,5 @@
-"""How many requests a GPU's cache holds, how many replicas the traffic needs and why, and what that costs. Pure.
+"""Compute how many requests a GPU's cache holds, how many replicas the traffic needs and why, and what that costs.
+Pure.
 
 Invariant: a figure is arithmetic on sizes that are known, or it is called a bound, or it is not there. How fast a GPU
 is with a model only a measurement
@@ -57,7 +58,7 @@ class TooSlow(BadTraffic):
 
 @dataclass(frozen=True, slots=True)
 class PlanTargets:
-    """What was promised: seconds that 95 of 100 requests keep to, and money for a thousand tokens of prompt and reply
+    """Targets: seconds that 95 of 100 requests keep to, and money for a thousand tokens of prompt and reply
     together."""
 
     ttft_p95_s: float | None = None
@@ -70,7 +71,7 @@ NO_TARGETS, AS_IT_IS = PlanTargets(), Tuning()
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How many requests a second one replica takes by one resource. bound: it is a roofline, and the real figure is
+    """Requests per second that one replica takes by one resource. bound: it is a roofline, and the real figure is
     lower."""
 
     name: str
@@ -124,15 +125,15 @@ class Plan:
 
     @property
     def binds(self) -> Limit | None:
-        """What is used up first; None where nobody knows how long a request holds its cache, which may then be the
-        first."""
+        """Return the resource that is used up first; None where nobody knows how long a request holds its cache, which
+        may then be the first."""
         if not self.measured and (self.traffic is None or self.traffic.time_s is None):
             return None
         return min(self.limits, key=lambda limit: limit.rate_per_s, default=None)
 
     @property
     def measured(self) -> bool:
-        """Whether somebody measured how fast a replica is; otherwise the replicas are the fewest that memory and
+        """Return whether somebody measured how fast a replica is; otherwise the replicas are the fewest that memory and
         rooflines allow."""
         return any(limit.name == MEASURED for limit in self.limits)
 
@@ -250,7 +251,7 @@ def _measured(per_s: float) -> Limit:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """Of one request, means over all sizes: the time that it is there, the share of the cache that it holds times that
+    """Means over all sizes of a request: the time that it is there, the share of the cache that it holds times that
     time, and the same of the square of the share. decode: tokens in the cache while a reply is made, summed over the
     tokens of that reply."""
 

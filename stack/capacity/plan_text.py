@@ -55,7 +55,7 @@ def told(it: Plan) -> dict[str, Any]:
 
 
 def target_kept(it: Plan) -> bool | None:
-    """Whether the cost is within its target; None where a bound does not tell."""
+    """Return whether the cost is within its target; None where a bound does not tell."""
     target, cost = it.targets.cost_per_1k_tokens, it.cost.per_1k_tokens if it.cost else None
     if target is None or cost is None or (cost <= target and not it.measured):
         return None

@@ -1,4 +1,4 @@
-"""What follows from a plan: options of `vllm serve`, and limits for the gateway, each with its reason. Pure."""
+"""Derive from a plan: options of `vllm serve`, and limits for the gateway, each with its reason. Pure."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def gateway(
     replicas: int,
     name: str,
 ) -> ReplicaLimits:
-    """What teams.yaml should say. share: of one replica's cache that a request of so many tokens holds; seqs: requests
-    at once in one replica."""
+    """Return the recommended teams.yaml. share: of one replica's cache that a request of so many tokens holds; seqs:
+    requests at once in one replica."""
     slots = replicas * seqs
     whole = round(traffic.prompt_tokens.mean + traffic.output_tokens.mean) if traffic else serving.max_model_len
     # else the longest request would wait for ever
@@ -144,7 +144,7 @@ def gateway(
 
 
 def _flow(band: msgspec.Struct) -> str:
-    """What differs from the defaults, as a YAML mapping on one line."""
+    """Return the values that differ from the defaults, as a YAML mapping on one line."""
     said = {
         field.name: value
         for field in msgspec.structs.fields(band)

@@ -297,7 +297,7 @@ def comparison(found: Study) -> CapacityTable:
 
 
 def conclusion(found: Study) -> str:
-    """What the comparison comes to, where prices and replicas are known; else ""."""
+    """Return the conclusion of the comparison, where prices and replicas are known; else ""."""
     priced = [(it.cost.per_hour, it.cost.currency, it) for it in found.plans if it.cost and it.cost.per_hour]
     if not priced:
         return ""

@@ -21,8 +21,8 @@ def operations(shape: ModelShape, prompt: float, output: float) -> float | None:
 
 
 def plain(shape: ModelShape) -> bool:
-    """Whether what a request holds is tokens times bytes: not with windows or states, which do not grow with every
-    token."""
+    """Return whether what a request holds is tokens times bytes: not with windows or states, which do not grow with
+    every token."""
     return all(layer.kind in ("full", "mla", "none") for layer in shape.layers)
 
 

@@ -1,4 +1,4 @@
-"""What is asked of the engines: how often, how long prompts and replies are, how fast replies come. Little's law makes
+"""Traffic of the engines: how often, how long prompts and replies are, how fast replies come. Little's law makes
 requests and tokens of it.
 
 Invariant: what nobody said stays None, and what is impossible is refused; no figure is made up."""
@@ -30,7 +30,7 @@ class BadTraffic(ValueError):
 
 
 def request_s(ttft_s: float, output_tokens: float, tpot_s: float) -> float:
-    """How long a request is there. W = TTFT + n_out x TPOT, in seconds."""
+    """Return how long a request is in the engine. W = TTFT + n_out x TPOT, in seconds."""
     return ttft_s + output_tokens * tpot_s
 
 
@@ -107,7 +107,7 @@ class TrafficProfile:
 
     @property
     def time_s(self) -> float | None:
-        """How long a request is there, on the average; None where a time is not known."""
+        """Return the mean time of a request in the engine; None where a time is not known."""
         return (
             None
             if self.ttft_s is None or self.tpot_s is None
@@ -136,7 +136,7 @@ class TrafficProfile:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What the requests in flight cannot be reckoned without."""
+        """Return the values without which requests in flight cannot be computed."""
         rate = () if self.rate_per_s or self.users else ("requests_per_second or concurrent_users",)
         return rate + tuple(
             name for name, value in (("ttft_p95", self.ttft_s), ("itl_p95", self.tpot_s)) if value is None
@@ -184,7 +184,7 @@ def _quantiles(name: str, p50: float, p95: float) -> tuple[int, ...]:
 
 
 def within(traffic: TrafficProfile, max_model_len: int) -> TrafficProfile:
-    """The same as an engine takes it that stops at max_model_len tokens. Raises BadTraffic where not even the 95th
+    """Return the traffic for an engine that stops at max_model_len tokens. Raises BadTraffic where not even the 95th
     percentiles go into that."""
     for name, lengths in (("p95_prompt_tokens", traffic.prompt_tokens), ("p95_output_tokens", traffic.output_tokens)):
         if lengths.p95 >= max_model_len:
@@ -215,7 +215,7 @@ def within(traffic: TrafficProfile, max_model_len: int) -> TrafficProfile:
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """What one record says. texts: the requests that the engine made of it. time_s: in the engine, where that is
+    """Values of one record. texts: the requests that the engine made of it. time_s: in the engine, where that is
     known."""
 
     prompt: int

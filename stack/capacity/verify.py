@@ -53,7 +53,7 @@ class ComparedValue:
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """What an engine said of itself. serving: as it runs; figures: predicted and reported; in_use: what is used right
+    """Values that an engine reported. serving: as it runs; figures: predicted and reported; in_use: what is used right
     now; said: what that means."""
 
     model: str
@@ -98,7 +98,7 @@ def compare(
     served: Served = NOT_ASKED,
     kv_bytes: float | None = None,
 ) -> Verifier:
-    """What a page and a start-up log say, beside what we reckon for this shape. Pure. Arguments as in `loop`; raises
+    """Compare /metrics and a start-up log with the prediction for this shape. Pure. Arguments as in `loop`; raises
     BadLive."""
     told, notes = read_report(text, log, served.place)
     shape, ours, differs = _as_run(told, shape, serving, served)
@@ -195,7 +195,7 @@ def block_bytes(shape: ModelShape, serving: Serving) -> float:
 def _figures(
     told: EngineReport, shape: ModelShape, serving: Serving, pool: kv.KvCapacity | None, kv_bytes: float | None
 ) -> Iterator[ComparedValue]:
-    """What the engine reports, each beside ours where ours follows from something else."""
+    """Return the values that the engine reports, each beside the prediction where ours follows from something else."""
     reported, whence = told.kv_bytes
     tokens, tokens_from = told.tokens(_alike(shape))
     at_once, at_once_from = told.concurrency
@@ -229,15 +229,15 @@ def _figures(
 
 
 def _alike(shape: ModelShape) -> bool:
-    """Whether every layer keeps every token."""
+    """Return whether every layer keeps every token."""
     return {layer.kind for layer in shape.layers if layer.kind != "none"} <= {"full", "mla"}
 
 
 def _other_model(
     told: EngineReport, shape: ModelShape, served: Served, figures: tuple[ComparedValue, ...]
 ) -> tuple[str, ...]:
-    """Whether this is another model's engine: by its name, which may be an alias, and by the bytes of its blocks.
-    Raises BadLive where both say so.
+    """Return whether this is another model's engine: by its name, which may be an alias, and by the bytes of its
+    blocks. Raises BadLive where both say so.
 
     Blocks and not tokens: how many tokens a block is worth depends on windows and on what is in flight, too."""
     names = [name for name in (*served.names, told.said.get("model"), told.model) if name]
@@ -258,7 +258,7 @@ def _other_model(
 
 
 def _same(one: str, other: str) -> bool:
-    """Whether two names or paths end alike."""
+    """Return whether two names or paths end alike."""
     ends = [name.rstrip("/").removesuffix("/config.json").rpartition("/")[2].lower() for name in (one, other)]
     return ends[0] == ends[1]
 
@@ -277,7 +277,7 @@ def _other_start(told: EngineReport) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """Of one engine core, now. blocks: without the one that vLLM keeps for itself."""
+    """Current use of one engine core. blocks: without the one that vLLM keeps for itself."""
 
     share: float
     blocks: float | None

@@ -119,8 +119,8 @@ def delta_net(fields: ConfigFields) -> int:
 
 
 def stored(quantization: Mapping[str, Any], layers: int, where: str = "config.json") -> Stored | None:
-    """How a quantization_config stores the matrices of a model of so many layers; None where that is not known here.
-    Raises BadModel.
+    """Return how a quantization_config stores the matrices of a model of so many layers; None where that is not known
+    here. Raises BadModel.
 
     Scales: fp8 one float32 per 128 x 128 block; awq and gptq a float16 and a zero point per group; mxfp4 one byte per
     32; nvfp4 one byte per 16; bitsandbytes one float32 per 64, or one byte where the scales are quantized again."""
@@ -187,8 +187,8 @@ def _compressed(quantization: Mapping[str, Any], where: str) -> Stored | None:
 
 
 def _spares_attention(quantization: Mapping[str, Any], layers: int) -> bool:
-    """Whether attention is left in the model's own type: by one pattern for all layers, or by a name for half of them
-    and more."""
+    """Return whether attention is left in the model's own type: by one pattern for all layers, or by a name for half of
+    them and more."""
     left = (
         quantization.get(name) for name in ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers")
     )
@@ -213,7 +213,7 @@ def counted_bytes(count: Count, cell: float, how: Stored | None) -> float:
 
 
 def file_bytes(folder: Path, layers: int) -> tuple[float, str] | None:
-    """What the weights in a model's folder take in memory, and where that was read; None where there are none.
+    """Return the memory of the weights in a model's folder, and its source; None where there are none.
 
     The headers of the safetensors files are read (8 bytes and the length that they give), never the tensors. Layers
     beyond the model's own

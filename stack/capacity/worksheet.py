@@ -29,8 +29,8 @@ Cell = int | float | str | None
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Where a value stands in the file: its part and, of its name, what else it is called there. read: its plain value
-    from what is written; raises ValueError. written: what YAML may have there."""
+    """Place of a value in the file: its part and, of its name, what else it is called there. read: its plain value from
+    what is written; raises ValueError. written: what YAML may have there."""
 
     part: str
     read: Callable[[Any], Any]
@@ -61,7 +61,7 @@ def _finite(value: float, words: str) -> float:
 
 
 def count(value: int | float | str) -> float:
-    """How many: 8e9, "8B", "70b", "1.5 B" (all decimal). Raises ValueError."""
+    """Parse a count: 8e9, "8B", "70b", "1.5 B" (all decimal). Raises ValueError."""
     split = _split(value, "[kKmMbBgGtT]?") if isinstance(value, str) else (float(value), "")
     if split is None:
         raise ValueError(f"{value!r} is no number; write it like 8e9 or 8B")
@@ -69,7 +69,8 @@ def count(value: int | float | str) -> float:
 
 
 def parameters(value: int | float | str) -> float:
-    """Of a model: as `count`, but no model has as few as 8, so that is a B forgotten. Raises ValueError."""
+    """Parse the parameters of a model: as `count`, but no model has as few as 8, so that is a B forgotten. Raises
+    ValueError."""
     number = count(value)
     if number < _FEWEST_PARAMETERS:
         raise ValueError(f"{value} is no language model's number of parameters; write 8e9 or 8B for 8 billion")
@@ -240,7 +241,8 @@ class Worksheet:
     gpu: str | None = None
 
     def under(self, given: Worksheet) -> Worksheet:
-        """The same with what is given in its place. A rate or users that are given leave no other rate, nor users."""
+        """Return the worksheet with the given values in place of its own. A rate or users that are given leave no other
+        rate, nor users."""
         values = {field.name: getattr(given, field.name) for field in fields(given)}
         changed = {name: value for name, value in values.items() if value is not None}
         if given.requests_per_second or given.concurrent_users:
@@ -248,8 +250,8 @@ class Worksheet:
         return replace(self, **changed)
 
     def traffic(self) -> TrafficProfile | None:
-        """What its lengths, rate and targets say; None where it has no lengths at all. Raises BadTraffic for some of
-        them only."""
+        """Return the traffic of its lengths, rate and targets; None where it has no lengths at all. Raises BadTraffic
+        for some of them only."""
         lengths = {name: getattr(self, name) for name in _LENGTHS}
         if not any(lengths.values()):
             return None
@@ -359,7 +361,8 @@ def parse(text: str, place: str = "worksheet", folder: Path = Path()) -> Workshe
 
 
 def _indented(source: YamlFile) -> YamlFile:
-    """The same where a copy lost its indentation, so that every key stands at the left: no name occurs in two parts."""
+    """Return the text of a copy that lost its indentation, so that every key stands at the left: no name occurs in two
+    parts."""
     if not isinstance(source.data, dict) or not any(key in _PART_OF for key in source.data):
         return source
     data: dict[Any, Any] = {}
@@ -395,7 +398,7 @@ def _given(form: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What goes into an empty value, None to leave it empty, and a remark that says where it is from."""
+    """Text for an empty value, None to leave it empty, and a remark that says where it is from."""
 
     value: str | None
     remark: str

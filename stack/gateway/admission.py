@@ -1,4 +1,4 @@
-"""Who goes to the engines next. Pure: it knows no socket and no clock, every call brings the time.
+"""Admission: choose the next request for the engines. Pure: without sockets and clocks; every call brings the time.
 
 Laws. A request waits, runs or is gone, and every count is the number of requests in such a state. No slot stays free
 while somebody may take it. A full queue is divided among the teams that use it (`queue_share.py`): a request within its
@@ -195,7 +195,7 @@ class Admission:
             self._hand_on(now)
 
     def resize(self, slots: int, now: float) -> None:
-        """How many requests may be at the engines at once, from now on. Whoever is there stays."""
+        """Set how many requests may be at the engines at once. Running requests stay."""
         self.slots, self._now = slots, now
         self._set_ceilings()
         self._hand_on(now)
@@ -232,7 +232,8 @@ class Admission:
         self._hand_on(now)
 
     def wait_s(self, team: str) -> float:
-        """How long a further request of a team would wait, in seconds; 0 while nobody knows how long a slot is held.
+        """Return the expected wait of a further request of a team, in seconds; 0 while nobody knows how long a slot is
+        held.
 
         Those who go first, times how long a slot is held by each of their teams, divided by the slots that they share.
         Too low when higher bands send more meanwhile."""
@@ -351,7 +352,7 @@ class Admission:
         return max(self._level.get(it.band.band.rank, 0.0), it.band.level)
 
     def _fits(self, tokens: int) -> bool:
-        """Whether the token budget has room; a request too large for it goes alone, or it would never go."""
+        """Return whether the token budget has room; a request too large for it goes alone, or it would never go."""
         return self._capacity.tokens is None or not self.running or self.tokens + tokens <= self._capacity.tokens
 
     def _goes_at_once(self, ticket: Ticket) -> bool:
@@ -396,7 +397,7 @@ class Admission:
             ticket.granted()
 
     def _next(self) -> _Team | None:
-        """Whose turn it is: of the lowest rank that has anybody, the team with the least service."""
+        """Return the team whose turn it is: of the lowest rank that is not empty, the team with the least service."""
         if not self.waiting:
             return None
         for below_floor in self._passes:

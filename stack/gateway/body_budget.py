@@ -1,4 +1,4 @@
-"""How many bytes of requests are held: while they come, while they wait for a slot, and until an engine has them.
+"""Budget of request bytes in memory: while they come, while they wait for a slot, and until an engine has them.
 
 Invariant: where there are several teams none holds more than a part of it, so that one key with large bodies leaves
 room for others. No clock, no waiting."""
@@ -17,8 +17,8 @@ class BodyBudget:
         self._of: dict[str | None, int] = {}
 
     def take(self, team: str | None, size: int, *, alone: bool = False) -> bool:
-        """Whether so many bytes more may be held by a team; they are, then. alone: there is no other to leave room
-        for."""
+        """Return whether so many bytes more may be held by a team; they are, then. alone: there is no other to leave
+        room for."""
         mine = self._of.get(team, 0) + size
         if self.held + size > self._most or (not alone and mine > self._most // PARTS):
             return False

@@ -1,5 +1,4 @@
-"""What the gateway's files mean, in numbers that a person can hold against what was meant: shares, slots, times, and
-what looks odd.
+"""Explain the gateway's files in numbers that a person can check: shares, slots, times, and what looks odd.
 
 Slots are reckoned as admission.py does it and shares as routing.py does; nothing is decided here."""
 
@@ -26,8 +25,8 @@ _TIMEOUTS = ("prefill_s", "decode_s", "total_s")
 
 
 def check(path: Path) -> dict[str, Any]:
-    """Of teams.yaml, or of gateway.yaml and the teams.yaml that it leads to: the files, mistakes, warnings, and what
-    `explain` tells.
+    """Check teams.yaml, or gateway.yaml and the teams.yaml that it names: return the files, mistakes, warnings, and
+    what `explain` returns.
 
     Where there are mistakes, there is nothing else."""
     wrong: list[str] = []
@@ -128,7 +127,7 @@ def _serving(model: ServedModel, policy: Policy) -> Mapping[str, Upstream]:
 
 
 def shares(policy: Policy) -> Iterator[dict[str, Any]]:
-    """Who gets how much of the requests for each model, null for any; where upstreams take certain prompts only, for
+    """Return the shares of the requests for each model, null for any; where upstreams take certain prompts only, for
     each range of sizes."""
     models: list[tuple[str | None, ServedModel]] = [*policy.models.items()] or [(None, ServedModel())]
     for name, model in models:
@@ -150,7 +149,7 @@ def shares(policy: Policy) -> Iterator[dict[str, Any]]:
 
 
 def warnings(policy: Policy, gateway: GatewayConfig | None = None) -> Iterator[str]:
-    """What is allowed and may not be what was meant; sentences that begin with a dotted place."""
+    """Return warnings about settings that may not be intended: sentences that begin with a dotted place."""
     if not policy.teams:
         yield "teams: there are none, so nobody may ask"
     for name, team in policy.teams.items():
@@ -349,7 +348,7 @@ def sheets(told: dict[str, Any]) -> Iterator[PolicyTable]:
 
 
 def as_text(told: dict[str, Any]) -> str:
-    """What a person reads in a file or pipe: columns of plain text."""
+    """Return the check as columns of plain text, for a file or a pipe."""
     parts = []
     if not told["mistakes"]:
         parts += [summary(told), *(_columns(sheet) for sheet in sheets(told))]

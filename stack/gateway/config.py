@@ -118,7 +118,7 @@ _PATHS = (
 
 
 def url_mistake(text: str) -> str | None:
-    """What is wrong with the address of an engine, without /v1; None when nothing is. A password in it is not
+    """Return what is wrong with the address of an engine, without /v1; None if nothing is. A password in it is not
     repeated."""
     if "@" in text:
         return f"{text.rpartition('@')[2]!r} has a user or a password before it; a key belongs into a file of its own"
@@ -147,7 +147,7 @@ def no_engine(teams: str) -> str:
 
 
 def rooted(config: GatewayConfig, folder: Path) -> GatewayConfig:
-    """The same with every path absolute, taken from `folder`."""
+    """Return the configuration with every path absolute, relative to `folder`."""
     named = {name: getattr(config, name) for name in _PATHS}
     return msgspec.structs.replace(
         config, **{name: str(folder / path) for name, path in named.items() if path is not None}
@@ -155,7 +155,7 @@ def rooted(config: GatewayConfig, folder: Path) -> GatewayConfig:
 
 
 def protection(path: str | None, setting: str, *, tls_only: bool = False) -> ListenerAuth:
-    """Of the listener that a setting leads to. Raises BadConfig."""
+    """Return the protection of the listener that a setting names. Raises BadConfig."""
     return ListenerAuth(None if path is None else Path(path), setting, tls_only=tls_only)
 
 
@@ -165,7 +165,7 @@ def upstream_key(config: GatewayConfig) -> str | None:
 
 
 def upstream_tls(config: GatewayConfig) -> ssl.SSLContext | None:
-    """How engines with https are asked; None as the system has it. Raises BadConfig."""
+    """Return the TLS settings for engines with https; None for those of the system. Raises BadConfig."""
     return (
         None
         if config.upstream_ca_file is None

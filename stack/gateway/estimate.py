@@ -1,5 +1,5 @@
-"""How many tokens a request will take, before the engine has counted them: the prompt from its bytes, the output from
-what its team got before.
+"""Estimate the tokens of a request before the engine has counted them: the prompt from its bytes, the output from what
+its team got before.
 
 Invariants: an estimate orders and protects; records carry the engine's own counts. The one estimate that reaches a bill
 is that of a stream whose usage never came, in a field of its own. Only answers of an engine teach anything, and what is
@@ -54,8 +54,8 @@ _Pair = tuple[str | None, str | None]  # team and model
 
 
 class Outputs:
-    """How long answers were: a histogram over powers of two in which older answers fade, so the quantile is at most
-    twice too large.
+    """Lengths of answers: a histogram over powers of two in which older answers fade, so the quantile is at most twice
+    too large.
 
     It begins with two answers of OUTPUT_TOKENS."""
 
@@ -191,7 +191,7 @@ class Estimator:
 
 
 def _used(known: dict[str | None, _Value], name: str | None, new: Callable[[], _Value]) -> _Value:
-    """What is known by this name, or else new; it becomes the youngest, and beyond MOST_NAMES the oldest goes."""
+    """Return the entry of this name, or a new one; it becomes the youngest, and beyond MOST_NAMES the oldest goes."""
     value = known.pop(name) if name in known else new()
     known[name] = value
     if len(known) > MOST_NAMES:

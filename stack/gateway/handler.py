@@ -124,7 +124,7 @@ class RequestHandler(ResponseWriter):
         return asked
 
     async def _read(self) -> None:
-        """What is asked for, by whom, and how much that may be."""
+        """Read the request, its team, and what that team may have."""
         x, services = self._x, self._services
         body = self._ask.body
         self._ask = ask = (
@@ -384,7 +384,7 @@ class RequestHandler(ResponseWriter):
         return answer
 
     def _headers(self, choice: UpstreamChoice) -> list[tuple[str, str]]:
-        """What the engine is told: what the client said about its request, and what only we say."""
+        """Return the headers for the engine: those of the client about its request, and our own."""
         x = self._x
         # The state of a trace that we could not read belongs to none that goes on.
         kept = headers_without(self._request.headers, NOT_SENT_ON if x.trace.continued else NOT_SENT_ON_ANEW)

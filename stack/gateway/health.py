@@ -96,7 +96,7 @@ class HealthMonitor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def healthy(self, name: str) -> bool:
-        """Whether an upstream is worth asking; one that is not known is."""
+        """Return whether an upstream is worth asking; one that is not known is."""
         it = self._watched.get(name)
         return it is None or it.health.open(self._clock())
 

@@ -33,7 +33,7 @@ class Trace:
 
     @property
     def sampled(self) -> bool:
-        """Whether its spans are to be kept. Source: W3C Trace Context, section 3.2.2.5.1."""
+        """Return whether its spans are to be kept. Source: W3C Trace Context, section 3.2.2.5.1."""
         return bool(int(self.flags, 16) & 1)
 
     @property

@@ -106,7 +106,7 @@ class LargeBodies:
 
 
 class _Work(msgspec.Struct, frozen=True, array_like=True):
-    """What to do with the `size` bytes that follow. argument: the route, or the content type."""
+    """Work on the `size` bytes that follow. argument: the route, or the content type."""
 
     what: str
     argument: str

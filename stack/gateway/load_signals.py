@@ -1,5 +1,4 @@
-"""What the engines say of themselves, and what follows: how many requests may be there at once, and which engine is
-worth asking.
+"""Derive from the engines' metrics how many requests may be there at once, and which engine is healthy.
 
 Pure: pages, samples and times come in. Invariant: figures only ever take away from capacity.slots, and only while they
 are fresh. llm-d's flow control takes an old figure for a full engine; here it counts for nothing, since a missed scrape
@@ -76,8 +75,8 @@ def _values(page: bytes, *finders: re.Pattern[bytes]) -> list[float]:
 
 
 def troubled(sample: Sample, before: Sample | None, capacity: Capacity) -> bool:
-    """Whether an engine has more than it can hold: it queues, its cache is full, or it threw out work that it had
-    begun.
+    """Return whether an engine has more than it can hold: it queues, its cache is full, or it threw out work that it
+    had begun.
 
     before: its last sample, None where that is unknown or old; a total of preemptions says something only in
     comparison."""
@@ -88,7 +87,7 @@ def troubled(sample: Sample, before: Sample | None, capacity: Capacity) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """How many requests may be at the engines at once. Begins with `Slots.full`, goes on with `after`.
+    """Number of requests that may be at the engines at once. Begins with `Slots.full`, goes on with `after`.
 
     seen: the latest fresh sample of each engine. bad: those whose latest is bad. lowered, moved: when samples last
     lowered the slots, or moved them either way."""
@@ -125,8 +124,8 @@ class Slots:
         return kept
 
     def _seen_since(self, moment: float, names: set[str]) -> bool:
-        """Whether any of these had been seen at that moment or later; if there was no such moment, that is all of
-        them."""
+        """Return whether any of these had been seen at that moment or later; if there was no such moment, that is all
+        of them."""
         return any((self.seen[name].at if name in self.seen else -math.inf) >= moment for name in names)
 
     def _fewer(self, in_flight: int) -> int:
@@ -141,8 +140,7 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether an upstream is worth asking; it is as long as nothing is known. So many failures in a row close it for
-    pause_s.
+    """State of an upstream, healthy as long as nothing is known. So many failures in a row close it for pause_s.
 
     until: closed before that time, also without end, which means until it answers."""
 

@@ -27,7 +27,7 @@ _log = logging.getLogger("gateway.log")
 
 
 class LogCounters(Protocol):
-    """What the log tells its watchers."""
+    """Counters of the log."""
 
     def log_failed(self) -> None: ...
     def log_lost(self, lines: int) -> None: ...
@@ -162,7 +162,7 @@ class RequestLog:
             raise
 
     def _is_current(self) -> bool:
-        """Whether the open file is still the one at the path."""
+        """Return whether the open file is still the one at the path."""
         ours = os.fstat(self._fd)
         try:
             there = os.stat(self._path)

@@ -196,7 +196,7 @@ def _samples(families: Iterable[ClientMetric]) -> Iterator[Sample]:
 
 
 class _Standing(Collector):
-    """How admission stands."""
+    """Collector of the state of admission."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
@@ -219,7 +219,7 @@ class _Standing(Collector):
 
 
 class _TurnedAway(Collector):
-    """Whom the listeners turned away."""
+    """Collector of the connections that the listeners rejected."""
 
     def __init__(self, counted: Mapping[str, Mapping[str, int]]) -> None:
         self._counted = counted

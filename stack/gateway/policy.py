@@ -1,4 +1,4 @@
-"""What teams.yaml may say: who may ask for how much, who goes first, and which engines answer.
+"""Structure of teams.yaml: who may request how much, who goes first, and which engines answer.
 
 Invariant: everything here is data. Admission, routing and the data path read it and never write it, so a reload is an
 exchange of one value."""
@@ -66,8 +66,8 @@ class Team(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class Capacity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What all engines together take, and how much may wait. slots: requests at once. tokens: prompt and expected
-    output of those together.
+    """Capacity of all engines together, and of the queue. slots: requests at once. tokens: prompt and expected output
+    of those together.
 
     queue, queue_tokens: of what waits. Beyond waiting requests in an engine or kv_usage (0 to 1) the slots are lowered
     step by step, never below min_slots; figures older than stale_s count for nothing, and slots is what it says

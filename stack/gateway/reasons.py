@@ -1,4 +1,4 @@
-"""Why a request did not end well: the one vocabulary of the field `reason`, and how an engine's answer is judged.
+"""Vocabulary of the field `reason`, why a request failed, and the reading of an engine's answer.
 
 Invariant: a reason belongs to exactly one outcome, so that counting by reason and counting by outcome agree. An ok
 request has none."""

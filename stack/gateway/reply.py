@@ -1,5 +1,4 @@
-"""What an engine's reply says about itself: tokens, timings, how it finished. Pure; fed with decoded objects, whole or
-one per event.
+"""Read an engine's reply: tokens, timings, how it finished. Pure; fed with decoded objects, whole or one per event.
 
 Knows chat and text completions, embeddings, the responses API and the messages API. Unknown shapes are no error: what
 is not said stays None."""

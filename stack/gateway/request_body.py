@@ -1,4 +1,4 @@
-"""What a request asks for, in tokens, read without touching it; and the changes that the gateway makes to it.
+"""Read what a request asks for, in tokens, without touching it; and make the changes that the gateway makes to it.
 
 Invariants: a body is decoded once, into its top-level fields as bytes; text is measured where it lies and never becomes
 Python objects. What the engine's schema (pydantic) would understand is understood here too, so that nothing escapes
@@ -89,7 +89,7 @@ class TokenRequest(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self.fields) if self.edited else self.body
 
     def renamed(self, model: str | None) -> TokenRequest:
-        """The same for an engine that knows the model by this name; None leaves it as it is."""
+        """Return the body for an engine that knows the model by this name; None leaves it as it is."""
         return (
             self
             if model is None or model == self.model or not self.fields
@@ -97,8 +97,8 @@ class TokenRequest(msgspec.Struct, frozen=True):
         )
 
     def limited(self, max_output: int | None) -> TokenRequest:
-        """The same with at most this many tokens for each text, written where the client wrote its limit; None leaves
-        it as it is.
+        """Return the body with at most this many tokens for each text, written where the client wrote its limit; None
+        leaves it as it is.
 
         Whatever is not plainly a limit within `max_output` is replaced by it, also what the engine would refuse: a
         limit must hold. So is each other field that some engine takes for one."""
@@ -111,13 +111,13 @@ class TokenRequest(msgspec.Struct, frozen=True):
         return self._with(dict.fromkeys(beyond, max_output), max_tokens=known) if beyond else self
 
     def priority(self, best: int) -> int:
-        """What it may have of the engine's priorities, where smaller is sooner: what it asks for, but none before
-        `best`."""
+        """Return the priority for the engine, where smaller is sooner: what it asks for, but none before `best`."""
         asked = self.fields.get("priority")
         return best if asked is None else max(best, read_number(plain_value(asked)) or 0)
 
     def ranked(self, route: str, priority: int) -> TokenRequest:
-        """The same with this priority, where the body says another, or none and it is not the engine's own 0."""
+        """Return the body with this priority, where the body has another, or none and it is not the engine's default of
+        0."""
         if not self.fields or not BODY_ROUTES.get(route, OTHER_ROUTE).has_priority:
             return self
         asked = self.fields.get("priority")
@@ -203,7 +203,7 @@ def _transfer(fields: RawFields) -> str:
 
 
 def _uncountable(route: str, how: BodyRoute, fields: RawFields, texts: int, prompts: int) -> str:
-    """Why no record could count what is asked for; empty where one can."""
+    """Return why no record could count the request; empty where one can."""
     if texts > MOST_N or max(texts, 1) * prompts > MOST_TEXTS:
         return (
             f"{texts or 1} texts of each of {prompts} prompts are asked for; at most {MOST_N} of one, and {MOST_TEXTS}"
@@ -220,7 +220,8 @@ def _uncountable(route: str, how: BodyRoute, fields: RawFields, texts: int, prom
 
 
 def _too_many_fields(body: bytes) -> bool:
-    """Whether the top level of a body may hold more fields than any honest one, found without making any of them."""
+    """Return whether the top level of a body may hold more fields than any honest one, found without making any of
+    them."""
     return (
         body.count(b":") - sum(bytes(value).count(b":") for value in msgspec.structs.astuple(_vast.decode(body)))
         > MOST_PIECES
@@ -239,7 +240,7 @@ def _limit(how: BodyRoute, fields: RawFields) -> tuple[str | None, int | None]:
 
 
 def _said(fields: RawFields, name: str) -> bool:
-    """Whether a limit is said: null is none, nor is a max_completion_tokens of 0 for vLLM 0.10."""
+    """Return whether a limit is set: null is none, nor is a max_completion_tokens of 0 for vLLM 0.10."""
     if name not in fields or memoryview(fields[name])[0] == NULL:
         return False
     return name != "max_completion_tokens" or read_number(plain_value(fields[name])) != 0

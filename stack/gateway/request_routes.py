@@ -1,4 +1,4 @@
-"""What the body of each route asks for: its prompts, its limit of output, its media."""
+"""Read the body of each route: its prompts, its limit of output, its media."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ USAGE_ON_REQUEST = frozenset(("/v1/chat/completions", "/v1/completions"))
 
 @dataclass(frozen=True, slots=True)
 class BodyRoute:
-    """How a route says what it wants.
+    """Fields of a route.
 
     prompt: fields of text, parts, messages or token ids. each: those whose list items are prompts of their own;
     one_each: an engine reads only one of them. ids: those of them that take token ids. chats: those in which a list of

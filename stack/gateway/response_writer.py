@@ -195,8 +195,8 @@ class ResponseWriter:
         return bytes(waiting)
 
     def _taker(self, upstream: UpstreamResponse, scanner: Scanner) -> Callable[[bytes], bool]:
-        """What is done with each piece of a stream; whether there may be more. It runs for every token, so it has no
-        layer too many.
+        """Return the function that handles each piece of a stream and returns whether there may be more. It runs for
+        every token.
 
         Writes to the client in the very call, as the server's own writer does, which has to be awaited."""
         transport, chunked = self._request.transport, self._request.version >= HttpVersion11
@@ -221,7 +221,7 @@ class ResponseWriter:
         return take
 
     def _seen(self, upstream: UpstreamResponse, scanner: Scanner) -> None:
-        """What the stream has brought so far: content moves the deadline on; with its last word the engine has no more
+        """Note the progress of the stream: content moves the deadline on; with its last word the engine has no more
         work with it."""
         x = self._x
         if scanner.content_events != x.content_events:
@@ -242,7 +242,7 @@ class ResponseWriter:
         self._stage = stage
 
     def _breaks_off(self, upstream: UpstreamResponse, scanner: Scanner) -> bool:
-        """Whether a stream has ended without its end."""
+        """Return whether a stream has ended without its end."""
         said = (
             classify(upstream.status, scanner.reply.error_code, scanner.reply.finish_reasons)
             or scanner.done
@@ -253,8 +253,8 @@ class ResponseWriter:
     def _worth_holding(
         self, upstream: UpstreamResponse, scanner: Scanner, waiting: bytearray, *, ended: bool = False
     ) -> bool:
-        """Whether a held stream still has brought nothing that a client waits for. Raises RequestEnd for one that
-        failed before it did."""
+        """Return whether a held stream still has brought nothing that a client waits for. Raises RequestEnd for one
+        that failed before it did."""
         reason = classify(upstream.status, scanner.reply.error_code, scanner.reply.finish_reasons)
         if ended and reason is None and self._breaks_off(upstream, scanner):
             reason = "upstream_reset"
@@ -269,8 +269,8 @@ class ResponseWriter:
         self._stage = stage
 
     def _decode_s(self) -> float:
-        """How long content may stay away. Not every event moves that deadline, for a timer costs more than it tells: it
-        may be late by a quarter."""
+        """Return how long content may stay away. Not every event moves that deadline, because a timer costs too much:
+        it may be late by a quarter."""
         band = self._band()
         return (band and band.decode_s) or self._services.timeouts.decode_s
 
@@ -344,7 +344,7 @@ class ResponseWriter:
 
 
 async def _next(upstream: UpstreamResponse) -> bytes:
-    """What has come from the engine; empty at the end. Raises RequestEnd when the connection breaks."""
+    """Return the next bytes of the engine; empty at the end. Raises RequestEnd when the connection breaks."""
     try:
         return await upstream.chunk()
     except BrokenConnection as error:

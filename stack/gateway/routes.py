@@ -15,7 +15,7 @@ READS = frozenset(("GET", "HEAD", "OPTIONS"))
 
 
 def plain(path: str) -> bool:
-    """Whether a decoded path under /v1 can be read in one way only.
+    """Return whether a decoded path under /v1 can be read in one way only.
 
     An engine's router takes a path with a line break at its end for one without. A proxy before an engine may merge
     slashes, resolve dots, decode
@@ -26,5 +26,5 @@ def plain(path: str) -> bool:
 
 
 def passed(method: str, path: str, also: frozenset[str]) -> bool:
-    """Whether a request that leaves no record is passed on. also: paths beside the known ones."""
+    """Return whether a request that leaves no record is passed on. also: paths beside the known ones."""
     return method in READS or path in also or bool(_PASSED.fullmatch(path))

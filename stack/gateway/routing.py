@@ -17,7 +17,7 @@ STICKY_BYTES = 64 << 10  # of a request tell it from others
 
 @dataclass(frozen=True, slots=True)
 class RequestedModel:
-    """What a client's name for a model means. name: as the client said it, None where it said none.
+    """Meaning of a client's name for a model. name: of the client, None where it gave none.
 
     model: the name in Policy.models, None when unknown. send_as: the name to write into the body, None where the
     client's own stays.
@@ -51,8 +51,9 @@ class Names:
 
 
 def may_ask(team: Team, asked: RequestedModel) -> bool:
-    """Whether team.models allows it. A model's name there allows its aliases too, but not its adapters: each is listed
-    by its own name, because an adapter is often one team's alone. A team with a list cannot leave the name out."""
+    """Return whether team.models allows it. A model's name there allows its aliases too, but not its adapters: each is
+    listed by its own name, because an adapter is often one team's alone. A team with a list cannot leave the name
+    out."""
     if team.models is None:
         return True
     return asked.name in team.models or (asked.adapter is None and asked.model in team.models)
@@ -97,8 +98,8 @@ class Router:
             self._fallbacks[name] = [places[it] for it in model.fallbacks]
 
     def sticky(self, team: str | None, body: bytes) -> bytes:
-        """What a request is drawn by: 16 bytes of its team and its body as the client sent it, so that no change of
-        ours moves it to another upstream. Empty where there is nothing to draw."""
+        """Return the key by which a request is drawn: 16 bytes of its team and its body as the client sent it, so that
+        no change of ours moves it to another upstream. Empty where there is nothing to draw."""
         return blake2b(f"{team}\0".encode() + body[:STICKY_BYTES], digest_size=16).digest() if self._several else b""
 
     def choose(
@@ -128,8 +129,8 @@ class Router:
     def fallbacks(
         self, model: str | None, choice: UpstreamChoice | None, team: Team, est_prompt_tokens: int | None = None
     ) -> list[UpstreamChoice]:
-        """What to try after the choice failed, in the order of the policy; without those that do not take such a
-        prompt.
+        """Return the upstreams to try after the choice failed, in the order of the policy; without those that do not
+        take such a prompt.
 
         Only what is listed there, never other engines of the fleet: engines mostly fail from load, together, and
         retries that spread by themselves would multiply the load of a fleet that is going down."""
@@ -156,7 +157,7 @@ class _Place:
     hash: blake2b
 
     def takes(self, prompt_tokens: int | None) -> bool:
-        """Whether its range, both ends included, holds such a prompt. One of unknown length fits everywhere."""
+        """Return whether its range, both ends included, holds such a prompt. One of unknown length fits everywhere."""
         low, high = self.upstream.min_prompt_tokens, self.upstream.max_prompt_tokens
         return prompt_tokens is None or (
             (low is None or prompt_tokens >= low) and (high is None or prompt_tokens <= high)

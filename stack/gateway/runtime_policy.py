@@ -1,4 +1,4 @@
-"""What teams.yaml says, made ready for the data path: keys, names, routes and the headers of each upstream.
+"""Prepare teams.yaml for the data path: keys, names, routes and the headers of each upstream.
 
 Invariant: one value, exchanged as a whole. A request keeps the terms under which it came, so a reload in its middle
 changes nothing for it."""
@@ -44,8 +44,8 @@ class RuntimePolicy:
         return self.policy.bands[self.policy.teams[name].band]
 
     def listing(self, team: str, unix_s: float) -> dict[str, Any]:
-        """What a team may ask for, as GET /v1/models tells it: no engine knows aliases, nor what others serve, nor who
-        may have what."""
+        """Return the models of a team, for GET /v1/models: no engine knows aliases, nor what others serve, nor who may
+        have what."""
 
         def entry(name: str) -> dict[str, Any]:
             model = self.policy.models[self.names.of(name).model or ""]
@@ -68,7 +68,8 @@ def load_terms(config: GatewayConfig) -> RuntimePolicy:
 
 
 def terms_of(config: GatewayConfig, policy: Policy, path: Path) -> RuntimePolicy:
-    """The same for a policy that was read from `path`. Raises BadConfig for keys that cannot be read."""
+    """Return the runtime policy of a policy that was read from `path`. Raises BadConfig for keys that cannot be
+    read."""
     single = Upstream(url=config.upstream.rstrip("/")) if config.upstream else None
     upstreams = policy.upstreams or ({address_of(single): single} if single else {})
     if not upstreams:

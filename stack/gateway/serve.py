@@ -39,8 +39,8 @@ _log = logging.getLogger("gateway")
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Where the gateway listens, ports resolved; its request log, for rotation by signal; and how to read teams.yaml
-    anew."""
+    """Running gateway: its addresses, ports resolved; its request log, for rotation by signal; and how to read
+    teams.yaml anew."""
 
     url: str
     metrics_url: str

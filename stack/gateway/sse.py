@@ -53,7 +53,7 @@ class Scanner:
 
     @property
     def mid_event(self) -> bool:
-        """Whether the client has been given the beginning of an event without its end."""
+        """Return whether the client has been given the beginning of an event without its end."""
         return self._big or (bool(self._held) and not self._strip)
 
     def feed(self, chunk: bytes, now: float) -> bytes:
@@ -72,7 +72,7 @@ class Scanner:
         return chunk if self._big else chunk[:past] + self._scan(chunk[past:], now)
 
     def close(self, now: float) -> bytes:
-        """What was held back, when the stream has ended; an event without its blank line still counts."""
+        """Return the bytes held back, when the stream has ended; an event without its blank line still counts."""
         left, held_back = bytes(self._held), self._strip
         self._strip = False  # from here on the client has everything
         if left and self._event(left, now) and held_back:
@@ -116,7 +116,7 @@ class Scanner:
         return past
 
     def _boundary(self, data: bytes | bytearray, start: int) -> int:
-        """Where the event that begins at or before `start` ends; -1 when that has not come yet."""
+        """Return where the event that begins at or before `start` ends; -1 when that has not come yet."""
         if not self._carriage:
             at = data.find(b"\n\n", start)
             return at + 2 if at >= 0 else -1
@@ -180,8 +180,8 @@ class Scanner:
 
 
 def _plain_content(event: bytes) -> re.Match[bytes] | None:
-    """Where bytes alone show a chunk that has text and nothing else worth decoding, up to the first letter of that
-    text; most events are such."""
+    """Match a chunk that has text and nothing else worth decoding, up to the first letter of that text; most events are
+    such."""
     unfinished = event.count(b'"finish_reason":null')
     plain = (
         unfinished > 0

@@ -1,4 +1,4 @@
-"""Who a request belongs to, and what it may do: teams.yaml, checked as a whole, and the look-up from a key to its team.
+"""Find the team of a request and its rights: teams.yaml, checked as a whole, and the look-up from a key to its team.
 
 Invariant: the file holds SHA-256 hashes of keys, never keys; a key is shown once, when it is made. Keys carry 192
 random bits, so a plain hash is enough, and a look-up by hash takes the same time for a key that is nearly right as for
@@ -37,7 +37,7 @@ def make_key(team: str, random: Callable[[int], str] = secrets.token_urlsafe) ->
 
 
 def hashed(key: str) -> str:
-    """How a key stands in teams.yaml."""
+    """Return the hash of a key, for teams.yaml."""
     return "sha256:" + hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -98,8 +98,8 @@ def read_policy(path: Path) -> tuple[YamlFile, Policy]:
 
 
 def changes(old: Policy, new: Policy) -> list[str]:
-    """What is different, one sentence for each place. What key files hold is not compared: they are read with the
-    policy."""
+    """Return the differences, one sentence for each place. The content of key files is not compared: they are read with
+    the policy."""
     before, after = dict(_structs(old)), dict(_structs(new))
     gone = [f"{place} is gone" for place in before if place not in after]
     return gone + [
@@ -142,7 +142,7 @@ def _structs(policy: Policy) -> Iterator[tuple[str, msgspec.Struct]]:
 
 
 def mistakes(policy: Policy) -> Iterator[str]:
-    """What is wrong with a policy that its types cannot tell: sentences, each of which begins with a dotted place.
+    """Return the mistakes of a policy that its types do not show: sentences, each of which begins with a dotted place.
     Reads the key files."""
     yield from _key_mistakes(policy)
     for place, struct in _structs(policy):

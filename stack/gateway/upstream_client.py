@@ -45,7 +45,7 @@ class BrokenConnection(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a URL leads. base: what its paths begin with. named: as the Host header says it."""
+    """Destination of a URL. base: prefix of its paths. named: its Host header."""
 
     host: str
     port: int
@@ -323,7 +323,7 @@ class _Connection(asyncio.Protocol):
 
 
 class UpstreamResponse:
-    """What an engine answers. Its body goes one of three ways: `read` as a whole, `chunk` by chunk, or `pump`ed into a
+    """Response of an engine. Its body goes one of three ways: `read` as a whole, `chunk` by chunk, or `pump`ed into a
     function."""
 
     __slots__ = (
@@ -367,7 +367,7 @@ class UpstreamResponse:
 
     @property
     def until_close(self) -> bool:
-        """Whether the end of the connection is how this body ends."""
+        """Return whether the end of the connection is how this body ends."""
         return self.status > 0 and "Content-Length" not in self.headers and "Transfer-Encoding" not in self.headers
 
     async def read(self, most: int | None = None) -> bytes:
@@ -378,7 +378,7 @@ class UpstreamResponse:
         return bytes(whole[:most])
 
     async def chunk(self) -> bytes:
-        """What has come since the last call, or comes next; empty at the end. Raises Broken."""
+        """Return the next bytes of the body; empty at the end. Raises Broken."""
         while not self._held and not self._ended:
             self._go_on()
             await self._change()
