@@ -110,8 +110,8 @@ class Derived:
 
 @dataclass(frozen=True, slots=True)
 class LatencyTarget:
-    """What this deployment promises for one kind of latency, in seconds, infinite where nothing is promised; and who
-    says so."""
+    """Target of this deployment for one kind of latency, in seconds, infinite where nothing is promised; and who says
+    so."""
 
     seconds: float
     source: str
@@ -122,7 +122,7 @@ class LatencyTarget:
 
 @dataclass(frozen=True, slots=True)
 class LatencyTargets:
-    """Of both kinds."""
+    """Targets of both kinds."""
 
     ttft: LatencyTarget
     inter_token: LatencyTarget

@@ -50,7 +50,7 @@ def _comment(text: str, prefix: str) -> Iterator[str]:
 
 
 def told(asked: RecordedUse, found: Sequence[Derived]) -> dict[str, Any]:
-    """The same for a program."""
+    """Return the derivation for a program."""
     return {
         "source": asked.source,
         "from_s": asked.from_s,

@@ -123,7 +123,7 @@ def write(folder: Path, wanted: AlertOptions, force: bool = False) -> tuple[dict
 
 
 def foreign(path: Path) -> str:
-    """Why a file is not ours; where it is one to be given, that is said."""
+    """Return why a file is not ours, and whether it must be named as an option."""
     why, option = (
         managed_files.changed_since(path),
         {"thresholds.yml": "--thresholds", "objectives.yml": "--slo"}.get(path.name),

@@ -1,4 +1,4 @@
-"""What engines did over some weeks, as a Prometheus has it, for thresholds that follow from it."""
+"""Read what engines did over some weeks from a Prometheus, for thresholds that follow from it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ Course = Mapping[float, float]  # time -> value
 
 @dataclass(frozen=True, slots=True)
 class RecordedUse:
-    """What Prometheus recorded, by engine, core or model, and by step. usage: the highest of each step; drained:
-    requests finished per second in it;
-    queued: the shortest queue of each step. p95, observed, bounds: of TTFT and inter-token latency."""
+    """Recorded use, by engine, core or model, and by step. usage: the highest of each step; drained: requests finished
+    per second in it; queued: the shortest queue of each step. p95, observed, bounds: of TTFT and inter-token
+    latency."""
 
     source: str
     from_s: float
@@ -64,7 +64,7 @@ class _Steps:
 async def ask(
     where: Address, settings: Settings, window_s: float, now_s: float, model: str | None = None
 ) -> RecordedUse:
-    """What a Prometheus recorded of the engines of these settings. Raises NoEvidence with a sentence."""
+    """Read what a Prometheus recorded of the engines of these settings. Raises NoEvidence with a sentence."""
     if model is not None and not re.fullmatch(r'[^"\\\n]+', model):
         raise NoEvidence(f"{model!r} is no model's name")
     if window_s < LEAST_STEPS * 60:

@@ -1,1 +1,1 @@
-"""What to look at: one file per board, printed to json/."""
+"""Dashboards: one file each, printed to json/."""

@@ -1,5 +1,5 @@
-"""What happened, drawn over every panel: tuning events, engine starts, firing alerts. Each from one source, so that
-none shows twice.
+"""Annotations over every panel: tuning events, engine starts, firing alerts. Each from one source, so that none shows
+twice.
 
 The sidecar also records a restart as an event; restarts are left out of the events here, because the engine's own start
 time tells them everywhere, with or without a sidecar. Copies that are pushed to Grafana as annotations of its own are

@@ -48,7 +48,8 @@ class DataSource:
 
 
 def data_sources(grafana: GrafanaClient) -> list[DataSource]:
-    """Those of type Prometheus. An Editor may not list them, but the settings that every page loads name them too."""
+    """Return the data sources of type Prometheus. An Editor may not list them, but the settings that every page loads
+    name them too."""
     answer = grafana.ask("GET", "/api/datasources")
     found = answer.body if isinstance(answer.body, list) else None
     if found is None:
@@ -88,12 +89,11 @@ def choose(sources: Sequence[DataSource], named: str | None) -> DataSource | Non
 
 
 class _NotChecked(Exception):
-    """Why a question about a data source has no answer."""
+    """Reason why a data source was not checked."""
 
 
 def look(grafana: GrafanaClient, source: DataSource | None, engine_only: bool = False) -> list[str]:
-    """What would leave the boards empty although they were pushed, as sentences. Never raises for what it cannot find
-    out."""
+    """Return what would leave pushed dashboards empty, as sentences. Never raises for what it cannot find out."""
     if source is None:
         return [
             (

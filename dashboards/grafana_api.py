@@ -176,7 +176,7 @@ def _offered(grafana: GrafanaClient) -> list[str]:
 
 
 def _namespace(grafana: GrafanaClient) -> str:
-    """Of our organisation: default, org-N, or stacks-N on Grafana Cloud."""
+    """Return the namespace of our organisation: default, org-N, or stacks-N on Grafana Cloud."""
     told = grafana.ask("GET", "/api/frontend/settings").data.get("namespace")
     if isinstance(told, str) and told:
         return told

@@ -29,8 +29,8 @@ class GrafanaTrouble(ValueError):
 
 
 def address(url: str) -> str:
-    """Where Grafana is, without a slash at the end. Raises GrafanaTrouble for what is no address, or holds a
-    password."""
+    """Return the address of Grafana, without a slash at the end. Raises GrafanaTrouble for what is no address, or holds
+    a password."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise GrafanaTrouble(f"{url.rpartition('@')[2]!r} is no address; write it like http://127.0.0.1:3000")
@@ -175,7 +175,7 @@ class GrafanaClient:
 
 
 def refused(answer: GrafanaAnswer, doing: str, permission: str) -> GrafanaTrouble:
-    """Why Grafana did not do something, with the way out where there is one."""
+    """Return why Grafana refused, with the way out where there is one."""
     said = f" ({answer.says})" if answer.says else ""
     if answer.status == 403:
         return GrafanaTrouble(

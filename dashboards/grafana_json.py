@@ -108,8 +108,8 @@ def _placed(board: Dashboard, links: Links) -> Iterator[Any]:
 
 
 def _said_once(one: Precondition) -> Panel:
-    """What Grafana shows of a precondition, at the top of a dashboard: whether it is met, else the sentence that its
-    panels leave out."""
+    """Return what Grafana shows of a precondition, at the top of a dashboard: whether it is met, else the sentence that
+    its panels leave out."""
     return Panel(
         f"has-{one.slug}",
         one.title[0].upper() + one.title[1:],
@@ -196,7 +196,7 @@ def _panel(board: Dashboard, panel: Panel, at: g.GridPos, links: Links) -> Any:
 
 
 def _bounded(panel: Panel) -> bool:
-    """Whether a panel shows quantiles of buckets, which may be bounds."""
+    """Return whether a panel shows quantiles of buckets, which may be bounds."""
     return any(f"{{{{{BOUND}}}}}" in query.legend for query in panel.queries)
 
 

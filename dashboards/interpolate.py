@@ -1,5 +1,4 @@
-"""What Grafana puts in the place of variables before it sends a query, so that our own page and the tests send the
-same.
+"""Replace variables as Grafana does before it sends a query, so that our own page and the tests send the same.
 
 Sources: Grafana's packages/grafana-prometheus (datasource.ts, getRateIntervalScopedVariable,
 prometheusSpecialRegexEscape) and packages/grafana-data (rangeutil.ts, roundInterval, calculateInterval)."""

@@ -1,5 +1,5 @@
-"""What is wrong with a board, judged from the JSON that Grafana would get: the rules of grafana/dashboard-linter and of
-mixtool, for every kind of panel (theirs pass over heatmaps and bar gauges), and those that only the catalogue can know.
+"""Lint a dashboard, from the JSON that Grafana would get: the rules of grafana/dashboard-linter and of mixtool, for
+every kind of panel (theirs pass over heatmaps and bar gauges), and those that only the catalogue can know.
 
 Invariant: rules read the printed text's own tree and the catalogue, never the model it came from, so that they also
 judge a board of someone else. What a shipped board may break stands in EXCEPTIONS with its reason."""
@@ -17,8 +17,8 @@ from dashboards.lint_queries import QUERY_RULES
 
 
 def lint(boards: Iterable[Mapping[str, Any]], allowed: Sequence[AllowedFinding] = EXCEPTIONS) -> list[LintFinding]:
-    """What is wrong with these boards and not allowed; an exception that nothing needs any more is a finding as
-    well."""
+    """Return the findings of these dashboards that no exception allows; an exception that nothing needs any more is a
+    finding as well."""
     found = list(findings(boards))
     unused = [one for one in allowed if not any(one.covers(finding) for finding in found)]
     kept = [finding for finding in found if not any(one.covers(finding) for one in allowed)]

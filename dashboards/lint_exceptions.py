@@ -1,4 +1,4 @@
-"""What a dashboard of ours may break, with the reason. An entry that nothing needs is a finding."""
+"""Exceptions of the dashboard lint, with their reasons. An entry that nothing needs is a finding."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _EVERY_LABEL = frozenset(label for metric in EVERYTHING for label in metric.labe
 
 @dataclass(frozen=True, slots=True)
 class LintFinding:
-    """What is wrong, and where: board uid, panel title, query letter."""
+    """Finding and its place: board uid, panel title, query letter."""
 
     rule: str
     place: str
@@ -179,7 +179,7 @@ def variables_in(text: str) -> set[str]:
 
 
 def labels_of(sample: str) -> frozenset[str]:
-    """What a series can be grouped by. An alert's labels are those of whatever it watches."""
+    """Return the labels that a series can be grouped by. An alert's labels are those of whatever it watches."""
     metric = METRICS.get(sample)
     if metric is None or Component.RULES in needed([sample]):
         return _EVERY_LABEL

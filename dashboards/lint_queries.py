@@ -97,7 +97,7 @@ def _shared(rule: promql_lint.Rule, query: LintedQuery) -> Messages:
 
 
 def _rate_of_gauge(query: LintedQuery) -> Messages:
-    """Of series that the catalogue knows; another rule tells of the rest."""
+    """Find rates of gauges, among series of the catalogue; another rule reports unknown ones."""
     if all(read.name in METRICS for read in query.reads):
         yield from _shared(promql_lint.RULES["rate-of-gauge"], query)
 

@@ -37,7 +37,8 @@ _PER_SECOND = {
 
 
 def shown_unit(unit: Unit, per_second: bool = False) -> str:
-    """How a unit of the catalogue is shown, by Grafana's name for it. Seconds per second are a share of the time."""
+    """Return how a unit of the catalogue is shown, by Grafana's name for it. Seconds per second are a share of the
+    time."""
     return _PER_SECOND.get(unit, "cps") if per_second else _UNITS.get(unit, "short")
 
 
@@ -61,7 +62,7 @@ class Query:
 
     @property
     def needs(self) -> frozenset[Component]:
-        """What must run for this query to have an answer."""
+        """Return what must run for this query to have an answer."""
         return needed(promql_ast.names(self.expr))
 
 
@@ -139,12 +140,12 @@ class Panel:
 
     @property
     def needs(self) -> frozenset[Component]:
-        """What must run for this panel to show anything: what its least demanding query needs."""
+        """Return what must run for this panel to show anything: what its least demanding query needs."""
         return min((query.needs for query in self.queries), key=len)
 
     @property
     def when_empty(self) -> str:
-        """What to show instead of nothing."""
+        """Return the text of an empty panel."""
         if self.optional:
             return self.optional
         if self.requires:
@@ -213,11 +214,11 @@ class Dashboard:
 
     @property
     def preconditions(self) -> tuple[Precondition, ...]:
-        """What its panels require, each once, in their order."""
+        """Return what its panels require, each once, in their order."""
         return tuple(dict.fromkeys(panel.requires for panel in self.panels if panel.requires))
 
     def uses(self, variable: str) -> bool:
-        """Whether a query of this board reads a variable."""
+        """Return whether a query of this board reads a variable."""
         pattern = re.compile(rf"\$(?:{variable}\b|\{{{variable}[:}}])")
         asked = [query.expr for panel in self.panels for query in panel.queries] + [
             one.expr for one in self.preconditions

@@ -42,7 +42,7 @@ providers:
 
 
 def foreign(path: Path) -> str:
-    """Why an exported file is not ours; empty when it is."""
+    """Return why an exported file is not ours; empty when it is."""
     try:
         text = path.read_text(encoding="utf-8")
         ours = text.startswith(_MARK) if path.suffix == ".yaml" else tagged(json.loads(text))
@@ -128,7 +128,8 @@ def push(
 
 
 def _read(api: GrafanaApi, uids: Sequence[str]) -> tuple[dict[str, Existing | None], dict[str, Refuse]]:
-    """What is there, and the boards that may not be read. Raises GrafanaTrouble when not one of them can be."""
+    """Return the dashboards in Grafana, and those that may not be read. Raises GrafanaTrouble when not one of them can
+    be."""
     existing: dict[str, Existing | None] = {}
     unread: dict[str, GrafanaTrouble] = {}
     for uid in uids:

@@ -1,4 +1,4 @@
-"""What to do about one dashboard in Grafana: create, update, skip or refuse. Pure.
+"""Plan the action for one dashboard in Grafana: create, update, skip or refuse. Pure.
 
 The newer API brings classic JSON to its own schemaVersion as it stores it and drops nulls and defaults on the way, so
 `differences` reads both sides without them. Source: Grafana's apps/dashboard/pkg/migration."""
@@ -39,7 +39,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What an update would do: titles of panels, and fields."""
+    """Changes of an update: titles of panels, and fields."""
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -73,8 +73,8 @@ Plan = Create | Update | Skip | Refuse
 
 
 def plan(existing: Existing | None, wanted: Mapping[str, Any], force: bool = False) -> Plan:
-    """What to do about one board. Force overwrites what is not ours, never what a file provisions: Grafana would not
-    let us."""
+    """Return the action for one dashboard. Force overwrites what is not ours, never what a file provisions: Grafana
+    would not let us."""
     if existing is None:
         return Create()
     changes = differences(existing.board, wanted)

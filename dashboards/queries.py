@@ -45,7 +45,7 @@ def legend(by: Sequence[str], prefix: str = "") -> str:
 
 
 def rate(metric: Metric, by: Sequence[str] = BY, called: str = "", only: Sequence[str] = (), offset: str = "") -> Query:
-    """How fast a counter grows."""
+    """Return the rate of a counter."""
     expr = promql.per_second(metric, RATE, by, where(metric, *only), offset)
     return Query(expr, legend(by, called), shown_unit(metric.unit, per_second=True))
 
@@ -107,7 +107,7 @@ def mean(metric: Metric, by: Sequence[str] = BY, called: str = "", only: Sequenc
 
 
 def events(metric: Metric, by: Sequence[str] = BY, called: str = "", only: Sequence[str] = ()) -> Query:
-    """How many observations a histogram or summary takes per second."""
+    """Return how many observations a histogram or summary takes per second."""
     return Query(
         promql.events(metric, RATE, by, where(metric, *only)),
         legend(by, called),
@@ -116,8 +116,8 @@ def events(metric: Metric, by: Sequence[str] = BY, called: str = "", only: Seque
 
 
 def amount(metric: Metric, by: Sequence[str] = BY, called: str = "", only: Sequence[str] = ()) -> Query:
-    """How fast the sum of a histogram or summary grows; of seconds that is how many were in that state at once, so it
-    is shown as a number."""
+    """Return how fast the sum of a histogram or summary grows; of seconds that is how many were in that state at once,
+    so it is shown as a number."""
     unit = shown_unit(Unit.COUNT) if metric.unit is Unit.SECONDS else shown_unit(metric.unit, per_second=True)
     return Query(promql.amount(metric, RATE, by, where(metric, *only)), legend(by, called), unit)
 
@@ -212,7 +212,7 @@ def shortened(query: Query, label: str) -> Query:
 
 
 def firing(by: Sequence[str], called: str = "firing") -> Query:
-    """How many alerts of ours fire right now, as a column of a table. No variable narrows them: an alert has the labels
-    of what it watches."""
+    """Return how many alerts of ours fire right now, as a column of a table. No variable narrows them: an alert has the
+    labels of what it watches."""
     alerts = promql.series(ALERTS, ('alertstate="firing"', 'alertname=~"VLLM.*"'))
     return Query(f"count by ({', '.join(by)}) ({alerts})", called, shown_unit(Unit.COUNT))

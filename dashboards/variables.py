@@ -36,7 +36,7 @@ def of(board: Dashboard) -> tuple[Variable, ...]:
 
 
 def _recorded(name: str, parents: Sequence[str]) -> str:
-    """The same from what is recorded of every engine, and of every team."""
+    """Return the variable from what is recorded of every engine, and of every team."""
     source, borne = (fleet.TEAM_REQUESTS + recorded.OVER, TEAM) if name == "team" else (fleet.RUNNING, fleet.PLACED)
     return _asked(source, name, [parent for parent in parents if parent in borne])
 

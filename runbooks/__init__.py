@@ -1,1 +1,1 @@
-"""What to do: one page per alert, named like it."""
+"""Runbooks: one page per alert, named like it."""

@@ -1,5 +1,5 @@
-"""What `vllm-watch runbook` shows: a page filled with the labels of an alert, which alerts fire, and what Prometheus
-answers to a page's queries.
+"""Find what `vllm-watch runbook` shows: a page filled with the labels of an alert, which alerts fire, and what
+Prometheus answers to a page's queries.
 
 Invariant: a page is shown whoever is down. What could not be asked is said where its answer would stand."""
 
@@ -36,7 +36,7 @@ Labels = Mapping[str, str]
 
 
 def links_of(alert: Firing | None, base: str | None) -> Links:
-    """Where pages and panels are: at the base that a person gave, else where the alert itself says, else on this
+    """Return the addresses of pages and panels: at the given base, else where the alert itself says, else on this
     machine."""
     told = alert.annotations if alert else {}
     page, panel = printable(told.get("runbook_url", "")).partition("?")[0], printable(told.get("dashboard_url", ""))
@@ -69,7 +69,7 @@ def choose(
     base: str | None = None,
     one: bool = False,
 ) -> PageChoice:
-    """What a person means by a query, alerts, or both. alerts: None where none were asked for; base: of pages; one:
+    """Choose the page that a query, alerts, or both mean. alerts: None where none were asked for; base: of pages; one:
     whether a list would not do."""
     links = links_of(None, base)
     found = runbook_page.find(query, pages)
@@ -124,12 +124,12 @@ def _not_one(query: str, found: Sequence[RunbookPage], pages: Sequence[RunbookPa
 
 
 def _fits(alert: Firing, labels: Labels) -> bool:
-    """Whether the alert does not contradict these labels."""
+    """Return whether the alert does not contradict these labels."""
     return all(alert.labels.get(name, value) == value for name, value in labels.items())
 
 
 def _urgency(page: RunbookPage | None) -> tuple[int, str]:
-    """Those first for which someone gets up."""
+    """Return the sort key that puts paging alerts first."""
     if page is None:
         return len(SEVERITIES) + 1, ""
     return (SEVERITIES.index(page.severity) if page.severity in SEVERITIES else len(SEVERITIES)), page.name
@@ -154,7 +154,7 @@ class LiveQuery:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What came back for a page. at: in UTC; threshold: '' where the alert has none; error: where no query was
+    """Results of the queries of a page. at: in UTC; threshold: '' where the alert has none; error: where no query was
     answered, and all for one reason."""
 
     at: str
@@ -201,7 +201,7 @@ async def evaluate(
 
 
 def queries(page: RunbookPage) -> list[str]:
-    """Of the first five minutes, then of the diagnosis; each one once."""
+    """Return the queries of the first five minutes, then of the diagnosis; each one once."""
     first = [block.text for step in page.steps for block in step.blocks if block.language == "promql"]
     return list(dict.fromkeys([*first, *(row.condition for row in page.rows if row.condition)]))
 
@@ -312,7 +312,7 @@ def _cited(text: str) -> str:
 
 
 def panel_url(page: RunbookPage, base: str | None) -> str:
-    """Where the panel is that shows the page's quantity; '' for a page without an alert, or no base."""
+    """Return the address of the panel that shows the page's quantity; '' for a page without an alert, or no base."""
     return page.alert.panel.url(base) if page.alert and base is not None else ""
 
 
@@ -352,8 +352,8 @@ def _now(page: RunbookPage, live: Live) -> str:
 
 
 def _valued(row: DiagnosisRow, asked: LiveQuery) -> LiveQuery:
-    """Who a condition holds for, and the value unless it is a quantile, which may be no more than a place within a
-    bucket."""
+    """Return the series for which a condition holds, and the value unless it is a quantile, which may be no more than a
+    place within a bucket."""
     return (
         replace(asked, rows=tuple((labels, "") for labels, _ in asked.rows))
         if "histogram_quantile" in row.condition
@@ -376,7 +376,7 @@ def label_text(labels: Labels) -> str:
 def as_json(
     page: RunbookPage, labels: Labels, live: Live | None, section: str = "", links: Links | None = None
 ) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the page and its results for programs."""
     links = links or Links()
 
     def answered(expr: str) -> dict[str, Any]:

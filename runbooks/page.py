@@ -58,7 +58,7 @@ class RunbookStep:
 
 @dataclass(frozen=True, slots=True)
 class RunbookSection:
-    """Of a page's body: without comments."""
+    """Section of a page's body: without comments."""
 
     heading: str
     text: str
@@ -96,7 +96,7 @@ class RunbookPage:
 
     @property
     def body(self) -> str:
-        """What people read: without front matter and comments."""
+        """Return the readable text: without front matter and comments."""
         return _COMMENT.sub("", _split(self.text)[1]).strip() + "\n"
 
     @property
@@ -138,7 +138,7 @@ class RunbookPage:
         return tuple(_steps(self.section("Mitigation")))
 
     def filled(self, labels: Mapping[str, str]) -> RunbookPage:
-        """The same with the labels of an alert in its commands and queries; see `fill`."""
+        """Return the page with the labels of an alert in its commands and queries; see `fill`."""
         return parse(self.name, fill(self.text, labels))
 
 
@@ -160,7 +160,7 @@ def text(name: str, folder: Path = FOLDER) -> str | None:
 
 
 def pages(folder: Path = FOLDER) -> tuple[RunbookPage, ...]:
-    """Those of alerts, then those of none."""
+    """Return the pages of alerts, then the others."""
     files = sorted(folder.glob("*.md"), key=lambda file: (not file.stem.startswith("VLLM"), file.stem))
     return tuple(parse(file.stem, file.read_text(encoding="utf-8")) for file in files)
 
@@ -308,7 +308,7 @@ def _short(name: str) -> str:
 
 
 def _score(page: RunbookPage, words: Sequence[str]) -> int:
-    """How near to the top of a page the words stand; 0 unless it has them all."""
+    """Return how near to the top of a page the words are; 0 unless it has them all."""
     heads = " ".join([page.title, *(section.heading for section in page.sections), *_words(page)])
     places = ((8, page.name.lower()), (4, heads.lower()), (1, page.body.lower()))
     scores = [max((weight for weight, place in places if word in place), default=0) for word in words]
@@ -382,8 +382,8 @@ _UNTRUSTED = re.compile(r"""\$[({'"]|`|<<|\b(?:eval|ssh|sh|bash|su|watch|xargs)\
 
 
 def _bare(before: str) -> bool:
-    """Whether a shell that has read this takes what comes next as plain words, and once. False in doubt: where quotes
-    may nest, in a here-document, and where one shell hands its words to another."""
+    """Return whether a shell that has read this takes what comes next as plain words, and once. False in doubt: where
+    quotes may nest, in a here-document, and where one shell hands its words to another."""
     rest = _WHOLE.sub("", before)
     return not _UNTRUSTED.search(before) and "'" not in rest and '"' not in rest and "#" not in rest
 

@@ -25,7 +25,7 @@ REVIEWED_DAYS = 365
 
 
 def faults(alerts: Iterable[str], folder: Path = FOLDER) -> Iterator[str]:
-    """What keeps the pages and the alerts from matching one to one, and each page from being whole."""
+    """Return where pages and alerts do not match one to one, and what pages lack."""
     book = {page.name: page for page in pages(folder)}
     have, wanted = {name for name, page in book.items() if page.is_alert}, set(alerts)
     yield from (f"{name} has no page" for name in sorted(wanted - have))
@@ -37,7 +37,7 @@ def faults(alerts: Iterable[str], folder: Path = FOLDER) -> Iterator[str]:
 
 
 def warnings(today: datetime.date, folder: Path = FOLDER) -> Iterator[str]:
-    """What should be looked at again, and fails nothing."""
+    """Return warnings, which fail nothing."""
     for page in pages(folder):
         reviewed = page.about.get("reviewed")
         if type(reviewed) is datetime.date and (today - reviewed).days > REVIEWED_DAYS:
@@ -121,7 +121,7 @@ def _action_faults(page: RunbookPage) -> Iterator[str]:
 
 
 def _targets(text: str) -> Iterator[str]:
-    """Where the links of a page lead, those to other sites left out."""
+    """Return the targets of a page's links, those to other sites left out."""
     for line, language in walk(text):
         if language is None:
             yield from (found[2] for found in LINK.finditer(re.sub(r"`[^`]*`", "", line)) if "://" not in found[2])

@@ -39,7 +39,7 @@ def sidecar(path: Path) -> SidecarConfig:
 
 
 def _rooted(struct: Any, folder: Path, *fields: str) -> Any:
-    """The same with the paths in these fields taken from `folder`, where there are any."""
+    """Return the struct with the paths in these fields relative to `folder`, where there are any."""
     named = {field: getattr(struct, field) for field in fields}
     return msgspec.structs.replace(
         struct, **{field: os.path.abspath(folder / path) for field, path in named.items() if path}

@@ -67,7 +67,7 @@ def _stamped(name: str, text: str, settings: Settings) -> str:
 
 
 def facts(alert: Alert) -> runbook_page.Facts:
-    """What a page says of its alert."""
+    """Return the facts that a page states about its alert."""
     told = ["This rule has no number in thresholds.yml."]
     if number := alert.threshold:
         told = [f"{number.shown}. {number.why}", f"Source: {number.source}"]

@@ -51,7 +51,7 @@ def _in_range(metric: Metric, called: str, *only: str) -> Query:
 
 
 def _team_tokens() -> str:
-    """Of finished requests, prompts and answers; those from the cache are part of prompts."""
+    """Return the tokens of finished requests, prompts and answers; those from the cache are part of prompts."""
     return promql.per_second(sidecar.TOKENS, RATE, _TEAM, queries.where(sidecar.TOKENS, *_TOKENS))
 
 

@@ -44,7 +44,7 @@ def _frozen(by: tuple[str, ...] = _BY) -> str:
 
 
 def _starts() -> str:
-    """How often each engine's process started again within the range.
+    """Return how often each engine's process started again within the range.
 
     By its start time; with several API server processes or data parallelism vLLM leaves that out, and then by counters
     that began at 0 again, which miss a start before the first token. A start time of no engine is left out."""
@@ -54,7 +54,7 @@ def _starts() -> str:
 
 
 def _restarts() -> str:
-    """The same for every engine and model, so that it fits into a table of them."""
+    """Return the restarts for every engine and model, so that it fits into a table of them."""
     return f"{_seen(_BY)} * on ({_ON}) group_left () {_starts()}"
 
 

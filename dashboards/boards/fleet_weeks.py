@@ -31,12 +31,12 @@ def _at(record: str, labels: Sequence[str], *more: str) -> str:
 
 
 def _shown(record: str, unit: str, called: str = "") -> Query:
-    """What is recorded by place and model, as it stands."""
+    """Return the recorded value by place and model."""
     return Query(_at(record, PLACED), queries.legend(PLACED, called), unit)
 
 
 def _over(what: str, labels: Sequence[str], *more: str) -> str:
-    """What was counted within each step, each event as often as it was recorded: to be divided by another."""
+    """Return the count within each step, each event as often as it was recorded: to be divided by another."""
     return f"sum_over_time({_at(what + OVER, labels, *more)}[{RATE}])"
 
 
@@ -63,7 +63,7 @@ def _per_second(what: str, unit: Unit, *more: str) -> Query:
 
 
 def _in_range(what: str, called: str, unit: str, labels: Sequence[str] = TEAM, *more: str) -> Query:
-    """How much within the shown range, from what is recorded of hours, so that a month is quick to add up."""
+    """Return the amount within the shown range, from what is recorded of hours, so that a month is quick to add up."""
     summed = f"sum {by(tuple(labels))} (sum_over_time({_at(what + HOURLY, TEAM, *more)}[$__range]))"
     return Query(f"{summed} / {_PER_HOUR}", called, unit)
 

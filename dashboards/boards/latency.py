@@ -45,8 +45,8 @@ def _http_mean(metric: Metric, by: tuple[str, ...]) -> Query:
 
 
 def _rest() -> Query:
-    """What of the mean latency lies outside the engine core. All three have one sample per finished request, so their
-    means add up."""
+    """Return the part of the mean latency outside the engine core. All three have one sample per finished request, so
+    their means add up."""
     whole, queue, inference = (
         queries.mean(metric, by=()).expr
         for metric in (vllm.E2E_REQUEST_LATENCY, vllm.REQUEST_QUEUE_TIME, vllm.REQUEST_INFERENCE_TIME)

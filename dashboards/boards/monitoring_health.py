@@ -42,8 +42,8 @@ _NO_SPANS = (
 
 
 def _targets(metric: Metric, by: tuple[str, ...], within: str) -> tuple[Query, ...]:
-    """What Prometheus says of a target, for those that are ours: engines, and who watches them. A Prometheus may be
-    shared with others.
+    """Return the state of targets, for those that are ours: engines, and who watches them. A Prometheus may be shared
+    with others.
 
     Ours is what showed a series of ours within that time, so that a target which is down does not vanish at once."""
     return tuple(
@@ -81,7 +81,7 @@ def _never_is_zero(part: Metric, whole: Metric, called: str, by: tuple[str, ...]
 
 
 def _covered() -> Query:
-    """Of what the engines finished, the part that no book says is missing in the log."""
+    """Return the share of finished requests that reconciliation does not report as missing in the log."""
     by = ("model_name", "kind")
     missing = promql.share(
         reconciled.MISSING_IN_LOG, reconciled.ENGINE, _RANGE, by, where=queries.where(reconciled.ENGINE)
@@ -105,7 +105,7 @@ def _happened(metric: Metric, *by: str) -> Query:
 
 
 def _sources() -> Query:
-    """Whether each source is read; ABSENT for the GPU of a host that has no driver and never showed one."""
+    """Return whether each source is read; ABSENT for the GPU of a host that has no driver and never showed one."""
     place, read = (
         queries.where(sidecar.SOURCE_UP),
         promql.series(sidecar.SOURCE_LAST_SUCCESS, queries.where(sidecar.SOURCE_LAST_SUCCESS, _OF_GPU)),

@@ -73,8 +73,8 @@ def _pair(
     full_scale: bool = True,
     also: str = "",
 ) -> tuple[Panel, Panel]:
-    """The same figure twice, side by side. Marks stand at their own time, not moved with the curve. also: what else the
-    figure means."""
+    """Yield the same value twice, side by side. Marks stand at their own time, not moved with the curve. also: what
+    else the figure means."""
 
     def half(when: str, offset: str) -> Panel:
         return Panel(

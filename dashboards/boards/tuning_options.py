@@ -28,7 +28,7 @@ def _speed(metric: Metric, by: tuple[str, ...] = promql.BY) -> str:
 
 
 def _split(part: Metric, label: str, whole: Metric, called: str = "", by: tuple[str, ...] = promql.BY) -> Query:
-    """How much of a whole falls to each value of a label, 0 to 1; absent while the whole stands still."""
+    """Return the share of each value of a label, 0 to 1; absent while the whole stands still."""
     expr = promql.per(_speed(part, (*by, label)), _speed(whole, by), by)
     return Query(expr, queries.legend((label, *by), called), shown_unit(Unit.RATIO))
 

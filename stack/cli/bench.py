@@ -227,7 +227,8 @@ def wait(work: Coroutine[Any, Any, T]) -> T:
 def chosen(
     suite: WorkloadFile, only: Sequence[str], context: int | None, scale: float | None, requests: int | None
 ) -> tuple[WorkloadFile, Callable[[Workload], Sequence[LoadLevel]]]:
-    """What is to be run of a file, cut to the engine's context, and at which loads. Raises BadConfig and ValueError."""
+    """Return what to run of a file, cut to the engine's context, and at which loads. Raises BadConfig and
+    ValueError."""
     names = {each.name for each in suite.workloads}
     labels = {point.label for each in suite.workloads for point in workload.points(each)}
     if unknown := sorted(set(only) - names - labels):
@@ -306,7 +307,7 @@ async def foretell(
 
 
 class Screen:
-    """How it goes: one line that moves on a terminal, one line for each run elsewhere."""
+    """Progress display: one line that moves on a terminal, one line for each run elsewhere."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -1,5 +1,5 @@
-"""What every command shares: mistakes as one sentence, the log of those that serve, the twin in JSON. The sidecar and
-the gateway import this, so it imports nothing that they do not need."""
+"""Shared parts of all commands: errors as one sentence, the log of services, output as JSON. The sidecar and the
+gateway import this, so it imports nothing that they do not need."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def json_text(content: object) -> str:
 def say_files(
     written: Mapping[Path, bool], older: Sequence[Path], warned: Sequence[str], steps: Sequence[str], as_json: bool
 ) -> None:
-    """What an export has written, what is left over from an earlier one, and what to do next."""
+    """Print what an export has written, what is left over from an earlier one, and what to do next."""
     for warning in warned:
         click.echo(f"warning: {warning}", err=True)
     if as_json:

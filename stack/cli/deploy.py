@@ -1,4 +1,4 @@
-"""What the compose stack made for itself: `vllm-watch secrets`."""
+"""Secrets of the compose stack: `vllm-watch secrets`."""
 
 from __future__ import annotations
 

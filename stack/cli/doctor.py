@@ -45,7 +45,7 @@ def _typed(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorOptions:
-    """What is looked at, and for how long."""
+    """Options of `vllm-watch doctor`."""
 
     for_s: Annotated[
         float, Opt(name="--for", metavar="TIME", read=parse_duration, write=_typed, help="Between two looks at URL.")

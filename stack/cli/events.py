@@ -50,7 +50,7 @@ class EventLogOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrafanaLogin:
-    """How the Grafana that is to have copies is logged in to."""
+    """Login of the Grafana that gets copies."""
 
     token_file: Annotated[
         Path | None, Opt(help="A service account's token for Grafana; else GRAFANA_TOKEN is read.")
@@ -67,7 +67,7 @@ def _moment(text: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnotateOptions:
-    """What was changed, and where to write it down."""
+    """Options of `vllm-watch annotate`."""
 
     tags: Annotated[tuple[str, ...], Opt(name="--tag", metavar="WORD", help="May be given more than once.")] = ()
     kind: Annotated[ManualKind, Opt(help="A note starts no comparison and no alert.")] = "change"
@@ -279,7 +279,7 @@ def _user() -> str | None:
 
 @contextlib.contextmanager
 def _said_again(new: NewEvent) -> Iterator[None]:
-    """What was not written, or perhaps was, can be said again without harm."""
+    """Return the command that repeats an annotation that may not have been written; repeating is safe."""
     try:
         yield
     except common.UsageMistake as error:

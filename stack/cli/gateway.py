@@ -79,7 +79,7 @@ def gateway_check(file: Path, as_json: bool) -> None:
 
 
 def draw(told: dict[str, Any], console: Console) -> None:
-    """The same as the text of `gateway check`, with its tables drawn."""
+    """Print `gateway check` with its tables drawn."""
     from rich.markup import escape
     from rich.table import Table
 

@@ -185,7 +185,7 @@ def _found_on(target: str, release: str | None, http_config: Path | None) -> dri
 
 
 def _found_in(place: Path, release: str | None) -> drift.ObservedVllm:
-    """What the vLLM of an environment, or in a folder of source, could show. Raises ValueError."""
+    """Return the metrics of the vLLM in an environment, or in a folder of source. Raises ValueError."""
     package = _package(place)
     source = source_scan.read(source_scan.files(package))
     if not source.families:
@@ -251,7 +251,8 @@ def _say_drift(where: str, found: drift.ObservedVllm, changes: tuple[drift.Chang
 
 
 def known_release(asked: str | None, told: str | None) -> str | None:
-    """What the user says, else what the engine says if it can be read: builds from source call themselves dev."""
+    """Return the release that the user names, else that of the engine if it can be read: builds from source call
+    themselves dev."""
     if asked:
         return ".".join(map(str, release_key(asked)))
     with contextlib.suppress(ValueError):
@@ -285,7 +286,8 @@ def _say_stranger(stranger: check.UnknownMetric) -> None:
 
 
 def _say_page(report: check.CompatReport) -> None:
-    """What the page of a vLLM holds, then what it lacks, then what of ours shows nothing because of that."""
+    """Print the metrics of an engine, then what it lacks, then which of our panels and rules are empty because of
+    that."""
     click.echo(_release_range(*report.releases))
     click.echo(f"known     {len(report.known)} families, and {len(report.beside)} that are not vLLM's own")
     for name in report.unknown:
@@ -327,7 +329,7 @@ def _say_broken(broken: tuple[check.DeadQuery, ...]) -> None:
 
 
 def _by_reason(broken: tuple[check.DeadQuery, ...]) -> list[tuple[str, list[str]]]:
-    """What is empty on a healthy engine, gathered by the one thing that would fill it."""
+    """Group what is empty on a healthy engine by what would fill it."""
     reasons = dict.fromkeys(b.use.optional for b in broken if b.use.optional)
     return [(reason, [b.use.place for b in broken if b.use.optional == reason]) for reason in reasons]
 

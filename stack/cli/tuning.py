@@ -384,7 +384,7 @@ def report_command(
 
 
 def _verdicts(folder: Path) -> list[Comparison]:
-    """Those that `tune` wrote; else what the variants of the bench say. Raises BadBench and ValueError."""
+    """Return the verdicts that `tune` wrote; else compare the variants of the bench. Raises BadBench and ValueError."""
     path = (folder if folder.is_dir() else folder.parent) / VERDICTS
     if path.exists():
         try:

@@ -22,8 +22,7 @@ QUICKER = 60  # for alerts whose shortest window is half an hour
 
 @dataclass(frozen=True, slots=True)
 class Drill:
-    """What is done so that one alert fires. what: the fault in one phrase. users: whether a few requests run beside it
-    all the time.
+    """Drill of one alert. what: the fault in one phrase. users: whether a few requests run beside it all the time.
 
     Times in seconds. seen_at_prometheus: the fault keeps the alert from Alertmanager; it arrives when the fault is
     over.

@@ -66,7 +66,7 @@ CARDS: tuple[Mapping[str, Any], ...] = tuple(
 
 
 class DrillEngine(StrEnum):
-    """How the engine of a drill is started."""
+    """Options of the engine of a drill."""
 
     USUAL = "as in the lab"
     ONE_SLOT = "one slot"
@@ -119,7 +119,7 @@ class DrillLab:
         return self.config.url(name)
 
     def breaks_now(self) -> None:
-        """What was done so far was preparation: from now on the time until the alert counts."""
+        """Mark the end of preparation: from now on the time until the alert counts."""
         self.broken_at = time.monotonic()
 
     # Processes
@@ -211,7 +211,7 @@ class DrillLab:
     # The GPUs
 
     def cards(self, **of_the_second: Any) -> None:
-        """What the GPUs say from now on: all is well, but for what is said of the second one."""
+        """Set what the GPUs report from now on: healthy, except for the given values of the second one."""
         first, second = CARDS
         write_atomically(self.config.folder / "driver" / "cards.json", json.dumps([first, {**second, **of_the_second}]))
 
@@ -286,7 +286,7 @@ def install_driver(folder: Path) -> None:
 
 
 async def until(condition: Callable[[], Any], within_s: float, every_s: float = 0.25) -> Any:
-    """What the coroutine function answers, as soon as that is true; None when it was not within the time."""
+    """Wait until the coroutine function returns something true, and return it; None when it was not within the time."""
     deadline = time.monotonic() + within_s
     while True:
         if answer := await condition():

@@ -35,7 +35,7 @@ _QUIET_WITHIN_S = 30.0  # what the drill before left at Alertmanager ends with i
 
 @dataclass(frozen=True, slots=True)
 class DrillOutcome:
-    """What came of one drill. Seconds since the fault went in, and since it was taken away; None for what was not seen.
+    """Outcome of one drill. Seconds since the fault went in, and since it was taken away; None for what was not seen.
 
     trouble: why this is no success; empty for one. labels: the alert's, as it arrived."""
 
@@ -177,7 +177,7 @@ def _arrived(alert: Firing | None, trouble: str) -> tuple[str | None, str, Mappi
 
 
 async def _seen(lab: DrillLab, drill: Drill) -> str:
-    """What Prometheus thinks of the alert, and what its expression gives now."""
+    """Return the state of the alert in Prometheus, and the value of its expression now."""
     rule = next(alert for alert in registry.alerts(lab.config.settings) if alert.name == drill.alert)
     value = await lab.query(rule.expr)
     return (

@@ -82,7 +82,7 @@ def some_words(count: int) -> str:
 
 
 async def many(count: int, at_once: int, make: Callable[[], Awaitable[Any]]) -> None:
-    """That many requests, some at a time, until all are answered."""
+    """Send that many requests, some at a time, until all are answered."""
     left = iter(range(count))
 
     async def work() -> None:

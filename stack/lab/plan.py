@@ -1,5 +1,5 @@
-"""What the lab consists of: every process with its command, address and health check, and the configuration files they
-read. Pure."""
+"""Plan of the lab: every process with its command, address and health check, and the configuration files they read.
+Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ UNSCRAPED = ("board",)  # processes that have no metrics
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """How often the lab's watchers look and tell, in seconds."""
+    """Intervals of the lab's checks and reports, in seconds."""
 
     scrape_s: int = SCRAPE_INTERVAL_S
     evaluate_s: int = SCRAPE_INTERVAL_S

@@ -36,7 +36,7 @@ _TELL_EVERY_S = 10.0  # where there is no terminal to redraw
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """What one look at the lab found. None: Prometheus, or Alertmanager, does not answer."""
+    """Result of one check of the lab. None: Prometheus, or Alertmanager, does not answer."""
 
     down: list[str] = field(default_factory=list)
     scraped: Mapping[str, bool] | None = None
@@ -46,7 +46,7 @@ class Glance:
 
 @dataclass(slots=True)
 class LabTotals:
-    """What the lab showed since it was ready: enough to judge a timed run."""
+    """Totals of the lab since it was ready: enough to judge a timed run."""
 
     down: dict[str, None] = field(default_factory=dict)
     values: dict[str, headlines.HeadlineValue] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class LabTotals:
         self.alerts = glance.alerts or self.alerts
 
     def faults(self) -> Iterator[str]:
-        """Why a timed run was no success; nothing when every target was up and every headline had a value."""
+        """Return why a timed run failed; nothing when every target was up and every headline had a value."""
         yield from (f"{name} was down" for name in self.down)
         yield from (f"{h.name} never had a value" for h in headlines.HEADLINES if h.name not in self.values)
         if not self.alerts:
@@ -297,7 +297,7 @@ def _say_ready(config: LabConfig, console: Console) -> None:
 
 
 def _long_enough(for_s: float, began: float, ready_at: float | None, down: list[str]) -> bool:
-    """Whether a timed run has been ready for its time. Raises LabError when it does not become ready."""
+    """Return whether a timed run has been ready for its time. Raises LabError when it does not become ready."""
     if ready_at is not None:
         return time.monotonic() - ready_at >= for_s
     if time.monotonic() - began > _READY_WITHIN_S:

@@ -83,7 +83,7 @@ def _row(alert: Alert) -> tuple[str, str, str, str, str]:
 
 
 def drill(alert: Alert) -> str:
-    """What is done so that the alert fires; empty where there is no drill."""
+    """Return the fault that makes the alert fire; empty where there is no drill."""
     return next((drill.what for drill in DRILLS if drill.alert == alert.name), "")
 
 

@@ -18,7 +18,7 @@ _LIVE, _CAPTURED, _NOT = "tested live", "tested on captured data", "not tested"
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What else an operator must know of a release. grade: how far we know it; source: where from."""
+    """Further note on a release. grade: how certain; source: its origin."""
 
     text: str
     grade: str

@@ -1,4 +1,4 @@
-"""Who reads which series: panels, alerts and recorded series, also through recorded series."""
+"""Find the users of each series: panels, alerts and recorded series, also through recorded series."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from exporters.catalogue.metric import Metric
 
 @dataclass(frozen=True, slots=True)
 class ExpressionUse:
-    """What an expression rests on: samples of the catalogue, and the recorded series on the way to them."""
+    """Inputs of an expression: samples of the catalogue, and the recorded series on the way to them."""
 
     samples: frozenset[str]
     recorded: frozenset[str]
@@ -27,7 +27,7 @@ _RECORDED: Mapping[str, str] = {recording.record: recording.expr for recording i
 
 @lru_cache(4096)
 def read(expr: str) -> ExpressionUse:
-    """What an expression reads in the end."""
+    """Return the inputs of an expression, resolved."""
     samples, recorded = set[str](), set[str]()
     for name in promql_ast.names(expr):
         if name in _RECORDED:

@@ -1,4 +1,4 @@
-"""Where parts are kept, and what makes a part count as there.
+"""Cache of parts, and the mark of a complete part.
 
 Invariant: a part is there when its stamp is there, and the stamp is written last. What has no stamp was interrupted and
 is made again."""
@@ -118,12 +118,12 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def ask_version(program: Path, arguments: tuple[str, ...]) -> str:
-    """What the program says about itself, or an empty string when it does not start."""
+    """Return the version output of a program, or an empty string when it does not start."""
     return version_in(_said(program, arguments) or "")
 
 
 def starts(program: Path, arguments: tuple[str, ...]) -> bool:
-    """Whether the program starts here, whatever it says."""
+    """Return whether the program starts here, whatever it says."""
     return _said(program, arguments) is not None
 
 

@@ -72,7 +72,7 @@ def _version_of(python: str) -> str:
 
 
 def requirements(metadata: str) -> list[str]:
-    """What a wheel's METADATA requires without extras, less what is left out."""
+    """Return what a wheel's METADATA requires without extras, less what is left out."""
     required = re.findall(r"^Requires-Dist: (.+)$", metadata, re.MULTILINE)
     return [line for line in required if not re.search(r"\bextra\s*==", line) and _name(line) not in LEFT_OUT]
 

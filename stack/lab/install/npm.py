@@ -31,7 +31,7 @@ _QUIET = (
 
 
 def manifest() -> str:
-    """What npm is asked for: each release of the schema under a name of its own."""
+    """Return the package.json for npm: each release of the schema under a name of its own."""
     schemas = {_name(version): f"npm:@grafana/schema@{version}" for version in SCHEMAS}
     return json.dumps({"private": True, "dependencies": {"typescript": TYPESCRIPT, **schemas}}, indent=1)
 

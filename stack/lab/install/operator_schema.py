@@ -1,5 +1,5 @@
-"""What the Prometheus Operator declares its objects to be: validators made from its CRDs, types, and the compiler that
-finds unknown fields.
+"""Schemas of the Prometheus Operator's objects: validators made from its CRDs, types, and the compiler that finds
+unknown fields.
 
 Packages of npm, in a folder of the cache; nothing of them but the validators and the compiler is run."""
 
@@ -24,7 +24,7 @@ RECIPE = f"typescript {npm.TYPESCRIPT}, @kubernetes-models/prometheus-operator {
 
 
 def manifest() -> str:
-    """What npm is asked for."""
+    """Return the package.json for npm."""
     packages = {"typescript": npm.TYPESCRIPT, "@kubernetes-models/prometheus-operator": VERSION, **_WITH}
     return json.dumps({"private": True, "type": "module", "dependencies": packages}, indent=1)
 

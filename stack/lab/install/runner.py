@@ -65,8 +65,8 @@ _NO_SUCH_RELEASE = re.compile(r"No matching distribution found for (\S+)|Unable 
 
 
 def explain(output: str, code: int = 1) -> str:
-    """Why an installer failed, in words for whoever can act; its own last lines when we do not recognise it. code: as
-    subprocess has it."""
+    """Return why an installer failed, for the user; its own last lines when we do not recognise it. code: as subprocess
+    has it."""
     for pattern, reason in _REASONS:
         if re.search(pattern, output):
             return reason
@@ -81,7 +81,7 @@ def explain(output: str, code: int = 1) -> str:
 
 
 def not_offered(output: str) -> str:
-    """What a package server that did answer does not have; empty when that is not what went wrong."""
+    """Return the package that a reachable package server does not have; empty when that is not what went wrong."""
     found = _NO_SUCH_RELEASE.search(output)
     if not found or any(re.search(pattern, output) for pattern, _ in _REASONS):
         return ""
