@@ -222,8 +222,13 @@ class Admission:
         }
         self._passes = (True, False) if any(band.band.floor for band in bands.values()) else (False,)
         self._queues = {rank: {} for rank in self._ranks}
-        for it in self._teams.values():
-            self._rebase(it, terms.get(it.name, (it.team, it.band.band)))
+
+        def changed(it: _Team) -> bool:
+            return (it.team, it.band.band) != terms.get(it.name, (it.team, it.band.band))
+
+        for it in sorted(self._teams.values(), key=changed):  # those who stay first: the others begin beside them
+            if changed(it):
+                self._rebase(it)
             it.band.running, it.band.waiting = it.band.running + it.running, it.band.waiting + len(it.queue)
             if it.queue:
                 self._queues[it.band.band.rank][it.name] = it
@@ -326,16 +331,15 @@ class Admission:
         for band in self._bands:
             band.most = max(1, band.band.floor, math.floor(band.band.ceiling * self.slots))
 
-    def _rebase(self, it: _Team, former: tuple[Team, Band]) -> None:
+    def _rebase(self, it: _Team) -> None:
         """Let a team whose terms have changed start where the teams of its rank stand, and leave what it is still owed
         or owes behind.
 
         Counters of two ranks cannot be compared. Within a rank, a limit or a floor may have kept a team from its turn
         or given it more than its turn: once that is gone, the team would catch up at once while others wait, or wait
         until all others have caught up."""
-        if (it.team, it.band.band) != former:
-            it.served = self._level_of(it)
-            it.restarts += 1
+        it.served = self._level_of(it)
+        it.restarts += 1
 
     def _stands_beside(self, team: _Team) -> float:
         """Return the least counter with which a team goes on that max_running has kept from its turns; 0 for any other.
@@ -348,8 +352,14 @@ class Admission:
         return min(others, default=self._level_of(team))
 
     def _level_of(self, it: _Team) -> float:
-        """Return the counter at which a team begins that comes back or comes anew."""
-        return max(self._level.get(it.band.band.rank, 0.0), it.band.level)
+        """Return the counter at which a team begins that comes back or comes anew.
+
+        Ceilings may have given another band of the rank more than this one. The team then begins beside the waiting
+        teams of its own band: at the level of the rank it would wait until all of them have caught up."""
+        rank, band = it.band.band.rank, it.band
+        level = self._level.get(rank, 0.0)
+        beside = (team.served for team in self._queues[rank].values() if team.band is band and team.may_run)
+        return max(band.level, min(level, min(beside, default=level)))
 
     def _fits(self, tokens: int) -> bool:
         """Return whether the token budget has room; a request too large for it goes alone, or it would never go."""

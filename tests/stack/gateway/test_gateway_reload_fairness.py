@@ -125,6 +125,19 @@ def test_a_floor_does_not_put_those_who_come_back_behind_it():
     assert turns(it, "b.0", 4) in ("bcbc", "cbcb")
 
 
+def test_team_that_comes_back_takes_turns_with_its_band_whatever_ceilings_gave_others():
+    """Two bands of one rank, each at its ceiling: the one team of the first gets more than each of the two of the
+    second. A third team of the second band takes turns with them at once."""
+    teams = {"a": Team(band="one"), "b": Team(band="two"), "c": Team(band="two"), "d": Team(band="two")}
+    bands = {"one": Band(rank=0, ceiling=0.5), "two": Band(rank=0, ceiling=0.5)}
+    it = gate(teams, bands, slots=2, queue=10**5)
+    it.lets("a.0", "b.0", *(f"a.{at}" for at in range(1, 500)), prompt=100)
+    it.lets(*(f"{team}.{at}" for at in range(1, 20) for team in "bc"), prompt=100)
+    assert {"a"} == set(turns(it, "a.0", 400))
+    it.lets(*(f"d.{at}" for at in range(5)), prompt=100)
+    assert turns(it, "b.0", 9).count("d") == 3
+
+
 # ---- random reloads
 
 SLOTS, BAND_NAMES, COSTS, WEIGHTS, HOLD_S = 4, ("x", "y", "z"), (2, 4), (1.0, 2.0), 1.0
