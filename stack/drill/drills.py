@@ -44,6 +44,9 @@ DRILLS: tuple[Drill, ...] = (
     # Those who watch, and the way in
     Drill("VLLMWatchdog", "Prometheus is killed, and the alert that always fires falls silent",
         faults.killed("prometheus"), always=True),
+    # Before the gateway is killed: a killed gateway reports lost records of running requests for an hour, and this
+    # alert then fires already.
+    Drill("VLLMRequestLogUnwritable", "the request log becomes a folder while requests go on", requests.log_is_no_file),
     Drill("VLLMGatewayDown", "the gateway is killed", faults.killed("gateway"), users=True),
     Drill("VLLMGatewayGone", "the gateway is killed, and its target leaves discovery",
         faults.left_discovery("gateway", "gateway"), pace=QUICKER),
@@ -56,7 +59,6 @@ DRILLS: tuple[Drill, ...] = (
     Drill("VLLMSidecarSourceFailing", "the events file becomes a folder", monitoring.events_unreadable),
     Drill("VLLMCheckpointFailing", "the sidecar can write nothing, as on a full disk", monitoring.state_unwritable),
     Drill("VLLMSpansDropped", "what takes the spans of requests refuses every one", monitoring.spans_refused),
-    Drill("VLLMRequestLogUnwritable", "the request log becomes a folder while requests go on", requests.log_is_no_file),
     Drill("VLLMRequestLogLagging", "records are written two minutes after their requests ended",
         requests.records_come_late),
     Drill("VLLMLogExceedsEngine", "records of requests that never were are written to the log", requests.forged_records,
@@ -136,9 +138,9 @@ DRILLS: tuple[Drill, ...] = (
 )  # fmt: skip
 
 FAST = (
+    "VLLMRequestLogUnwritable",
     "VLLMGatewayDown",
     "VLLMSidecarDown",
-    "VLLMRequestLogUnwritable",
     "VLLMGPUMissing",
     "VLLMEngineFrozen",
     "VLLMEngineUnreachable",
