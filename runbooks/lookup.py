@@ -50,12 +50,13 @@ def links_of(alert: Firing | None, base: str | None) -> Links:
 
 @dataclass(frozen=True, slots=True)
 class PageChoice:
-    """A page and the labels for it; or none, and what there is instead. said: a remark, or the list; rows: the list as
-    JSON; status: of the exit."""
+    """A page and the labels for it; or no page, and what is printed instead.
+
+    message: a remark about the page, or the list. rows: the list as JSON. status: the exit status."""
 
     page: RunbookPage | None
     labels: Labels = field(default_factory=dict)
-    said: str = ""
+    message: str = ""
     rows: Any = ()
     status: int = 0
     links: Links = field(default_factory=Links)
@@ -67,35 +68,55 @@ def choose(
     labels: Labels,
     pages: Sequence[RunbookPage],
     base: str | None = None,
-    one: bool = False,
+    single: bool = False,
 ) -> PageChoice:
-    """Choose the page that a query, alerts, or both mean. alerts: None where none were asked for; base: of pages; one:
-    whether a list would not do."""
+    """Choose the page that a query, alerts, or both mean.
+
+    alerts: None unless requested. base: the URL of the pages. single: whether a list of alerts is an error."""
+    found = runbook_page.find(query, pages) if query else None
+    if found and len(found.pages) != 1:
+        return _no_single_page(query, found.pages, pages)
+    page = found.pages[0] if found else None
+    remark = f"no page is called {query!r}; the nearest is {page.name}" if found and page and not found.by_name else ""
+    if alerts is not None:
+        return _page_of_alerts(alerts, page, remark, labels, pages, base, single)
     links = links_of(None, base)
-    found = runbook_page.find(query, pages)
-    if query and len(found.pages) != 1:
-        return _not_one(query, found.pages, pages)
-    page = found.pages[0] if query else None
-    said = f"no page is called {query!r}; the nearest is {page.name}" if page and not found.by_name else ""
-    if alerts is None:
-        rows = [
-            {"page": each.name, "severity": each.severity, "meaning": each.gist, "url": links.runbook(each.name)}
-            for each in pages
-        ]
-        return PageChoice(page, labels, said, links=links) if page else PageChoice(None, labels, index(pages), rows)
+    if page:
+        return PageChoice(page, labels, remark, links=links)
+    rows = [
+        {"page": each.name, "severity": each.severity, "meaning": each.gist, "url": links.runbook(each.name)}
+        for each in pages
+    ]
+    return PageChoice(None, labels, index(pages), rows)
+
+
+def _page_of_alerts(
+    alerts: Sequence[Firing],
+    page: RunbookPage | None,
+    remark: str,
+    labels: Labels,
+    pages: Sequence[RunbookPage],
+    base: str | None,
+    single: bool,
+) -> PageChoice:
+    """Choose the page of the one alert that matches the labels, and the page if one was named; else list the alerts."""
     by_name = {each.name: each for each in pages}
-    meant = [alert for alert in alerts if (page is None or alert.name == page.name) and _fits(alert, labels)]
-    meant.sort(key=lambda alert: (_urgency(by_name.get(alert.name)), alert.starts_at))
-    if page and not meant:
-        return PageChoice(page, labels, f"{page.name} does not fire" + " with these labels" * bool(labels), links=links)
-    if not meant:
-        return PageChoice(None, labels, "no alert fires" + " with these labels" * bool(labels), [], 1)
-    if len(meant) == 1 and meant[0].name in by_name:
-        return PageChoice(by_name[meant[0].name], meant[0].labels | dict(labels), said, links=links_of(meant[0], base))
-    too_many = f"\n{len(meant)} alerts: name one, or narrow them with --label" if page or one else ""
-    told = "\n".join(_alert_told(alert, by_name.get(alert.name)) for alert in meant)
-    rows = [_alert_as_json(alert, by_name.get(alert.name), links_of(alert, base)) for alert in meant]
-    return PageChoice(None, labels, told + too_many, rows, 2 if too_many else 0)
+    matching = [alert for alert in alerts if (page is None or alert.name == page.name) and _fits(alert, labels)]
+    matching.sort(key=lambda alert: (_urgency(by_name.get(alert.name)), alert.starts_at))
+    if not matching:
+        narrowed = " with these labels" if labels else ""
+        if page:
+            return PageChoice(page, labels, f"{page.name} does not fire{narrowed}", links=links_of(None, base))
+        return PageChoice(None, labels, f"no alert fires{narrowed}", [], 1)
+    first = matching[0]
+    if len(matching) == 1 and first.name in by_name:
+        return PageChoice(by_name[first.name], first.labels | dict(labels), remark, links=links_of(first, base))
+    lines = [_alert_as_text(alert, by_name.get(alert.name)) for alert in matching]
+    ambiguous = page is not None or single
+    if ambiguous:
+        lines.append(f"{len(matching)} alerts: name one, or narrow them with --label")
+    rows = [_alert_as_json(alert, by_name.get(alert.name), links_of(alert, base)) for alert in matching]
+    return PageChoice(None, labels, "\n".join(lines), rows, 2 if ambiguous else 0)
 
 
 def heading(page: RunbookPage, beginning: str) -> str:
@@ -109,18 +130,14 @@ def heading(page: RunbookPage, beginning: str) -> str:
     return found[0]
 
 
-def _not_one(query: str, found: Sequence[RunbookPage], pages: Sequence[RunbookPage]) -> PageChoice:
+def _no_single_page(query: str, found: Sequence[RunbookPage], pages: Sequence[RunbookPage]) -> PageChoice:
+    """List the pages that a query matches, or the nearest names where it matches none."""
     if found:
-        told = "\n".join(f"  {page.name}  {page.gist}" for page in found)
-        return PageChoice(
-            None,
-            said=f"{query!r} may mean one of these:\n{told}",
-            rows={"several": [page.name for page in found]},
-            status=2,
-        )
+        lines = [f"{query!r} may mean one of these:", *(f"  {page.name}  {page.gist}" for page in found)]
+        return PageChoice(None, message="\n".join(lines), rows={"several": [page.name for page in found]}, status=2)
     near = runbook_page.nearest(query, pages)
-    told = f"the nearest names are {', '.join(near)}" if near else "vllm-watch runbook --list has them all"
-    return PageChoice(None, said=f"no page has {query!r}; {told}", rows={"nearest": near}, status=1)
+    hint = f"the nearest names are {', '.join(near)}" if near else "vllm-watch runbook --list has them all"
+    return PageChoice(None, message=f"no page has {query!r}; {hint}", rows={"nearest": near}, status=1)
 
 
 def _fits(alert: Firing, labels: Labels) -> bool:
@@ -410,7 +427,7 @@ def index(pages: Sequence[RunbookPage]) -> str:
     )
 
 
-def _alert_told(alert: Firing, page: RunbookPage | None) -> str:
+def _alert_as_text(alert: Firing, page: RunbookPage | None) -> str:
     """An alert with the command that opens its page with its labels."""
     labels = {name: value for name, value in alert.labels.items() if name not in ("alertname", "severity", "owner")}
     since = f" since {printable(alert.starts_at)}" if alert.starts_at else ""

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated
@@ -16,10 +17,12 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from alerts.rules import Links
-from exporters.net.alertmanager import firing_alerts, parse_alerts
+from alerts.settings import Settings
+from exporters.net.alertmanager import Firing, firing_alerts, parse_alerts
 from exporters.net.http_client import HttpClientConfig
 from exporters.net.prometheus import address_from
 from runbooks import lookup
+from runbooks.page import RunbookPage
 from stack import render
 from stack.cli.common import AS_JSON, json_text, mistakes_told
 from stack.cli.options import (
@@ -88,59 +91,68 @@ def runbook_command(words: tuple[str, ...], asked: RunbookOptions, as_json: bool
     \b
     Example:  vllm-watch runbook kv cache full --label instance=127.0.0.1:8001 --live
     """
+    _check_usage(words, asked)
+    with mistakes_told():
+        settings = settings_of(asked.thresholds)
+        alerts = _alerts_of(asked)
+    choice = lookup.choose(
+        " ".join(words),
+        alerts,
+        dict(map(_label, asked.given)),
+        render.pages(settings),
+        asked.base,
+        single=_needs_page(asked),
+    )
+    if choice.page is None:
+        click.echo(json_text(choice.rows) if as_json else choice.message, err=choice.status == 1 and not as_json)
+        raise SystemExit(choice.status)
+    if choice.message:
+        click.echo(choice.message, err=True)
+    if asked.only_url:
+        address = choice.links.runbook(choice.page.name)
+        click.echo(json_text({"page": choice.page.name, "url": address}) if as_json else address)
+        return
+    filled = choice.page.filled(choice.labels)
+    with mistakes_told():
+        heading = lookup.heading(filled, asked.section) if asked.section is not None else ""
+        live = _live_of(filled, choice.labels, asked, settings) if asked.live else None
+    if as_json:
+        click.echo(json_text(lookup.as_json(filled, choice.labels, live, heading, choice.links)))
+    else:
+        _page_out(lookup.as_text(filled, choice.labels, live, heading, choice.links))
+
+
+def _needs_page(asked: RunbookOptions) -> bool:
+    return asked.live or asked.section is not None or asked.only_url
+
+
+def _check_usage(words: tuple[str, ...], asked: RunbookOptions) -> None:
+    """Raise UsageError for options that exclude or need each other."""
     if asked.alertmanager and not asked.firing:
         raise click.UsageError("--alertmanager belongs to --firing")
     if (asked.firing and asked.source) or (asked.listed and (words or asked.firing or asked.source)):
         raise click.UsageError(
             "choose NAME, --list, --firing or --from-alertmanager; only NAME goes together with one of the last two"
         )
-    one = asked.live or asked.section is not None or asked.only_url
-    if not words and not asked.firing and not asked.source and (one or asked.given):
+    page_given = words or asked.firing or asked.source
+    if not page_given and (_needs_page(asked) or asked.given):
         raise click.UsageError("name a page; vllm-watch runbook --list has them all")
-    alerts = None
-    with mistakes_told():
-        settings = settings_of(asked.thresholds)
-        if asked.source:
-            alerts = parse_alerts(asked.source.read(), getattr(asked.source, "name", "<stdin>"))
-        elif asked.firing:
-            alerts = asyncio.run(
-                firing_alerts(
-                    asked.alertmanager or os.environ.get(ALERTMANAGER_URL) or lookup.ALERTMANAGER,
-                    HttpClientConfig(asked.http_config) if asked.http_config else None,
-                )
-            )
-    choice = lookup.choose(
-        " ".join(words), alerts, dict(map(_label, asked.given)), render.pages(settings), asked.base, one
-    )
-    if choice.page is None:
-        click.echo(json_text(choice.rows) if as_json else choice.said, err=choice.status == 1 and not as_json)
-        raise SystemExit(choice.status)
-    if choice.said:
-        click.echo(choice.said, err=True)
-    if asked.only_url:
-        address = choice.links.runbook(choice.page.name)
-        click.echo(json_text({"page": choice.page.name, "url": address}) if as_json else address)
-        return
-    shown = choice.page.filled(choice.labels)
-    with mistakes_told():
-        heading = lookup.heading(shown, asked.section) if asked.section is not None else ""
-        now = (
-            asyncio.run(
-                lookup.ask(
-                    shown,
-                    choice.labels,
-                    address_from(asked.url, asked.token_file, asked.user_file, asked.http_config),
-                    time.time(),
-                    settings,
-                )
-            )
-            if asked.live
-            else None
-        )
-    if as_json:
-        click.echo(json_text(lookup.as_json(shown, choice.labels, now, heading, choice.links)))
-    else:
-        _page_out(lookup.as_text(shown, choice.labels, now, heading, choice.links))
+
+
+def _alerts_of(asked: RunbookOptions) -> Sequence[Firing] | None:
+    """Return the alerts of a file or of Alertmanager; None where neither is requested."""
+    if asked.source:
+        return parse_alerts(asked.source.read(), getattr(asked.source, "name", "<stdin>"))
+    if not asked.firing:
+        return None
+    url = asked.alertmanager or os.environ.get(ALERTMANAGER_URL) or lookup.ALERTMANAGER
+    config = HttpClientConfig(asked.http_config) if asked.http_config else None
+    return asyncio.run(firing_alerts(url, config))
+
+
+def _live_of(page: RunbookPage, labels: lookup.Labels, asked: RunbookOptions, settings: Settings) -> lookup.Live:
+    address = address_from(asked.url, asked.token_file, asked.user_file, asked.http_config)
+    return asyncio.run(lookup.ask(page, labels, address, time.time(), settings))
 
 
 def _label(text: str) -> tuple[str, str]:
