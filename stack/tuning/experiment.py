@@ -299,42 +299,46 @@ def caveats(experiment: Experiment, engines: Engines) -> Iterator[str]:
     settings."""
     first, *others = experiment.variants
     for other in others:
-        a, b = experiment.variants[first], experiment.variants[other]
-        whole = all("model_config.model" in engines.settings[name] for name in (first, other))
-        differ = {
-            name: pair
-            for name, pair in differences(engines.settings[first], engines.settings[other]).items()
-            if whole or None not in pair  # where one says more than the other, that is no difference
-        }
-        if not differ and whole and a.env == b.env and not experiment.same:
-            raise BadConfig(
-                f"{first} and {other} run with the same configuration, by their own word: what was to be flipped did"
-                " not; `same: true` if meant"
-            )
-        if not differ and whole and not experiment.same:
-            yield (
-                f"{first} and {other} show the same configuration; their environments differ, of which an engine says"
-                " nothing"
-            )
-        elif not differ and not experiment.same:
-            yield (
-                f"{first} and {other} show the same cache configuration, and no engine says more of itself: that they"
-                " differ is your word"
-            )
-        if differ:
-            changes = ", ".join(
-                f"{name} {HIDDEN if is_secret(name) else f'{old} -> {new}'}"
-                for name, (old, new) in list(differ.items())[:6]
-            )
-            yield f"{first} -> {other}, by the engines' own word: {changes}" + (
-                f" and {len(differ) - 6} more" if len(differ) > 6 else ""
-            )
-        if a.url and b.url and a.url.rstrip("/") == b.url.rstrip("/") and not experiment.same:
-            raise BadConfig(f"variants {first} and {other} are the same engine ({a.url}); `same: true` if meant")
+        yield from _caveats_of_pair(experiment, engines, first, other)
     if not experiment.side_by_side:
         yield "each variant's engine was started anew for its turns, so this says nothing of a long-running one"
     elif not all(variant.url for variant in experiment.variants.values()):
         yield "all engines stood on this machine at once: they took turns, but shared its memory"
+
+
+def _caveats_of_pair(experiment: Experiment, engines: Engines, first: str, other: str) -> Iterator[str]:
+    a, b = experiment.variants[first], experiment.variants[other]
+    complete = all("model_config.model" in engines.settings[name] for name in (first, other))
+    changed = differences(engines.settings[first], engines.settings[other])
+    if not complete:  # a setting that only one of them reports is no difference
+        changed = {name: pair for name, pair in changed.items() if None not in pair}
+    if changed:
+        yield f"{first} -> {other}, as the engines report it: {_changes_text(changed)}"
+    elif not experiment.same:
+        if complete and a.env == b.env:
+            raise BadConfig(
+                f"{first} and {other} report the same configuration, so there is nothing to compare; change the"
+                " configuration of one, or write `same: true` to compare equal variants"
+            )
+        yield (
+            f"{first} and {other} report the same configuration; their environments differ, which an engine does not"
+            " report"
+            if complete
+            else f"{first} and {other} report the same cache configuration and no other settings, so the difference"
+            " between them is not verified"
+        )
+    if a.url and b.url and a.url.rstrip("/") == b.url.rstrip("/") and not experiment.same:
+        raise BadConfig(f"variants {first} and {other} are the same engine ({a.url}); `same: true` if meant")
+
+
+def _changes_text(changed: Mapping[str, tuple[str | None, str | None]], most: int = 6) -> str:
+    """Return the first changes as `name old -> new`, secrets hidden, and the number of the rest."""
+    shown = [
+        f"{name} {HIDDEN}" if is_secret(name) else f"{name} {old} -> {new}"
+        for name, (old, new) in list(changed.items())[:most]
+    ]
+    rest = f" and {len(changed) - most} more" if len(changed) > most else ""
+    return ", ".join(shown) + rest
 
 
 def compare(experiment: Experiment, bench: Bench) -> list[Comparison]:

@@ -185,41 +185,47 @@ def compare_runs(
     Raises BadComparison."""
     names = names or _names(a, b)
     workload, point = _one_load(a, b)
-    sides = [[run for run in runs if run.cut is None and run.number not in excluded] for runs in (a, b)]
-    whole = sorted(
-        ((run, of_b) for runs, of_b in zip(sides, (False, True), strict=True) for run in runs),
-        key=lambda each: each[0].started_s,
+    runs = sorted(
+        (
+            (run, of_b)
+            for side, of_b in ((a, False), (b, True))
+            for run in side
+            if run.cut is None and run.number not in excluded
+        ),
+        key=lambda pair: pair[0].started_s,
     )
     # So many are needed for precision, not for the method: a run that the user left out costs little of it.
     least = LEAST_RUNS - bool(excluded)
-    when = ranks([run.started_s for run, _ in whole])
-    order = order_of(whole, when)
-    samples = [_sample(metric, whole, when) for metric in metrics]
+    when = ranks([run.started_s for run, _ in runs])
+    order = order_of(runs, when)
+    drift = order != "sequential"
+    samples = [_sample(metric, runs, when) for metric in metrics]
     checks: tuple[Check, ...] = (
-        _check_order(whole, order, setting, names),
+        _check_order(runs, order, setting, names),
         _check_runs(a, b, names, excluded),
-        _check_period(whole, when, order),
+        _check_period(runs, when, order),
         _check_drift(samples, order),
-        _check_cache(whole, setting, names),
-        _check_mix(whole, setting, names),
-        _check_work(whole, names, "answers", "completion_tokens", "answers"),
-        _check_load(whole, names),
-        _check_requests(whole, names),
+        _check_cache(runs, setting, names),
+        _check_mix(runs, setting, names),
+        _check_work(runs, names, "answers", "completion_tokens", "answers"),
+        _check_load(runs, names),
+        _check_requests(runs, names),
     )
     trap = next((check.what for check in checks if check.name in _TRAPS and not check.ok), None)
-    measured = [_measured(sample, names, order != "sequential") for sample in samples]
+    measured = [_measured(sample, names, drift) for sample in samples]
     findings, family = corrected(measured, [min(found.runs) >= least for found in measured])
-    checks += (_check_stalls(samples, whole, order, names),)
-    seen = {metric.figure for metric in metrics}
-    unseen = sorted({name for run, _ in whole for name in run.figures} - seen)
-    others = [_sample(metric_of(name), whole, when) for name in unseen]
-    shown = (_measured(sample, names, order != "sequential") for sample in others)
-    every = (*(_decided(found, family, trap, least) for found in findings), *shown)
-    caveats = [
-        *(check.what for check in checks if not check.ok),
-        *(caveat for run, _ in whole for caveat in run.caveats),
+    checks += (_check_stalls(samples, runs, order, names),)
+    decided = [_decided(found, family, trap, least) for found in findings]
+    compared = {metric.figure for metric in metrics}
+    without_verdict = [
+        _measured(_sample(metric_of(name), runs, when), names, drift)
+        for name in sorted({name for run, _ in runs for name in run.figures} - compared)
     ]
-    return Comparison(*names, workload, point, every, checks, checks[0].ok, tuple(dict.fromkeys(caveats)))
+    caveats = [check.what for check in checks if not check.ok]
+    caveats += [caveat for run, _ in runs for caveat in run.caveats]
+    return Comparison(
+        *names, workload, point, (*decided, *without_verdict), checks, checks[0].ok, tuple(dict.fromkeys(caveats))
+    )
 
 
 def _names(a: Sequence[Run], b: Sequence[Run]) -> tuple[str, str]:

@@ -303,7 +303,7 @@ def test_two_standing_engines_take_turns_and_are_compared(tmp_path):
             "--json",
         )
     assert 0 == told.exit_code, told.output
-    assert "off -> on, by the engines' own word: cache_config.enable_prefix_caching False -> True" in told.stderr
+    assert "off -> on, as the engines report it: cache_config.enable_prefix_caching False -> True" in told.stderr
     assert "small c4: 6 runs of 8 requests x 2 variants" in told.stderr
     bench = result.read(tmp_path / "o")
     ran = [run.variant for run in bench.runs]
@@ -423,7 +423,7 @@ def test_sequential_runs_are_uncontrolled(tmp_path):
         (
             (DEV, DEV | {"instance_id": "b"}),
             False,
-            "off and on run with the same configuration, by their own word: what was to be flipped did not",
+            "off and on report the same configuration, so there is nothing to compare",
         ),
         ((DEV, DEV), True, None),
         ((None, None), False, None),
@@ -446,7 +446,7 @@ def test_variants_that_should_differ_and_do_not_are_refused(tmp_path, settings, 
         assert 0 == told.exit_code, told.output
         assert (
             same
-            or "off and on show the same cache configuration, and no engine says more of itself: that they differ is your word"  # noqa: E501
+            or "off and on report the same cache configuration and no other settings, so the difference between them is not"
             in told.output
         )
 
