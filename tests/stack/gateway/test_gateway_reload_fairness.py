@@ -125,7 +125,7 @@ def test_a_floor_does_not_put_those_who_come_back_behind_it():
     assert turns(it, "b.0", 4) in ("bcbc", "cbcb")
 
 
-def test_team_that_comes_back_takes_turns_with_its_band_whatever_ceilings_gave_others():
+def test_team_that_comes_back_takes_turns_beside_a_ceiling():
     """Two bands of one rank, each at its ceiling: the one team of the first gets more than each of the two of the
     second. A third team of the second band takes turns with them at once."""
     teams = {"a": Team(band="one"), "b": Team(band="two"), "c": Team(band="two"), "d": Team(band="two")}

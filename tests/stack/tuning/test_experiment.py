@@ -457,8 +457,8 @@ def test_one_more_talkative_engine_is_no_difference(tmp_path):
     one.settings = DEV
     with standing(one, other) as urls:
         told = told_by(str(written(tmp_path, two_variants(urls, "runs: 1\n"))), "--out", str(tmp_path / "o"))
-    assert "that they differ is your word" in told.output
-    assert "by the engines' own word" not in told.output
+    assert "the difference between them is not verified" in told.output
+    assert "as the engines report it" not in told.output
 
 
 @pytest.mark.parametrize("slash", ["", "/"])
