@@ -446,8 +446,7 @@ def test_variants_that_should_differ_and_do_not_are_refused(tmp_path, settings, 
         assert 0 == told.exit_code, told.output
         assert (
             same
-            or "off and on report the same cache configuration and no other settings, so the difference"
-            in told.output
+            or "off and on report the same cache configuration and no other settings, so the difference" in told.output
         )
 
 
