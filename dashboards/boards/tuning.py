@@ -286,7 +286,7 @@ BOARD = Dashboard(
                     "How long ago the newest event of each kind happened, and how many are on record. change and note"
                     " come from people; restart, version and config are seen by the sidecar.",
                     "The event you want to judge is the newest one, and nothing else happened since.",
-                    "Two changes in one window cannot be told apart: choose windows with one between them, or repeat"
+                    "Two changes in one window cannot be separated: choose windows with one between them, or repeat"
                     " them one by one.",
                     (
                         Query(

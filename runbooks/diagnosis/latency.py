@@ -217,7 +217,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
         DiagnosisRow(
             "two or more changes within an hour and a half",
             f"sum(increase({at(sidecar.EVENTS, eq('kind', 'change|version|config'))}[90m])) > 1.5",
-            "they cannot be told apart",
+            "their effects cannot be separated",
             "Mitigation 2",
         ),
         DiagnosisRow(

@@ -73,7 +73,7 @@ class WeightsOnly:
     dtype: str
     assumed: bool
     weight_bytes: float
-    cards: Mapping[str, float]
+    gpus: Mapping[str, float]
 
     @property
     def refusal(self) -> str:
@@ -96,18 +96,20 @@ def study(asked: CapacityOptions, somewhere: bool = True) -> Study | WeightsOnly
     dtype = shape.dtype if shape.dtype != read.dtype else None
     if not named and somewhere:
         raise ValueError("--gpu is missing: name a GPU or slice, such as H200 or H200/1g.18gb; several are compared")
-    wanted = tuple(dict.fromkeys(each for name in named for each in _cards(gpu_models.card(name), asked.slices)))
+    wanted = tuple(
+        dict.fromkeys(each for name in named for each in _with_slices(gpu_models.gpu_named(name), asked.slices))
+    )
     prices = config.load(asked.prices, Prices) if asked.prices else None
     traffic = _traffic(asked, form, shape)
     plans: list[Plan] = []
     refused: list[tuple[GpuModel, DoesNotFit | TooSlow]] = []
-    for card in wanted:
+    for gpu in wanted:
         try:
             plans.append(
                 plan.plan(
                     shape,
-                    _serving(form, shape, card),
-                    card,
+                    _serving(form, shape, gpu),
+                    gpu,
                     traffic,
                     PlanTargets(form.ttft_p95, form.itl_p95, form.cost_per_1k_tokens),
                     Tuning(form.enable_prefix_caching, form.speculative_config, form.max_num_seqs, dtype),
@@ -117,14 +119,14 @@ def study(asked: CapacityOptions, somewhere: bool = True) -> Study | WeightsOnly
                 )
             )
         except (DoesNotFit, TooSlow) as error:
-            refused.append((card, error))
+            refused.append((gpu, error))
     text = asked.worksheet.read_text(encoding="utf-8") if asked.worksheet else worksheet.FORM
-    serving = _serving(form, shape, wanted[0] if wanted else None)
+    serving = _serving(form, shape, next(iter(wanted), None))
     return Study(shape, serving, tuple(plans), tuple(refused), text, notes)
 
 
-def _cards(card: GpuModel, slices: bool) -> tuple[GpuModel, ...]:
-    return (*gpu_models.slices(card), card) if slices and card.profile is None else (card,)
+def _with_slices(gpu: GpuModel, slices: bool) -> tuple[GpuModel, ...]:
+    return (*gpu_models.slices(gpu), gpu) if slices and gpu.profile is None else (gpu,)
 
 
 def _weights_only(form: Worksheet, named: tuple[str, ...]) -> WeightsOnly:
@@ -132,7 +134,7 @@ def _weights_only(form: Worksheet, named: tuple[str, ...]) -> WeightsOnly:
         raise ValueError("no model is named: give --model DIR or config.json, or at least `parameters` in a worksheet")
     dtype = (form.dtype or "bfloat16").lower()
     share = form.gpu_memory_utilization or Serving(1).gpu_memory_utilization
-    may_use = {each.name: usable(each) * share for each in map(gpu_models.card, named)}
+    may_use = {each.name: usable(each) * share for each in map(gpu_models.gpu_named, named)}
     return WeightsOnly(form.parameters, dtype, form.dtype is None, form.parameters * WEIGHT_BYTES[dtype], may_use)
 
 
@@ -162,7 +164,7 @@ def _typed(shape: ModelShape, form: Worksheet) -> tuple[ModelShape, tuple[str, .
     return quantized(shape, dtype), tuple(notes)
 
 
-def _serving(form: Worksheet, shape: ModelShape, card: GpuModel | None) -> Serving:
+def _serving(form: Worksheet, shape: ModelShape, gpu: GpuModel | None) -> Serving:
     length = form.max_model_len or shape.served_len
     if length > shape.max_positions > 0:
         raise ValueError(
@@ -171,7 +173,7 @@ def _serving(form: Worksheet, shape: ModelShape, card: GpuModel | None) -> Servi
         )
     usual = Serving(length)
     share = form.gpu_memory_utilization or usual.gpu_memory_utilization
-    batched = default_batched_tokens(card) if card else usual.max_num_batched_tokens
+    batched = default_batched_tokens(gpu) if gpu else usual.max_num_batched_tokens
     return Serving(
         length,
         form.kv_cache_dtype or usual.cache_dtype,

@@ -155,12 +155,12 @@ def slices(whole: GpuModel) -> tuple[GpuModel, ...]:
     )
 
 
-CARDS: tuple[GpuModel, ...] = tuple(card for whole in WHOLE for card in (whole, *slices(whole)))
+GPUS: tuple[GpuModel, ...] = tuple(gpu for whole in WHOLE for gpu in (whole, *slices(whole)))
 
 
-def whole(card: GpuModel) -> GpuModel:
+def whole(gpu: GpuModel) -> GpuModel:
     """The GPU that a slice is cut from; a whole GPU is its own."""
-    return next(each for each in WHOLE if each.name == card.of) if card.of else card
+    return next(each for each in WHOLE if each.name == gpu.of) if gpu.of else gpu
 
 
 USUAL = {
@@ -183,7 +183,7 @@ def _unnamed(gib: float) -> GpuModel:
     return GpuModel(f"{gib:g}GB", int(gib * GIB), 0.0, 0.0, source=source, usable_bytes=int(gib * USABLE_SHARE * GIB))
 
 
-def card(name: str) -> GpuModel:
+def gpu_named(name: str) -> GpuModel:
     """Return the GPU of this name: "H200", "h100-80gb", "H200/3g.71gb", "H200 3g.71gb", "1g.18gb@H200", or of this
     memory: "24GB".
 

@@ -53,17 +53,19 @@ async def read(url: str, key: str | None = None, way: HttpClientConfig | None = 
         async with aiohttp.ClientSession() as session:
             client = EngineClient(session, base, READ_S, way, key)
             text, version = await client.scrape()
-            cards = await _models(client)
+            listed = await _models(client)
     except aiohttp.ClientResponseError as error:
         raise BadLive(f"{base}/metrics answers {error.status}; give the address of vLLM itself") from error
     except exposition_parser.BadExposition as error:
         raise BadLive(str(error)) from error
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        told = describe_error(error) or error or type(error).__name__
-        raise BadLive(f"no engine answers at {base}/metrics ({told}); is vLLM up, and is that its address?") from error
-    models = [card for card in cards if card.parent is None]  # the others are adapters
-    names = dict.fromkeys(name for card in models for name in (card.root, card.id) if name)
-    return text, Served(base, version, tuple(names), next((card.max_model_len for card in models), None))
+        reason = describe_error(error) or error or type(error).__name__
+        raise BadLive(
+            f"no engine answers at {base}/metrics ({reason}); is vLLM up, and is that its address?"
+        ) from error
+    models = [model for model in listed if model.parent is None]  # the others are adapters
+    names = dict.fromkeys(name for model in models for name in (model.root, model.id) if name)
+    return text, Served(base, version, tuple(names), next((model.max_model_len for model in models), None))
 
 
 async def _models(client: EngineClient) -> list[ModelCard]:
@@ -94,9 +96,9 @@ class EngineReport:
         value = _number(self.labels.get(name))
         return value if value is not None and value > 0 else None
 
-    def first(self, *told: tuple[float | None, str]) -> tuple[float | None, str]:
+    def first(self, *candidates: tuple[float | None, str]) -> tuple[float | None, str]:
         """The first that is known, and where it comes from."""
-        return next(((value, source) for value, source in told if value is not None), (None, ""))
+        return next(((value, source) for value, source in candidates if value is not None), (None, ""))
 
     @property
     def override(self) -> bool:
@@ -105,7 +107,7 @@ class EngineReport:
 
     @property
     def by_hand(self) -> bool:
-        """Return whether the cache's bytes were set and not measured: the page tells them only then."""
+        """Return whether the cache's bytes were set by hand: /metrics reports them only then."""
         return self.kv_bytes[1].startswith("page")
 
     @property
@@ -188,7 +190,7 @@ def _start(log: str) -> tuple[Startup, dict[str, str]]:
     at = [found.start() for found in _STARTS.finditer(log)]
     last = log[at[-1] :] if at else log
     said = dict(reversed(_OPTION.findall(last.partition("\n")[0]))) if at else {}
-    before = log[at[-2] if len(at) > 1 else 0 :]  # options and batch are told before the engine is
+    before = log[at[-2] if len(at) > 1 else 0 :]  # options and batch are logged before the engine
     if batched := _BATCHED.findall(before):
         said["max_num_batched_tokens"] = batched[-1]
     # the CPU build never does

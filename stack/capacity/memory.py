@@ -50,12 +50,12 @@ class MemoryPart:
     estimated: bool
 
 
-def parts(shape: ModelShape, serving: Serving, card: GpuModel) -> tuple[MemoryPart, ...]:
+def parts(shape: ModelShape, serving: Serving, gpu: GpuModel) -> tuple[MemoryPart, ...]:
     """Everything per GPU that is not KV cache; raises BadModel where the weights are not known, BadServing for slices
     joined."""
-    if card.of is not None and serving.tensor_parallel * serving.pipeline_parallel > 1:
+    if gpu.of is not None and serving.tensor_parallel * serving.pipeline_parallel > 1:
         raise BadServing(
-            f"{card.name} is a slice, and one engine cannot join slices; take tensor_parallel 1 or whole {card.of} GPUs"
+            f"{gpu.name} is a slice, and one engine cannot join slices; take tensor_parallel 1 or whole {gpu.of} GPUs"
         )
     activations = ACTIVATIONS.get(shape.architecture, EXPERTS if shape.moe else IMAGES if shape.multimodal else DENSE)
     outside = TENSOR if serving.tensor_parallel > 1 else STAGES if serving.pipeline_parallel > 1 else ALONE
@@ -68,11 +68,11 @@ def parts(shape: ModelShape, serving: Serving, card: GpuModel) -> tuple[MemoryPa
     )
 
 
-def kv_budget(shape: ModelShape, serving: Serving, card: GpuModel, parts: tuple[MemoryPart, ...]) -> float:
+def kv_budget(shape: ModelShape, serving: Serving, gpu: GpuModel, parts: tuple[MemoryPart, ...]) -> float:
     """Bytes per GPU that are left for the KV cache; negative when the model does not fit.
 
     utilization x what CUDA reports - parts. Since 0.21 vLLM takes its estimate of the CUDA graphs off as well."""
-    return serving.gpu_memory_utilization * (card.usable_bytes or card.memory_bytes) - sum(part.bytes for part in parts)
+    return serving.gpu_memory_utilization * (gpu.usable_bytes or gpu.memory_bytes) - sum(part.bytes for part in parts)
 
 
 def weight_bytes(shape: ModelShape, serving: Serving) -> float:
@@ -94,12 +94,12 @@ def weight_bytes(shape: ModelShape, serving: Serving) -> float:
     return divided / split + _copied(shape, split) * share * shape.weight_bytes / shape.parameters
 
 
-def default_batched_tokens(card: GpuModel) -> int:
+def default_batched_tokens(gpu: GpuModel) -> int:
     """max_num_batched_tokens of vLLM's API server on this GPU when nobody sets it.
 
     Source: vLLM 0.32 engine/arg_utils.py, get_batch_defaults. Memory and name are NVML's of the device by its number
     (platforms/cuda.py), and under that number NVML has the whole GPU, not the slice in use."""
-    asked = whole(card)
+    asked = whole(gpu)
     memory = asked.usable_bytes or asked.memory_bytes
     if memory >= 160 * GIB:
         return 16384

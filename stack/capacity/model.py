@@ -113,7 +113,7 @@ def shape(config: Mapping[str, Any], name: str = "", where: str = "") -> ModelSh
     if multimodal:
         notes += ("the tower for images or sound is not in the counted parameters; a folder with the weights has it",)
     if unknown:
-        notes += (f"how {method!r} stores weights is not known here; a folder with the weights tells",)
+        notes += (f"the storage format of {method!r} is not known; give a folder with the weights",)
     architectures = config.get("architectures")
     return ModelShape(
         name=name or str(config.get("_name_or_path") or model_type),
@@ -246,7 +246,7 @@ def _dtype(config: Mapping[str, Any], text: Mapping[str, Any], where: str) -> tu
         return "bfloat16", ("config.json names no dtype; bfloat16 assumed",)
     named = named.removeprefix("torch.")
     if named in ("float32", "float"):
-        return "bfloat16", ("the model is stored as float32; vLLM serves it as bfloat16 unless told otherwise",)
+        return "bfloat16", ("the model is stored as float32; vLLM serves it as bfloat16 unless --dtype says otherwise",)
     if named not in DTYPES:
         raise BadModel(f"{where}: dtype {shown(named)} is not one that vLLM computes in (float16, bfloat16, float32)")
     return ("float16" if named == "half" else named), ()
@@ -263,7 +263,7 @@ def _heads(fields: ConfigFields) -> tuple[int, int, int]:
     """Query heads, KV heads and the size of a head."""
     heads = fields.whole("num_attention_heads", "n_head", "n_heads", largest=10_000)
     names = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num")
-    # Falcon-40B, which RWConfig tells by its width
+    # Falcon-40B, recognised by its width in RWConfig
     grouped = fields.get("model_type") in REFINED_WEB and fields.whole(*HIDDEN) == 8192
     one = fields.switch("multi_query") and not (grouped or fields.switch("new_decoder_architecture"))
     kv_heads = 1 if one else fields.whole(*names, default=heads, largest=10_000)

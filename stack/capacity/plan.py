@@ -1,9 +1,8 @@
 """Compute how many requests a GPU's cache holds, how many replicas the traffic needs and why, and what that costs.
 Pure.
 
-Invariant: a figure is arithmetic on sizes that are known, or it is called a bound, or it is not there. How fast a GPU
-is with a model only a measurement
-tells: what memory bandwidth and arithmetic allow is a bound, and the real GPU stays below it."""
+Invariant: a value is arithmetic on known sizes, or is called a bound, or is absent. Only a measurement shows how fast
+a GPU is with a model: what memory bandwidth and arithmetic allow is a bound, and the real GPU stays below it."""
 
 from __future__ import annotations
 
@@ -104,7 +103,7 @@ class Plan:
 
     shape: ModelShape
     serving: Serving
-    card: GpuModel
+    gpu: GpuModel
     name: str
     parts: tuple[MemoryPart, ...]
     kv_bytes: float
@@ -168,7 +167,7 @@ class Plan:
 def plan(
     shape: ModelShape,
     serving: Serving,
-    card: GpuModel,
+    gpu: GpuModel,
     traffic: TrafficProfile | None = None,
     targets: PlanTargets = NO_TARGETS,
     tuning: Tuning = AS_IT_IS,
@@ -184,19 +183,19 @@ def plan(
             f"max_num_seqs {tuning.max_num_seqs:,} is more than max_num_batched_tokens"
             f" {serving.max_num_batched_tokens:,}, and vLLM refuses that; set the one lower or the other higher"
         )
-    parts, kv_bytes, cache = room(shape, serving, card)
+    parts, kv_bytes, cache = room(shape, serving, gpu)
     traffic = within(traffic, serving.max_model_len) if traffic else None
-    hard = tuple(_impossible(shape, serving, card, traffic, targets, tuning))
+    hard = tuple(_impossible(shape, serving, gpu, traffic, targets, tuning))
     share = _shares(shape, serving, cache)
     held = _held(traffic, share) if traffic else None
     expected = held.time / held.share if held else None
     speed = list[Limit]()
     if traffic and held:
-        speed += _bandwidth(shape, serving, card, held, targets)
-        speed += _compute(shape, serving, card, traffic)
+        speed += _bandwidth(shape, serving, gpu, held, targets)
+        speed += _compute(shape, serving, gpu, traffic)
     if measured_per_s:
         speed.append(_measured(measured_per_s))
-    most_seqs = tuning.max_num_seqs or min(default_seqs(card), serving.max_num_batched_tokens)
+    most_seqs = tuning.max_num_seqs or min(default_seqs(gpu), serving.max_num_batched_tokens)
     seqs, why_seqs = _seqs(most_seqs, tuning, traffic, expected, speed)
     slots = seqs or max(1, min(most_seqs, math.floor(cache.concurrency)))
     limits = [*_memory_limits(traffic, held, most_seqs), *speed]
@@ -216,7 +215,7 @@ def plan(
     return Plan(
         shape,
         serving,
-        card,
+        gpu,
         its_name,
         parts,
         kv_bytes,
@@ -232,7 +231,7 @@ def plan(
         replicas=replicas,
         flags=tuple(recommend.flags(serving, tuning, seqs, why_seqs, its_name)),
         gateway=recommend.gateway(serving, cache, traffic, share, slots, replicas or 1, its_name),
-        cost=_cost(prices, card, serving, traffic, replicas, least, its_name) if prices else None,
+        cost=_cost(prices, gpu, serving, traffic, replicas, least, its_name) if prices else None,
         notes=tuple(notes),
     )
 
@@ -358,7 +357,7 @@ def _memory_limits(traffic: TrafficProfile | None, held: _Held | None, seqs: int
 
 
 def _bandwidth(
-    shape: ModelShape, serving: Serving, card: GpuModel, held: _Held, targets: PlanTargets
+    shape: ModelShape, serving: Serving, gpu: GpuModel, held: _Held, targets: PlanTargets
 ) -> Iterator[Limit]:
     """A step reads all weights once and the cache of every request in it, and may take as long as the target: (weights
     + batch x KV) / bandwidth."""
@@ -368,22 +367,22 @@ def _bandwidth(
         and token_bytes
         and plain(shape)
         and itl_s
-        and card.bandwidth
-        and (spare := itl_s * card.bandwidth - weights) > 0
+        and gpu.bandwidth
+        and (spare := itl_s * gpu.bandwidth - weights) > 0
     ):
         why = (
             f"weights and the cache of every request that is being answered, read in {milli(itl_s)} at"
-            f" {card.bandwidth / 1e12:.3g} TB/s"
+            f" {gpu.bandwidth / 1e12:.3g} TB/s"
         )
         yield Limit(BANDWIDTH, spare / (token_bytes * itl_s * held.decode), True, why)
 
 
-def _compute(shape: ModelShape, serving: Serving, card: GpuModel, traffic: TrafficProfile) -> Iterator[Limit]:
+def _compute(shape: ModelShape, serving: Serving, gpu: GpuModel, traffic: TrafficProfile) -> Iterator[Limit]:
     """All operations of a request, but for those of prompt tokens in the prefix cache."""
     prompt, output = traffic.prompt_tokens.mean * (1 - (traffic.cached_share or 0.0)), traffic.output_tokens.mean
     needed = operations(shape, prompt, output)
-    if needed and card.flops:
-        flops = flops_of(shape, serving, card)
+    if needed and gpu.flops:
+        flops = flops_of(shape, serving, gpu)
         why = (
             f"{needed / 1e12:,.3g} TFLOP for a request of {prompt:,.0f} + {output:,.0f} tokens, at {flops / 1e12:,.0f}"
             " TFLOP/s"
@@ -394,17 +393,17 @@ def _compute(shape: ModelShape, serving: Serving, card: GpuModel, traffic: Traff
 def _impossible(
     shape: ModelShape,
     serving: Serving,
-    card: GpuModel,
+    gpu: GpuModel,
     traffic: TrafficProfile | None,
     targets: PlanTargets,
     tuning: Tuning,
 ) -> Iterator[str]:
     """Remarks about targets that are hard to keep. Raises TooSlow for those that no engine keeps on this GPU."""
     weights, itl_s, ttft_s = weights_read(shape, serving), targets.itl_p95_s, targets.ttft_p95_s
-    if weights and itl_s and card.bandwidth and itl_s < (least_s := weights / card.bandwidth):
+    if weights and itl_s and gpu.bandwidth and itl_s < (least_s := weights / gpu.bandwidth):
         what = (
             f"itl_p95: {milli(itl_s, 5)} cannot be: reading {gib(weights)} of weights once for every token takes"
-            f" {placed(serving, card)} at least {milli(least_s, 5)} ({card.bandwidth / 1e12:.3g} TB/s)"
+            f" {placed(serving, gpu)} at least {milli(least_s, 5)} ({gpu.bandwidth / 1e12:.3g} TB/s)"
         )
         if not tuning.speculative:
             raise TooSlow(
@@ -413,11 +412,11 @@ def _impossible(
         yield f"{what}, unless speculative decoding makes several tokens at once"
     prompt = traffic.prompt_tokens.p95 if traffic else 0.0
     needed = operations(shape, prompt, 0.0)
-    if needed and ttft_s and card.flops:
-        least_s = needed / flops_of(shape, serving, card)
+    if needed and ttft_s and gpu.flops:
+        least_s = needed / flops_of(shape, serving, gpu)
         if least_s > ttft_s:
             what = (
-                f"ttft_p95: {milli(ttft_s)} cannot be for {prompt:,.0f} prompt tokens (p95): {placed(serving, card)}"
+                f"ttft_p95: {milli(ttft_s)} cannot be for {prompt:,.0f} prompt tokens (p95): {placed(serving, gpu)}"
                 f" computes them in {milli(least_s)} at best"
             )
             if tuning.prefix_caching is False:
@@ -428,26 +427,26 @@ def _impossible(
 # ---- cost
 
 
-def replica_hour(prices: Prices, card: GpuModel, gpus: int) -> float:
+def replica_hour(prices: Prices, gpu: GpuModel, gpus: int) -> float:
     """An hour of all GPUs of a replica. A slice without a price of its own costs its share of the GPU's compute or of
     its memory, whichever is more, for nobody else can use the rest of it."""
     fraction = 1.0
-    if card.profile and card.of:
-        memory = card.bandwidth / gpu_models.card(card.of).bandwidth  # slices have bandwidth as they have memory
-        fraction = max(mig_fraction(card.profile, card.of), memory)
-    return prices.per_hour(card.of or card.name, fraction, card.profile) * gpus
+    if gpu.profile and gpu.of:
+        memory = gpu.bandwidth / gpu_models.gpu_named(gpu.of).bandwidth  # slices have bandwidth as they have memory
+        fraction = max(mig_fraction(gpu.profile, gpu.of), memory)
+    return prices.per_hour(gpu.of or gpu.name, fraction, gpu.profile) * gpus
 
 
 def _cost(
     prices: Prices,
-    card: GpuModel,
+    gpu: GpuModel,
     serving: Serving,
     traffic: TrafficProfile | None,
     replicas: int | None,
     full_per_s: float | None,
     name: str,
 ) -> PlanCost:
-    one = replica_hour(prices, card, serving.tensor_parallel * serving.pipeline_parallel)
+    one = replica_hour(prices, gpu, serving.tensor_parallel * serving.pipeline_parallel)
     if traffic is None:
         return PlanCost(prices.currency, one)
     hour = one * replicas if replicas else None

@@ -11,9 +11,9 @@ from stack.capacity.plan import Plan
 from stack.capacity.traffic import TrafficProfile
 
 
-def told(it: Plan) -> dict[str, Any]:
+def as_json(it: Plan) -> dict[str, Any]:
     """Everything, with units in the names: bytes per GPU, seconds, tokens, shares from 0 to 1. Unknown is null."""
-    shape, card = it.shape, it.card
+    shape, gpu = it.shape, it.gpu
     return {
         "model": {
             "name": it.name, "architecture": shape.architecture, "parameters": shape.parameters,
@@ -22,9 +22,9 @@ def told(it: Plan) -> dict[str, Any]:
             "default_max_model_len": shape.served_len,
         },
         "gpu": {
-            "name": card.name, "memory_bytes": card.memory_bytes, "usable_bytes": usable(card),
-            "mig_profile": card.profile,
-            "per_card": card.instances, "gpus_per_replica": it.gpus, "source": card.source,
+            "name": gpu.name, "memory_bytes": gpu.memory_bytes, "usable_bytes": usable(gpu),
+            "mig_profile": gpu.profile,
+            "per_gpu": gpu.instances, "gpus_per_replica": it.gpus, "source": gpu.source,
         },
         "serving": _fields(it.serving),
         "memory": [{"name": part.name, "bytes": part.bytes, "estimated": part.estimated, "source": part.source}

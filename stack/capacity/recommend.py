@@ -123,7 +123,7 @@ def gateway(
     if slots < Capacity().min_slots:
         lines.append(f"  min_slots: {slots}  # there are no more")
     if slots < sum(band.floor for band in BANDS.values()):
-        lines += ["bands:  # as shipped, without floors: there are fewer slots than those keep free"]
+        lines += ["bands:  # the defaults, without floors: there are fewer slots than those keep free"]
         lines += [f"  {band}: {_flow(msgspec.structs.replace(its, floor=0))}" for band, its in BANDS.items()]
     lines += ["models:", f"  {json.dumps(name or 'MODEL')}:", f"    max_model_len: {serving.max_model_len}"]
     if output:

@@ -18,10 +18,10 @@ from stack.capacity.throughput import plain
 from stack.capacity.traffic import TrafficProfile
 from stack.capacity.worksheet import WEIGHT_BYTES, Entry
 
-# ---- what is told
+# ---- JSON and text
 
 
-def told(found: Study | WeightsOnly) -> dict[str, Any]:
+def as_json(found: Study | WeightsOnly) -> dict[str, Any]:
     """The answer as JSON; see docs/guides/capacity.md for the names."""
     if isinstance(found, WeightsOnly):
         weights = {
@@ -32,19 +32,19 @@ def told(found: Study | WeightsOnly) -> dict[str, Any]:
         }
         gpus = [
             {"gpu": name, "usable_bytes": most, "weights_fit": found.weight_bytes < most}
-            for name, most in found.cards.items()
+            for name, most in found.gpus.items()
         ]
         return {"weights": weights, "gpus": gpus, "kv_cache": None, "refusal": found.refusal}
     refused = [
         {
-            "gpu": card.name,
+            "gpu": gpu.name,
             "why": word(error),
             "what": getattr(error, "what", str(error)),
             "ways": list(getattr(error, "ways", ())),
         }
-        for card, error in found.refused
+        for gpu, error in found.refused
     ]
-    return {"plans": [plan_text.told(each) for each in found.plans], "refused": refused, "notes": list(found.notes)}
+    return {"plans": [plan_text.as_json(each) for each in found.plans], "refused": refused, "notes": list(found.notes)}
 
 
 def filled(found: Study) -> str:
@@ -78,8 +78,8 @@ def filled(found: Study) -> str:
         "ttft_p95": Entry(None, promise),
         "itl_p95": Entry(None, promise),
         "cost_per_1k_tokens": Entry(None, spent),
-        "tensor_parallel_size": Entry(str(it.serving.tensor_parallel), f"fits {it.card.name}"),
-        "pipeline_parallel_size": Entry(str(it.serving.pipeline_parallel), f"fits {it.card.name}"),
+        "tensor_parallel_size": Entry(str(it.serving.tensor_parallel), f"fits {it.gpu.name}"),
+        "pipeline_parallel_size": Entry(str(it.serving.pipeline_parallel), f"fits {it.gpu.name}"),
         "gpu_memory_utilization": Entry(utilization, "what this plan counts with"),
         "enable_prefix_caching": caching(it.serving, found.shape),
         "speculative_config": Entry(None, "none; adds weights and cache of its own"),
@@ -137,7 +137,7 @@ def sheets(it: Plan) -> Iterator[CapacityTable]:
 
 
 def _memory(it: Plan) -> CapacityTable:
-    whole = usable(it.card)
+    whole = usable(it.gpu)
     rows: list[tuple[str, ...]] = [
         (part.name, gib(part.bytes), "estimated" if part.estimated else "counted", part.source) for part in it.parts
     ]
@@ -145,9 +145,9 @@ def _memory(it: Plan) -> CapacityTable:
     held = f"{it.cache.blocks:,} blocks, {it.cache.tokens:,} tokens, {_token_costs(it)}"
     rows.append(("KV cache", gib(it.kv_bytes), "the rest", held))
     rows.append(("not used", gib(spare), "", f"--gpu-memory-utilization {it.serving.gpu_memory_utilization:g}"))
-    rows.append(("all", gib(whole), "", it.card.source))
+    rows.append(("all", gib(whole), "", it.gpu.source))
     number = "" if it.gpus == 1 else f", each of {it.gpus}"
-    return CapacityTable(f"memory of {it.card.name}{number}: {it.name}", ("part", "per GPU", "", "source"), rows)
+    return CapacityTable(f"memory of {it.gpu.name}{number}: {it.name}", ("part", "per GPU", "", "source"), rows)
 
 
 def _token_costs(it: Plan) -> str:
@@ -235,13 +235,13 @@ def _people(it: Plan) -> str:
 
 
 def _count(it: Plan) -> str:
-    return "cannot be told" if it.replicas is None else f"{'' if it.measured else 'at least '}{it.replicas}"
+    return "unknown" if it.replicas is None else f"{'' if it.measured else 'at least '}{it.replicas}"
 
 
 def _money(it: Plan, cost: PlanCost) -> CapacityTable:
     at_least, unit = "" if it.measured else "at least ", cost.currency
     listed = [
-        ("one replica, an hour", cost.per_replica_hour, f"{it.gpus} x {it.card.name}", ""),
+        ("one replica, an hour", cost.per_replica_hour, f"{it.gpus} x {it.gpu.name}", ""),
         ("all replicas, an hour", cost.per_hour, f"{it.replicas} of them", at_least),
         ("1K tokens of this traffic", cost.per_1k_tokens, "prompt and reply tokens together" + _kept(it), at_least),
         (
@@ -282,17 +282,17 @@ def comparison(found: Study) -> CapacityTable:
     unit = next((each.cost.currency for each in found.plans if each.cost), "")
     money = (f"{unit} an hour", f"{unit} per 1K") if unit else ()
     people = ("users each",) if any(each.users_per_replica for each in found.plans) else ()
-    head = ("GPU", "KV cache", "tokens", "guaranteed", "expected", "binds", "replicas", "cards", *people, *money)
+    head = ("GPU", "KV cache", "tokens", "guaranteed", "expected", "binds", "replicas", "GPUs", *people, *money)
     rows: list[tuple[str, ...]] = []
     for it in sorted(found.plans, key=lambda it: it.cost.per_hour if it.cost and it.cost.per_hour else 0.0):
-        gpus = "" if it.replicas is None else str(-(-it.replicas * it.gpus // it.card.instances))
+        gpus = "" if it.replicas is None else str(-(-it.replicas * it.gpus // it.gpu.instances))
         spent = (digits(it.cost.per_hour, 2), digits(it.cost.per_1k_tokens)) if it.cost else ()
         rows.append((
-            placed(it.serving, it.card), gib(it.kv_bytes), f"{it.cache.tokens:,}", f"{it.guaranteed:,.2f}",
+            placed(it.serving, it.gpu), gib(it.kv_bytes), f"{it.cache.tokens:,}", f"{it.guaranteed:,.2f}",
             "" if it.expected is None else f"{it.expected:,.1f}", it.binds.name if it.binds else "",
             "" if it.replicas is None else _count(it), gpus, *(_people(it) for _ in people), *spent,
         ))  # fmt: skip
-    rows += [(card.name, word(error), *[""] * (len(head) - 2)) for card, error in found.refused]
+    rows += [(gpu.name, word(error), *[""] * (len(head) - 2)) for gpu, error in found.refused]
     return CapacityTable(f"{found.shape.name or 'the model'}: which GPU or slice", head, rows)
 
 
@@ -304,7 +304,7 @@ def conclusion(found: Study) -> str:
     hour, unit, it = min(priced, key=lambda row: row[0])
     bound = "" if it.measured else "; at least, until --measured-rate says what one replica takes"
     return (
-        f"Cheapest by your prices: {(it.replicas or 1) * it.gpus} x {it.card.name}, {digits(hour, 2)} {unit} an"
+        f"Cheapest by your prices: {(it.replicas or 1) * it.gpus} x {it.gpu.name}, {digits(hour, 2)} {unit} an"
         f" hour{bound}"
     )
 

@@ -42,7 +42,7 @@ def weights_read(shape: ModelShape, serving: Serving) -> float | None:
     return max(0.0, shape.weight_bytes - table) / serving.tensor_parallel
 
 
-def flops_of(shape: ModelShape, serving: Serving, card: GpuModel) -> float:
+def flops_of(shape: ModelShape, serving: Serving, gpu: GpuModel) -> float:
     """Dense operations a second of a replica; 8 bits may double them, 4 bits in floating point again."""
     kind = shape.quantization or ""
-    return card.flops * (4 if "fp4" in kind else 2 if kind else 1) * serving.tensor_parallel * serving.pipeline_parallel
+    return gpu.flops * (4 if "fp4" in kind else 2 if kind else 1) * serving.tensor_parallel * serving.pipeline_parallel

@@ -273,7 +273,7 @@ def _of(served: Sequence[_Served], others: int, cached_share: float | None, plac
     sizes = _representative([((one.prompt, one.output), one.texts) for one in served])
     ttfts = [one.ttft_s for one in served if one.ttft_s is not None]
     decodes = [(one.decode_s, one.output) for one in served if one.decode_s is not None]
-    rate, told = _rate(served)
+    rate, origin = _rate(served)
     notes = (
         [f"{others} further requests of the log did not end well or have no lengths, and count nowhere"]
         if others
@@ -292,7 +292,7 @@ def _of(served: Sequence[_Served], others: int, cached_share: float | None, plac
         fmean(ttfts) if ttfts else None,
         (sum(d for d, _ in decodes) / sum(o for _, o in decodes) or None) if decodes else None,
         cached_share=cached_share,
-        source=f"{len(served):,} requests of {place}{told}",
+        source=f"{len(served):,} requests of {place}{origin}",
         notes=tuple(notes),
     )
 
@@ -312,7 +312,7 @@ def _lengths(values: Sequence[int]) -> Lengths:
 
 
 def _rate(served: Sequence[_Served]) -> tuple[float | None, str]:
-    """Requests a second in the busiest minute, and how that was told; None where the log has no times, or one moment
+    """Requests a second in the busiest minute, and its source; None where the log has no times, or one moment
     only."""
     timed = [(one.ended, one.texts) for one in served if one.ended is not None]
     if not timed:

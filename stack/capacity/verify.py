@@ -1,6 +1,6 @@
 """A running engine's own word about its KV cache, beside what our arithmetic makes of the same configuration.
 
-Invariant: both sides speak of one configuration. What the engine tells of itself (block size, data type, longest
+Invariant: both sides speak of one configuration. What the engine reports (block size, data type, longest
 request) is taken from it, and where a plan had it otherwise that is said; so a difference is one of arithmetic or of
 memory, never of options. What a release does not tell is absent, never 0."""
 
@@ -36,7 +36,7 @@ _VAST = float(1 << 62)  # bytes: so many blocks that what is left over of the la
 
 @dataclass(frozen=True, slots=True)
 class ComparedValue:
-    """One figure as we reckon it and as the engine tells it; None: not known, never 0. source: where `reported` comes
+    """One figure as we reckon it and as the engine reports it; None: not known, never 0. source: where `reported` comes
     from."""
 
     name: str
@@ -100,50 +100,52 @@ def compare(
 ) -> Verifier:
     """Compare /metrics and a start-up log with the prediction for this shape. Pure. Arguments as in `loop`; raises
     BadLive."""
-    told, notes = read_report(text, log, served.place)
-    shape, ours, differs = _as_run(told, shape, serving, served)
-    pool = _pool(told, shape, ours, kv_bytes)
-    figures = tuple(_figures(told, shape, ours, pool, kv_bytes))
-    silent = ("the log tells nothing of an engine's start; is it vLLM's, from the first line on?",)
-    notes += (*differs, *_other_model(told, shape, served, figures), *_other_start(told))
-    if told.by_hand and kv_bytes is not None:
+    report, notes = read_report(text, log, served.place)
+    shape, ours, differs = _as_run(report, shape, serving, served)
+    pool = _pool(report, shape, ours, kv_bytes)
+    figures = tuple(_figures(report, shape, ours, pool, kv_bytes))
+    silent = ("the log shows no start of an engine; is it vLLM's, from the first line on?",)
+    notes += (*differs, *_other_model(report, shape, served, figures), *_other_start(report))
+    if report.by_hand and kv_bytes is not None:
         notes += (
             (
-                f"its KV cache memory was set by hand ({told.kv_bytes[1]}), so it is not compared with the plan's"
+                f"its KV cache memory was set by hand ({report.kv_bytes[1]}), so it is not compared with the plan's"
                 f" {kv_bytes / 2**30:,.2f} GiB"
             ),
         )
-    notes += silent if log is not None and told.log == Startup() and not told.said else ()
-    in_use = tuple(_in_use(told, shape, ours))
+    notes += silent if log is not None and report.log == Startup() and not report.said else ()
+    in_use = tuple(_in_use(report, shape, ours))
     return Verifier(
-        told.model or next(iter(served.names), ""),
+        report.model or next(iter(served.names), ""),
         served.version,
         ours,
         figures,
         in_use,
-        (*notes, *_meaning(told, shape, ours, figures)),
+        (*notes, *_meaning(report, shape, ours, figures)),
     )
 
 
 def _as_run(
-    told: EngineReport, shape: ModelShape, plan: Serving | None, served: Served
+    report: EngineReport, shape: ModelShape, plan: Serving | None, served: Served
 ) -> tuple[ModelShape, Serving, tuple[str, ...]]:
     """Shape and options as the engine runs them, and where a plan had them otherwise."""
-    longest = served.max_model_len or told.longest
+    longest = served.max_model_len or report.longest
     block, dtype, utilization = (
-        whole_number(told.labels.get("block_size")),
-        told.labels.get("cache_dtype"),
-        told.label("gpu_memory_utilization"),
+        whole_number(report.labels.get("block_size")),
+        report.labels.get("cache_dtype"),
+        report.label("gpu_memory_utilization"),
     )
-    parallel = {name: whole_number(told.said.get(f"{name}_size")) for name in ("tensor_parallel", "pipeline_parallel")}
+    parallel = {
+        name: whole_number(report.said.get(f"{name}_size")) for name in ("tensor_parallel", "pipeline_parallel")
+    }
     says = {
         "max_model_len": longest,
         "block_size": block,
-        "cache_dtype": dtype or told.said.get("kv_cache_dtype"),
+        "cache_dtype": dtype or report.said.get("kv_cache_dtype"),
         "gpu_memory_utilization": utilization,
-        "max_num_batched_tokens": whole_number(told.said.get("max_num_batched_tokens")),
-        "async_scheduling": yes_or_no(told.said.get("async_scheduling")),
-        "prefix_caching": yes_or_no(told.labels.get("enable_prefix_caching")),
+        "max_num_batched_tokens": whole_number(report.said.get("max_num_batched_tokens")),
+        "async_scheduling": yes_or_no(report.said.get("async_scheduling")),
+        "prefix_caching": yes_or_no(report.labels.get("enable_prefix_caching")),
         **parallel,
     }
     known = {name: value for name, value in says.items() if value is not None}
@@ -169,17 +171,17 @@ def _as_run(
             "its windows also hold what is in flight, up to max_num_batched_tokens, which the page does not tell:"
             f" {as_run.max_num_batched_tokens:,} are assumed; its start-up log would say"
         )
-    if (run := told.said.get("dtype")) and run != shape.dtype:
+    if (run := report.said.get("dtype")) and run != shape.dtype:
         notes.append(f"it runs in {run}, the config says {shape.dtype}")
         shape = replace(shape, dtype=run)
     return shape, as_run, tuple(notes)
 
 
-def _pool(told: EngineReport, shape: ModelShape, serving: Serving, kv_bytes: float | None) -> kv.KvCapacity | None:
+def _pool(report: EngineReport, shape: ModelShape, serving: Serving, kv_bytes: float | None) -> kv.KvCapacity | None:
     """The cache as we reckon it: of the bytes that the engine has, else of the blocks that it was given, else of the
     bytes that were planned."""
-    reported, _ = told.kv_bytes
-    blocks, _ = told.blocks
+    reported, _ = report.kv_bytes
+    blocks, _ = report.blocks
     if reported is not None:
         return kv.cache(shape, serving, reported)
     if blocks is not None:
@@ -193,19 +195,19 @@ def block_bytes(shape: ModelShape, serving: Serving) -> float:
 
 
 def _figures(
-    told: EngineReport, shape: ModelShape, serving: Serving, pool: kv.KvCapacity | None, kv_bytes: float | None
+    report: EngineReport, shape: ModelShape, serving: Serving, pool: kv.KvCapacity | None, kv_bytes: float | None
 ) -> Iterator[ComparedValue]:
     """Return the values that the engine reports, each beside the prediction where ours follows from something else."""
-    reported, whence = told.kv_bytes
-    tokens, tokens_from = told.tokens(_alike(shape))
-    at_once, at_once_from = told.concurrency
-    blocks, blocks_from = told.blocks
+    reported, whence = report.kv_bytes
+    tokens, tokens_from = report.tokens(_alike(shape))
+    at_once, at_once_from = report.concurrency
+    blocks, blocks_from = report.blocks
     weights = None if shape.weight_bytes is None else memory.weight_bytes(shape, serving)
     each = kv.request_bytes(shape, serving, serving.max_model_len) / serving.max_model_len
     independent = pool is not None and (reported is not None or tokens_from != BY_BLOCKS)
     found = [
-        ComparedValue("weights", "bytes", weights, told.log.weights, "start-up log"),
-        ComparedValue("KV cache memory", "bytes", None if told.by_hand else kv_bytes, reported, whence),
+        ComparedValue("weights", "bytes", weights, report.log.weights, "start-up log"),
+        ComparedValue("KV cache memory", "bytes", None if report.by_hand else kv_bytes, reported, whence),
         ComparedValue(BLOCKS, "blocks", pool.blocks if pool and reported is not None else None, blocks, blocks_from),
         ComparedValue(TOKENS, "tokens", pool.tokens if pool and independent else None, tokens, tokens_from),
         ComparedValue(
@@ -219,7 +221,7 @@ def _figures(
             f"{whence} / tokens",
         ),
     ]
-    if kv_bytes is not None and not told.by_hand:
+    if kv_bytes is not None and not report.by_hand:
         found.append(
             ComparedValue(
                 "KV cache tokens as planned", "tokens", kv.cache(shape, serving, kv_bytes).tokens, tokens, tokens_from
@@ -234,20 +236,18 @@ def _alike(shape: ModelShape) -> bool:
 
 
 def _other_model(
-    told: EngineReport, shape: ModelShape, served: Served, figures: tuple[ComparedValue, ...]
+    report: EngineReport, shape: ModelShape, served: Served, figures: tuple[ComparedValue, ...]
 ) -> tuple[str, ...]:
     """Return whether this is another model's engine: by its name, which may be an alias, and by the bytes of its
     blocks. Raises BadLive where both say so.
 
     Blocks and not tokens: how many tokens a block is worth depends on windows and on what is in flight, too."""
-    names = [name for name in (*served.names, told.said.get("model"), told.model) if name]
+    names = [name for name in (*served.names, report.said.get("model"), report.model) if name]
     if not shape.name or not names or any(_same(shape.name, name) for name in names):
         return ()
     off = next((figure for figure in figures if figure.name == BLOCKS and figure.difference is not None), None)
     if off is None or any(layer.kind == "state" for layer in shape.layers):
-        return (
-            f"it serves {names[0]}, the config is of {shape.name}: nothing here tells whether that is the same model",
-        )
+        return (f"it serves {names[0]}, the config is of {shape.name}: check that this is the same model",)
     if abs(off.difference or 0.0) <= OTHER_MODEL:
         return (f"it serves {names[0]}, the config is of {shape.name}; their caches are alike",)
     raise BadLive(
@@ -263,11 +263,11 @@ def _same(one: str, other: str) -> bool:
     return ends[0] == ends[1]
 
 
-def _other_start(told: EngineReport) -> Iterator[str]:
-    tokens, logged = told.label("kv_cache_size_tokens"), told.log.kv_tokens
+def _other_start(report: EngineReport) -> Iterator[str]:
+    tokens, logged = report.label("kv_cache_size_tokens"), report.log.kv_tokens
     if tokens is not None and logged is not None and abs(tokens - logged) > 1:
         yield (
-            f"the log tells of {logged:,} tokens, the page of {tokens:,.0f}: the log is of another start, and the page"
+            f"the log reports {logged:,} tokens, the page of {tokens:,.0f}: the log is of another start, and the page"
             " counts"
         )
 
@@ -285,27 +285,27 @@ class _Use:
     preempted: float | None
 
 
-def _use(told: EngineReport) -> _Use | None:
-    share = told.gauge(usage_series(told.found))
+def _use(report: EngineReport) -> _Use | None:
+    share = report.gauge(usage_series(report.found))
     if share is None or share > 1:
         return None
-    blocks, _ = told.blocks
+    blocks, _ = report.blocks
     return _Use(
         share,
         round(share * (blocks - 1)) if blocks else None,
-        told.gauge(vllm.NUM_REQUESTS_RUNNING.name),
-        told.gauge(vllm.NUM_PREEMPTIONS.name),
+        report.gauge(vllm.NUM_REQUESTS_RUNNING.name),
+        report.gauge(vllm.NUM_PREEMPTIONS.name),
     )
 
 
-def _in_use(told: EngineReport, shape: ModelShape, serving: Serving) -> Iterator[ComparedValue]:
-    use = _use(told)
+def _in_use(report: EngineReport, shape: ModelShape, serving: Serving) -> Iterator[ComparedValue]:
+    use = _use(report)
     if use is None:
         return
     size = serving.block_size if _alike(shape) else None
     usage, running, preempted = (
         f"page: {name}"
-        for name in (usage_series(told.found), vllm.NUM_REQUESTS_RUNNING.name, vllm.NUM_PREEMPTIONS.name)
+        for name in (usage_series(report.found), vllm.NUM_REQUESTS_RUNNING.name, vllm.NUM_PREEMPTIONS.name)
     )
     found = (
         ComparedValue("in use", "share", None, use.share, usage),
@@ -329,20 +329,22 @@ def _times(one: float | None, other: float | None) -> float | None:
 
 
 def _meaning(
-    told: EngineReport, shape: ModelShape, serving: Serving, figures: tuple[ComparedValue, ...]
+    report: EngineReport, shape: ModelShape, serving: Serving, figures: tuple[ComparedValue, ...]
 ) -> Iterator[str]:
     tokens = next((figure for figure in figures if figure.name == TOKENS), None)
     if tokens and tokens.predicted and tokens.reported:
         off = tokens.reported / tokens.predicted - 1
         how = "as reckoned" if abs(off) < 0.0005 else f"{abs(off):.1%} {'less' if off < 0 else 'more'} than reckoned"
         yield f"the engine's cache holds {tokens.reported:,.0f} tokens, {how}"
-    use = _use(told)
+    use = _use(report)
     if use is None:
         return
-    longest, _ = told.concurrency
+    longest, _ = report.concurrency
     if use.running and use.blocks:
         room = use.running / use.share if use.share else 0.0
-        worst = f"; the {longest:,.2f} that vLLM tells are of {serving.max_model_len:,} tokens each" if longest else ""
+        worst = (
+            f"; the {longest:,.2f} that vLLM reports are of {serving.max_model_len:,} tokens each" if longest else ""
+        )
         size = f", blocks for {use.blocks * serving.block_size / use.running:,.0f} tokens each" if _alike(shape) else ""
         yield (
             f"{use.running:,.0f} running requests hold {use.share:.0%} of the cache{size}: it has room for some"

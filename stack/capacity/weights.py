@@ -133,7 +133,7 @@ def stored(quantization: Mapping[str, Any], layers: int, where: str = "config.js
 
 
 def _method(quantization: Mapping[str, Any]) -> str:
-    """Its name; ModelOpt has one for several types, which quant_algo tells apart (vLLM modelopt.py,
+    """Its name; ModelOpt has one for several types, distinguished by quant_algo (vLLM modelopt.py,
     override_quantization_method)."""
     method = str(quantization.get("quant_method", "")).lower().replace("_", "-")
     nested = quantization.get("quantization")

@@ -68,7 +68,7 @@ def capacity_command(
     if fill and (isinstance(found, command.WeightsOnly) or len(found.plans) != 1):
         raise click.UsageError("--fill takes one --gpu that the model fits, and its config.json")
     if as_json:
-        click.echo(json_text(tables.told(found) | ({"live": _live(looked)} if looked else {})))
+        click.echo(json_text(tables.as_json(found) | ({"live": _live(looked)} if looked else {})))
     elif isinstance(found, command.WeightsOnly):
         _draw_weights(found)
     elif fill:
@@ -166,7 +166,7 @@ def _draw_weights(found: command.WeightsOnly) -> None:
         f" ({found.dtype}{assumed})"
     )
     click.echo(f"         {found.weight_bytes / 1e9:,.1f} GB = {gib(found.weight_bytes)}")
-    for name, usable in found.cards.items():
+    for name, usable in found.gpus.items():
         verdict = "smaller, so the rest may fit" if found.weight_bytes < usable else "too much for it"
         click.echo(f"{name}: vLLM may use {gib(usable)}; the weights alone are {verdict}")
     click.echo(f"refused: {found.refusal}")

@@ -116,7 +116,7 @@ _USED = (("blocks", ""), ("tokens", " at most"), ("bytes", ""))
 def test_worst_case_and_preemptions_are_explained():
     """The worst case is told apart from what runs and preemptions are explained."""
     said = " ".join(compare(golden("0.32.0-preempt-under-load"), None, tiny()).said)
-    assert "room for some 4.2 such requests; the 1.50 that vLLM tells are of 512 tokens each" in said
+    assert "room for some 4.2 such requests; the 1.50 that vLLM reports are of 512 tokens each" in said
     assert "59 times since its start a running request lost its blocks" in said
     idle = " ".join(compare(golden("0.32.0-before"), None, tiny()).said)
     assert "no request is running, so nothing can be said of what requests need" in idle
@@ -212,7 +212,7 @@ def test_a_log_of_another_start_is_told_and_the_page_counts():
         tiny(),
     )
     assert (
-        "the log tells of 4,096 tokens, the page of 2,097,152: the log is of another start, and the page counts"
+        "the log reports 4,096 tokens, the page of 2,097,152: the log is of another start, and the page counts"
         in found.said
     )
     assert 2097152 == told(found)["KV cache tokens"][1]
@@ -220,7 +220,7 @@ def test_a_log_of_another_start_is_told_and_the_page_counts():
 
 def test_a_log_of_something_else_is_told():
     said = compare(golden("0.32.0-before"), "hello\nworld\n", tiny()).said
-    assert "the log tells nothing of an engine's start; is it vLLM's, from the first line on?" in said
+    assert "the log shows no start of an engine; is it vLLM's, from the first line on?" in said
 
 
 def test_the_share_in_the_sentence_is_of_what_was_reckoned():

@@ -481,12 +481,12 @@ def test_the_shipped_models_fit_their_slices(services: dict[str, Any], team: str
     """With room for four requests of full length: a slice that holds the weights alone serves nobody."""
     command = services[f"vllm-{team}"]["command"]
     said = dict(itertools.pairwise(command))
-    shape, card = model.shape(CONFIGS[command[0]], command[0]), gpu_models.card(slice_name)
-    batch, share = memory.default_batched_tokens(card), float(said["--gpu-memory-utilization"])
+    shape, gpu = model.shape(CONFIGS[command[0]], command[0]), gpu_models.gpu_named(slice_name)
+    batch, share = memory.default_batched_tokens(gpu), float(said["--gpu-memory-utilization"])
     serving = Serving(
         max_model_len=int(said["--max-model-len"]), max_num_batched_tokens=batch, gpu_memory_utilization=share
     )
-    budget = memory.kv_budget(shape, serving, card, memory.parts(shape, serving, card))
+    budget = memory.kv_budget(shape, serving, gpu, memory.parts(shape, serving, gpu))
     assert cache(shape, serving, budget).concurrency > 4
 
 
@@ -770,15 +770,15 @@ class TestRunning:
 
 
 def divided(name: str) -> GpuReading:
-    [card] = parse_csv((GOLDEN / f"{name}.csv").read_text())
-    return replace(card, instances=INSTANCES[name])
+    [gpu] = parse_csv((GOLDEN / f"{name}.csv").read_text())
+    return replace(gpu, instances=INSTANCES[name])
 
 
 @pytest.mark.parametrize("name", ["h100-mig", "h200-mig"])
-def test_what_a_divided_card_does_not_tell_is_not_on_the_page(name: str) -> None:
+def test_what_a_divided_gpu_does_not_tell_is_not_on_the_page(name: str) -> None:
     """Missing values (utilisation of a divided GPU, activity of an instance) are omitted, never reported as 0."""
-    card = divided(name)
-    text = exposition.render(families([card]))
+    gpu = divided(name)
+    text = exposition.render(families([gpu]))
     shown = {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
     assert {catalogue.UTILIZATION.name, catalogue.MEMORY_BUSY.name, catalogue.MIG_ACTIVITY.name}.isdisjoint(shown)
     assert {
@@ -787,14 +787,14 @@ def test_what_a_divided_card_does_not_tell_is_not_on_the_page(name: str) -> None
         catalogue.SM_CLOCK.name,
         catalogue.MIG_MEMORY_USED.name,
     } <= shown
-    assert "not_available" == card.absent["utilization_ratio"]
+    assert "not_available" == gpu.absent["utilization_ratio"]
     rows = [
         s.labels
         for family in text_string_to_metric_families(text)
         for s in family.samples
         if s.name == catalogue.MIG_INFO.name
     ]
-    assert [(part.mig_uuid, part.profile) for part in card.instances] == [
+    assert [(part.mig_uuid, part.profile) for part in gpu.instances] == [
         (row["mig_uuid"], row["profile"]) for row in rows
     ]
 
@@ -810,19 +810,19 @@ def test_what_a_divided_card_does_not_tell_is_not_on_the_page(name: str) -> None
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", ["4g.96gb"]),
     ],
 )
-def test_slices_that_make_up_a_card_cost_what_the_card_costs(card: str, profiles: list[str]) -> None:
+def test_slices_that_make_up_a_gpu_cost_what_the_gpu_costs(gpu: str, profiles: list[str]) -> None:
     """To the cent and the second, with each team paying for its own."""
     engines = {f"engine-{n}": (f"MIG-{n}",) for n in range(len(profiles))}
     books = Books(engines)
     instances = tuple(MigReading("GPU-a", n, f"MIG-{n}", profile) for n, profile in enumerate(profiles))
     for _ in range(5):
-        books.accounts.on_gpus([GpuReading("GPU-a", name=card, mig=True, instances=instances)], books.now)
+        books.accounts.on_gpus([GpuReading("GPU-a", name=gpu, mig=True, instances=instances)], books.now)
         for n, name in enumerate(engines):
             books.look(view(model=f"team-{n}"), name, 8.0 if n == 0 else 0.0)
     allocated = books.figures("gpu_allocated_seconds_total", "model_name")
     assert pytest.approx(32.0, rel=1e-9) == sum(allocated.values())
     assert {
-        (f"team-{n}",): pytest.approx(32.0 * mig_fraction(profile, card)) for n, profile in enumerate(profiles)
+        (f"team-{n}",): pytest.approx(32.0 * mig_fraction(profile, gpu)) for n, profile in enumerate(profiles)
     } == allocated
     assert pytest.approx(0.032, rel=1e-9) == sum(
         value for (basis, _), value in books.figures("cost_total", "basis", "team").items() if basis == "allocation"
@@ -839,15 +839,15 @@ def test_partly_used_gpu_is_covered_by_slice_prices() -> None:
 
 def test_the_time_of_a_slice_is_its_teams(tmp_path: Path) -> None:
     """The chain of compose.mig.yml: TEAM_A_MIG -> engines[].gpus -> the instance of that UUID -> seconds of team-a."""
-    card = divided("h100-mig")
-    named = {team: card.instances[n].mig_uuid or "" for team, n in (("team-a", 2), ("team-b", 0))}
+    gpu = divided("h100-mig")
+    named = {team: gpu.instances[n].mig_uuid or "" for team, n in (("team-a", 2), ("team-b", 0))}
     text = slices.filled(
         (DEPLOY / "mig/sidecar.yaml").read_text(), {"TEAM_A_MIG": named["team-a"], "TEAM_B_MIG": named["team-b"]}
     )
     engines = config.parse(text, SidecarConfig, "sidecar.yaml").engines
     books = Books({engine.name: engine.gpus for engine in engines})
     for _ in range(3):
-        books.accounts.on_gpus([card], books.now)
+        books.accounts.on_gpus([gpu], books.now)
         for engine in engines:
             books.look(
                 view(model=engine.name.removeprefix("vllm-")), engine.name, 7.0 if engine.name == "vllm-team-a" else 0.0

@@ -161,7 +161,7 @@ def _attributed(given: Given, prices: Given | None = None) -> Attribution:
     produced = Work(*(sum(column) for column in zip(*given["ended"].values(), strict=True)))
     if "in_flight" in given:
         produced = produced.plus(Work(*given["in_flight"]))
-    card = GpuShare("GPU-1", fraction=given.get("fraction", 1.0), joules=given.get("joules"))
+    gpu = GpuShare("GPU-1", fraction=given.get("fraction", 1.0), joules=given.get("joules"))
     attribution.advance(
         UsageSample(
             "e",
@@ -172,7 +172,7 @@ def _attributed(given: Given, prices: Given | None = None) -> Attribution:
             given["running"][1],
             produced=produced,
             logged=ended,
-            gpus=(card,),
+            gpus=(gpu,),
         )
     )
     return attribution

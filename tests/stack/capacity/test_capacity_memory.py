@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_capacity_model import model
 
 from stack.capacity.fit import default_seqs
-from stack.capacity.gpus import CARDS, card, slices
+from stack.capacity.gpus import GPUS, gpu_named, slices
 from stack.capacity.kv import BadServing, Serving, cache
 from stack.capacity.memory import default_batched_tokens, kv_budget, parts, weight_bytes
 from stack.capacity.model import BadModel
@@ -35,13 +35,13 @@ GIB = 2**30
         ("L40S", "L40S", 46_068),
     ],
 )
-def test_a_card_is_found_by_the_names_people_use(asked, name, mib):
-    assert (name, mib * 2**20) == (card(asked).name, card(asked).memory_bytes)
+def test_a_gpu_is_found_by_the_names_people_use(asked, name, mib):
+    assert (name, mib * 2**20) == (gpu_named(asked).name, gpu_named(asked).memory_bytes)
 
 
 @pytest.mark.parametrize("asked", ["H200/1g.18gb", "1g.18gb@H200", "h200/MIG-1g.18gb"])
 def test_a_slice_is_smaller_than_its_name(asked):
-    piece = card(asked)
+    piece = gpu_named(asked)
     assert ("H200/1g.18gb", "H200", "1g.18gb", 7) == (piece.name, piece.of, piece.profile, piece.instances)
     assert 16.0 * GIB == piece.memory_bytes < 18e9
 
@@ -55,13 +55,13 @@ def test_a_slice_is_smaller_than_its_name(asked):
         ("", "not known"),
     ],
 )
-def test_an_unknown_card_names_the_nearest(asked, told):
+def test_an_unknown_gpu_names_the_nearest(asked, told):
     with pytest.raises(ValueError, match=told):
-        card(asked)
+        gpu_named(asked)
 
 
-@pytest.mark.parametrize("whole", [found for found in CARDS if found.of is None], ids=lambda found: found.name)
-def test_slices_fit_on_their_card(whole):
+@pytest.mark.parametrize("whole", [found for found in GPUS if found.of is None], ids=lambda found: found.name)
+def test_slices_fit_on_their_gpu(whole):
     pieces = slices(whole)
     assert whole.usable_bytes < whole.memory_bytes or whole.name == "MI300X"
     for piece in pieces:
@@ -75,13 +75,17 @@ def test_slices_fit_on_their_card(whole):
 
 
 def test_every_name_is_found_again():
-    assert list(CARDS) == [card(found.name) for found in CARDS]
+    assert list(GPUS) == [gpu_named(found.name) for found in GPUS]
 
 
 def test_parts_and_what_is_left_are_as_another_planner_measured():
     """Llama-3.1-8B on an H100 at 0.9, vLLM 0.11: weights 14.99 GiB, cache 51.38 GiB; 0.32 takes its graphs off too, but
     activations fell."""
-    found, serving, h100 = model("Llama-3.1-8B-Instruct"), Serving(16_000, gpu_memory_utilization=0.9), card("H100")
+    found, serving, h100 = (
+        model("Llama-3.1-8B-Instruct"),
+        Serving(16_000, gpu_memory_utilization=0.9),
+        gpu_named("H100"),
+    )
     each = {part.name: part.bytes / GIB for part in parts(found, serving, h100)}
     assert 14.99 == pytest.approx(each["weights"], rel=0.005)
     assert 51.38 == pytest.approx(kv_budget(found, serving, h100, parts(found, serving, h100)) / GIB, rel=0.06)
@@ -89,17 +93,17 @@ def test_parts_and_what_is_left_are_as_another_planner_measured():
 
 def test_what_does_not_fit_leaves_less_than_nothing():
     """About 31 GB of weights on a 1g.10gb."""
-    found, piece = replace(model("Llama-3.1-8B-Instruct"), weight_bytes=31e9), card("A100-80GB/1g.10gb")
+    found, piece = replace(model("Llama-3.1-8B-Instruct"), weight_bytes=31e9), gpu_named("A100-80GB/1g.10gb")
     assert kv_budget(found, Serving(4096), piece, parts(found, Serving(4096), piece)) < 0
     assert 0 == cache(found, Serving(4096), -1.0).blocks
 
 
 def test_only_weights_that_were_read_are_no_estimate():
     found = model("Llama-3.1-8B-Instruct")
-    assert [True] * 4 == [part.estimated for part in parts(found, Serving(4096), card("H100"))]
+    assert [True] * 4 == [part.estimated for part in parts(found, Serving(4096), gpu_named("H100"))]
     read = replace(found, weights_from="headers of 4 safetensors files")
-    assert [False, True, True, True] == [part.estimated for part in parts(read, Serving(4096), card("H100"))]
-    assert all(part.source for part in parts(found, Serving(4096), card("H100")))
+    assert [False, True, True, True] == [part.estimated for part in parts(read, Serving(4096), gpu_named("H100"))]
+    assert all(part.source for part in parts(found, Serving(4096), gpu_named("H100")))
 
 
 def test_tensor_parallel_divides_all_but_what_is_copied():
@@ -138,26 +142,26 @@ def test_more_gpus_never_hold_more_of_the_weights_each(name, split, stages):
 
 def test_slices_are_not_joined():
     with pytest.raises(BadServing, match="one engine cannot join slices"):
-        parts(model("Llama-3.1-8B-Instruct"), Serving(4096, tensor_parallel=2), card("H200/3g.71gb"))
+        parts(model("Llama-3.1-8B-Instruct"), Serving(4096, tensor_parallel=2), gpu_named("H200/3g.71gb"))
 
 
 def test_unknown_weights_are_not_guessed():
     found = replace(model("Llama-3.1-8B-Instruct"), weight_bytes=None)
     with pytest.raises(BadModel, match="what its weights take is not known"):
-        parts(found, Serving(4096), card("H100"))
+        parts(found, Serving(4096), gpu_named("H100"))
 
 
 @pytest.mark.parametrize(
     ("name", "tokens"), [("B200", 16_384), ("H200", 8192), ("H100", 8192), ("A100", 2048), ("L4", 2048)]
 )
-def test_the_default_batch_depends_on_the_card(name, tokens):
-    assert tokens == default_batched_tokens(card(name))
+def test_the_default_batch_depends_on_the_gpu(name, tokens):
+    assert tokens == default_batched_tokens(gpu_named(name))
 
 
-@pytest.mark.parametrize("piece", [each for each in CARDS if each.of], ids=lambda each: each.name)
-def test_a_slice_has_the_defaults_of_its_whole_card(piece):
+@pytest.mark.parametrize("piece", [each for each in GPUS if each.of], ids=lambda each: each.name)
+def test_a_slice_has_the_defaults_of_its_whole_gpu(piece):
     """vLLM asks NVML for the memory of the GPU by its number, which is not that of the slice."""
-    whole = card(piece.of)
+    whole = gpu_named(piece.of)
     assert (default_batched_tokens(whole), default_seqs(whole)) == (default_batched_tokens(piece), default_seqs(piece))
 
 
@@ -176,7 +180,7 @@ def test_the_table_of_slices_is_what_is_reckoned(name, weights, cells):
     for place, cell in zip(
         ("H100/1g.10gb", "H200/1g.18gb", "H100/3g.40gb", "H200/3g.71gb"), cells.split("|"), strict=True
     ):
-        piece = card(place)
+        piece = gpu_named(place)
         serving = Serving(8192, max_num_batched_tokens=default_batched_tokens(piece), gpu_memory_utilization=0.9)
         left = kv_budget(found, serving, piece, parts(found, serving, piece))
         holds = math.floor(cache(found, serving, left).concurrency) if left > 0 else 0

@@ -30,7 +30,7 @@ from stack.capacity.plan import (
     replicas_for,
     steady_rate,
 )
-from stack.capacity.plan_text import told
+from stack.capacity.plan_text import as_json
 from stack.capacity.traffic import (
     BadTraffic,
     in_flight,
@@ -53,7 +53,7 @@ def shape_of(name: str) -> model.ModelShape:
 
 
 LLAMA = shape_of("Llama-3.1-8B-Instruct")
-H200, H100 = gpu_models.card("H200"), gpu_models.card("H100")
+H200, H100 = gpu_models.gpu_named("H200"), gpu_models.gpu_named("H100")
 EIGHT = replace(of_shape(1500, 1500, 300, 300), rate_per_s=8.0, ttft_s=0.4, tpot_s=0.025)
 T0 = 1_760_000_400.0
 
@@ -479,9 +479,9 @@ CODER = shape_of("DeepSeek-V2-Lite")  # the shape of DeepSeek-Coder-V2-Lite
 QWEN = shape_of("Qwen3-30B-A3B")  # the shape of Qwen3-Coder-30B-A3B
 
 
-def refusal(shape: model.ModelShape, card: str, **serving: object) -> DoesNotFit:
+def refusal(shape: model.ModelShape, gpu: str, **serving: object) -> DoesNotFit:
     with pytest.raises(DoesNotFit) as refused:
-        plan(shape, Serving(**{"max_model_len": 16384, **serving}), gpu_models.card(card))  # type: ignore[arg-type]
+        plan(shape, Serving(**{"max_model_len": 16384, **serving}), gpu_models.gpu_named(gpu))  # type: ignore[arg-type]
     return refused.value
 
 
@@ -492,11 +492,13 @@ def test_31_gigabytes_do_not_fit_a_slice_of_10():
     assert refused.ways[0].startswith("H100-80GB/3g.40gb, its smallest slice that does")
     assert not [way for way in refused.ways if "--tensor-parallel-size" in way], "one GPU is enough"
     smaller = [
-        each for each in gpu_models.slices(H100) if each.memory_bytes < gpu_models.card("H100/3g.40gb").memory_bytes
+        each
+        for each in gpu_models.slices(H100)
+        if each.memory_bytes < gpu_models.gpu_named("H100/3g.40gb").memory_bytes
     ]
     assert smaller
     assert not [each.name for each in smaller if fit.fits(CODER, Serving(16384), each)]
-    assert plan(CODER, Serving(16384), gpu_models.card("H100/3g.40gb")).guaranteed >= 1
+    assert plan(CODER, Serving(16384), gpu_models.gpu_named("H100/3g.40gb")).guaranteed >= 1
 
 
 def test_61_gigabytes_fit_a_slice_of_40_in_8_bits_only():
@@ -505,7 +507,7 @@ def test_61_gigabytes_fit_a_slice_of_40_in_8_bits_only():
     assert "weights 56.87 GiB" in refused.what
     (eight,) = [way for way in refused.ways if way.startswith("weights in fp8")]
     assert "about 29.01 GiB" in eight
-    assert plan(fit.quantized(QWEN, "fp8"), Serving(32768), gpu_models.card("H100/3g.40gb")).guaranteed >= 1
+    assert plan(fit.quantized(QWEN, "fp8"), Serving(32768), gpu_models.gpu_named("H100/3g.40gb")).guaranteed >= 1
 
 
 def test_too_long_context_names_the_longest():
@@ -514,12 +516,12 @@ def test_too_long_context_names_the_longest():
     assert "with max_model_len 131,072: one such request takes 16.00 GiB" in refused.what
     (way,) = [way for way in refused.ways if way.startswith("--max-model-len")]
     longest = int(way.split()[1])
-    assert fit.fits(LLAMA, Serving(longest, max_num_batched_tokens=2048), gpu_models.card("L4"))
-    assert not fit.fits(LLAMA, Serving(longest + 1, max_num_batched_tokens=2048), gpu_models.card("L4"))
+    assert fit.fits(LLAMA, Serving(longest, max_num_batched_tokens=2048), gpu_models.gpu_named("L4"))
+    assert not fit.fits(LLAMA, Serving(longest + 1, max_num_batched_tokens=2048), gpu_models.gpu_named("L4"))
 
 
 def test_a_cache_in_eight_bits_is_offered_where_it_is_enough():
-    most = fit.longest(LLAMA, Serving(131_072), gpu_models.card("A10"))
+    most = fit.longest(LLAMA, Serving(131_072), gpu_models.gpu_named("A10"))
     refused = refusal(LLAMA, "A10", max_model_len=int(most * 1.8))
     assert "--kv-cache-dtype fp8 (check the quality)" in refused.ways
     assert "--kv-cache-dtype fp8 (check the quality)" not in refusal(LLAMA, "A10", max_model_len=int(most * 2.2)).ways
@@ -537,7 +539,7 @@ def test_a_share_below_vllms_own_is_raised_first():
     assert not [way for way in refusal(LLAMA, "A10", max_model_len=131_072).ways if "utilization" in way]
 
 
-def test_several_cards_are_named_where_one_is_too_small():
+def test_several_gpus_are_named_where_one_is_too_small():
     assert (
         "2 whole H100-80GB with --tensor-parallel-size 2"
         in refusal(shape_of("Llama-3.1-70B-Instruct"), "H100", max_model_len=8192).ways
@@ -550,20 +552,20 @@ def test_what_nothing_holds_alone_is_said_so():
 
 
 @given(
-    st.sampled_from([each.name for each in gpu_models.CARDS]),
+    st.sampled_from([each.name for each in gpu_models.GPUS]),
     st.sampled_from([1, 2, 4]),
     st.sampled_from(["auto", "fp8"]),
     st.integers(64, 131_072),
 )
-def test_a_plan_and_its_refusal_never_disagree(card, tensor_parallel, cache_dtype, length):
+def test_a_plan_and_its_refusal_never_disagree(gpu, tensor_parallel, cache_dtype, length):
     """Whatever fits has a plan with at least one request; whatever does not names longer lengths never."""
-    serving, it = Serving(length, cache_dtype, tensor_parallel=tensor_parallel), gpu_models.card(card)
+    serving, it = Serving(length, cache_dtype, tensor_parallel=tensor_parallel), gpu_models.gpu_named(gpu)
     assert fit.fits(LLAMA, serving, it) == _plans(LLAMA, serving, it)
 
 
-def _plans(shape: model.ModelShape, serving: Serving, card: gpu_models.GpuModel) -> bool:
+def _plans(shape: model.ModelShape, serving: Serving, gpu: gpu_models.GpuModel) -> bool:
     try:
-        return plan(shape, serving, card).guaranteed >= 1
+        return plan(shape, serving, gpu).guaranteed >= 1
     except DoesNotFit:
         return False
 
@@ -590,7 +592,7 @@ def test_guaranteed_is_five_times_too_careful_for_this_traffic():
     assert pytest.approx(63.2 / it.expected, rel=0.01) == it.cache_share
 
 
-def test_a_published_card_of_forty_thousand_tokens():
+def test_a_published_gpu_of_forty_thousand_tokens():
     """4.91 GiB at 131,072 bytes a token: 0.31 of a request of 131,072 tokens, and 15.7 of 2,560."""
     cache = kv.cache(LLAMA, Serving(131_072), 4.91 * GIB)
     assert pytest.approx(40_208, abs=32) == cache.tokens
@@ -639,7 +641,7 @@ def test_cache_binds_long_and_speed_binds_many_requests():
     """The cache binds where requests are long and the speed where they are many."""
     long = replace(of_shape(30_000, 30_000, 300, 300), rate_per_s=1.0, ttft_s=5.0, tpot_s=0.05)
     assert "KV cache" == _binds(
-        plan(LLAMA, Serving(32_768), gpu_models.card("L40S"), long, PlanTargets(itl_p95_s=0.05))
+        plan(LLAMA, Serving(32_768), gpu_models.gpu_named("L40S"), long, PlanTargets(itl_p95_s=0.05))
     )
     slow = replace(of_shape(4000, 4000, 50, 50), rate_per_s=1.0, ttft_s=0.5, tpot_s=0.02)
     assert "compute" == _binds(plan(LLAMA, Serving(8192), H200, slow))
@@ -660,7 +662,7 @@ def test_replicas_are_a_minimum_without_measurement():
     assert (80 / (10 * MEASURED_SHARE), "measurement") == (known.replicas, _binds(known))
     assert any("not known without a measurement" in note for note in guess.notes)
     assert not any("not known without a measurement" in note for note in known.notes)
-    assert [True, False] == [told(it)["replicas"]["at_least"] for it in (guess, known)]
+    assert [True, False] == [as_json(it)["replicas"]["at_least"] for it in (guess, known)]
 
 
 def test_without_a_rate_or_times_nothing_is_said_of_replicas():
@@ -747,7 +749,7 @@ PRICES = Prices(gpu_hour=2.0, gpus=(GpuPrice("H200", 4.2, {"1g.18gb": 0.5}),), a
 
 
 @pytest.mark.parametrize(
-    ("card", "gpus", "hour"),
+    ("gpu", "gpus", "hour"),
     [
         ("H200", 1, 4.2),
         ("H200", 4, 16.8),
@@ -759,9 +761,9 @@ PRICES = Prices(gpu_hour=2.0, gpus=(GpuPrice("H200", 4.2, {"1g.18gb": 0.5}),), a
         ("H200/7g.141gb", 1, 4.2),
     ],
 )
-def test_what_a_replica_costs(card, gpus, hour):
+def test_what_a_replica_costs(gpu, gpus, hour):
     """A slice without a price costs the larger of its shares of compute and of memory."""
-    assert pytest.approx(hour) == replica_hour(PRICES, gpu_models.card(card), gpus)
+    assert pytest.approx(hour) == replica_hour(PRICES, gpu_models.gpu_named(gpu), gpus)
 
 
 def test_cost_of_this_traffic_beside_the_api():
@@ -783,7 +785,7 @@ def test_cost_of_this_traffic_beside_the_api():
     assert pytest.approx(0.0027 / 1.8) == cost.api_per_1k_tokens
     assert pytest.approx(0.0027 * 36_000) == cost.api_per_hour
     assert pytest.approx(12.6 / 3600 / 0.0027) == cost.break_even_per_s
-    assert told(it)["cost"]["target_kept"] is True
+    assert as_json(it)["cost"]["target_kept"] is True
 
 
 def test_bound_on_cost_can_miss_but_not_meet_a_target():
@@ -792,7 +794,7 @@ def test_bound_on_cost_can_miss_but_not_meet_a_target():
         plan(LLAMA, Serving(8192), H200, EIGHT, PlanTargets(cost_per_1k_tokens=target), prices=PRICES)
         for target in (1e-9, 1.0)
     )
-    assert (False, None) == (told(missed)["cost"]["target_kept"], told(open_)["cost"]["target_kept"])
+    assert (False, None) == (as_json(missed)["cost"]["target_kept"], as_json(open_)["cost"]["target_kept"])
 
 
 # ---- flags and the gateway
@@ -830,7 +832,7 @@ def test_a_folder_is_served_by_its_path_under_its_name():
 
 def test_concurrency_is_bound_by_cache_and_speed():
     """No more requests at once than the cache holds nor than speed allows."""
-    by_cache = plan(LLAMA, Serving(8192), gpu_models.card("L40S"), replace(EIGHT, rate_per_s=1.0, tpot_s=0.1))
+    by_cache = plan(LLAMA, Serving(8192), gpu_models.gpu_named("L40S"), replace(EIGHT, rate_per_s=1.0, tpot_s=0.1))
     assert by_cache.expected is not None
     assert ("--max-num-seqs", str(int(by_cache.expected))) in [(flag.option, flag.value) for flag in by_cache.flags]
     by_speed = plan(LLAMA, Serving(8192), H200, EIGHT, measured_per_s=10.0)
@@ -838,7 +840,7 @@ def test_concurrency_is_bound_by_cache_and_speed():
 
 
 @pytest.mark.parametrize(
-    ("shape", "card", "length", "traffic", "name"),
+    ("shape", "gpu", "length", "traffic", "name"),
     [
         (LLAMA, "H200", 8192, EIGHT, "chat"),
         (LLAMA, "H200", 8192, None, "chat"),
@@ -856,14 +858,14 @@ def test_concurrency_is_bound_by_cache_and_speed():
         (shape_of("Nemotron-H-56B-Base-8K"), "B200", 8192, EIGHT, "hybrid"),
     ],
 )
-def test_the_gateway_takes_the_limits(tmp_path, shape, card, length, traffic, name):
-    it = plan(shape, Serving(length), gpu_models.card(card), traffic, name=name)
+def test_the_gateway_takes_the_limits(tmp_path, shape, gpu, length, traffic, name):
+    it = plan(shape, Serving(length), gpu_models.gpu_named(gpu), traffic, name=name)
     path = tmp_path / "teams.yaml"
     path.write_text(it.gateway.yaml)
     found = check.check(path)
     assert [] == found["mistakes"]
     capacity = found["capacity"]
-    assert capacity["slots"] <= (it.replicas or 1) * fit.default_seqs(it.card)
+    assert capacity["slots"] <= (it.replicas or 1) * fit.default_seqs(it.gpu)
     assert (it.gateway.slots, it.gateway.tokens, it.gateway.queue or 1024) == (
         capacity["slots"],
         capacity["tokens"],
@@ -877,7 +879,7 @@ def test_the_gateway_takes_the_limits(tmp_path, shape, card, length, traffic, na
 def test_requests_within_the_token_budget_fit_the_cache(name, prompt, output):
     """As many of this size as the budget lets in at once hold at most the cache."""
     shape, serving = EVERY[name], Serving(8192)
-    it = plan(shape, serving, gpu_models.card("L40S"), of_shape(prompt, prompt, output, output))
+    it = plan(shape, serving, gpu_models.gpu_named("L40S"), of_shape(prompt, prompt, output, output))
     number = it.gateway.tokens // (prompt + output)
     assert number * kv.request_bytes(shape, serving, prompt + output) <= it.kv_bytes * (1 + 1e-9)
 
@@ -887,7 +889,7 @@ def test_requests_within_the_token_budget_fit_the_cache(name, prompt, output):
 
 def test_the_twin_has_only_numbers_that_json_has():
     for traffic in (EIGHT, None, of_shape(9, 99, 9, 99)):
-        json.dumps(told(plan(LLAMA, Serving(8192), H200, traffic, prices=PRICES)), allow_nan=False)
+        json.dumps(as_json(plan(LLAMA, Serving(8192), H200, traffic, prices=PRICES)), allow_nan=False)
 
 
 def test_replicas_do_not_grow_by_rounding():
