@@ -1,7 +1,7 @@
 """This deployment's own thresholds, from what Prometheus recorded of its engines, a saved bench and its targets.
 
-Invariant: every number has its reason, and where the evidence is thin the shipped number stays and the reason says what
-was lacking. None is looser than what breaks a target; one that is looser than shipped says so."""
+Invariant: every number has its reason, and where the evidence is thin the default stays and the reason says what
+was lacking. None is looser than what breaks a target; one that is looser than the default says so."""
 
 from __future__ import annotations
 

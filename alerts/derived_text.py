@@ -38,10 +38,10 @@ def overlay(asked: RecordedUse, settings: Settings, found: Sequence[Derived]) ->
     for each in found:
         if each.value is None:
             text += "\n".join(_comment(f"{each.before.name} stays at {each.before.shown}: {each.why}", "# ")) + "\n"
-    shipped = type(settings.overlay)()
+    default = type(settings.overlay)()
     jobs = ("engine_job", "gateway_job", "sidecar_job")
     return text + "".join(
-        f"{job}: '{own}'\n" for job in jobs if (own := getattr(settings.overlay, job)) != getattr(shipped, job)
+        f"{job}: '{own}'\n" for job in jobs if (own := getattr(settings.overlay, job)) != getattr(default, job)
     )
 
 
@@ -49,7 +49,7 @@ def _comment(text: str, prefix: str) -> Iterator[str]:
     return (prefix + line for line in textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False))
 
 
-def told(asked: RecordedUse, found: Sequence[Derived]) -> dict[str, Any]:
+def as_json(asked: RecordedUse, found: Sequence[Derived]) -> dict[str, Any]:
     """Return the derivation for a program."""
     return {
         "source": asked.source,

@@ -18,7 +18,7 @@ from alerts import managed_files, printer, registry, routing, slo, thresholds
 from alerts.managed_files import marked, unmarked
 from alerts.printer import RuleGroup
 from alerts.rules import Links, Recording
-from alerts.settings import SHIPPED, Overrides, Settings
+from alerts.settings import DEFAULTS, Overrides, Settings
 from alerts.slo import Objectives
 from alerts.thresholds import Threshold
 from exporters import config
@@ -48,7 +48,7 @@ class AlertOptions:
 
     @property
     def settings(self) -> Settings:
-        return Settings(config.load(self.thresholds, Overrides)) if self.thresholds else SHIPPED
+        return Settings(config.load(self.thresholds, Overrides)) if self.thresholds else DEFAULTS
 
     @property
     def objectives(self) -> Objectives | None:
@@ -140,8 +140,8 @@ def numbers(settings: Settings) -> str:
 
 
 def _shown(used: Threshold) -> str:
-    shipped = thresholds.named(used.name)
-    return used.shown + (f"; shipped: {shipped}" if shipped.value != used.value else "")
+    default = thresholds.named(used.name)
+    return used.shown + (f"; default: {default}" if default.value != used.value else "")
 
 
 def next_steps(folder: Path, wanted: AlertOptions) -> Iterator[str]:
@@ -170,7 +170,7 @@ def next_steps(folder: Path, wanted: AlertOptions) -> Iterator[str]:
 # ---- the list
 
 
-def rows(settings: Settings = SHIPPED) -> Iterator[dict[str, Any]]:
+def rows(settings: Settings = DEFAULTS) -> Iterator[dict[str, Any]]:
     """Yield a row for each alert."""
     own = {threshold.name for threshold in thresholds.ALL}
     for alert in registry.alerts(settings):
@@ -185,21 +185,21 @@ def rows(settings: Settings = SHIPPED) -> Iterator[dict[str, Any]]:
         }
 
 
-def number_rows(settings: Settings = SHIPPED) -> Iterator[dict[str, Any]]:
+def number_rows(settings: Settings = DEFAULTS) -> Iterator[dict[str, Any]]:
     """Yield a row for each threshold that a deployment may set."""
     yield from ({**_row(used, {used.name}), "why": used.why} for used in map(settings.at, thresholds.ALL))
 
 
 def _row(used: Threshold, own: set[str]) -> dict[str, Any]:
     """Return a threshold as a row. set_in: the file in which a deployment overrides it."""
-    shipped = thresholds.named(used.name).value if used.name in own else used.value
+    default = thresholds.named(used.name).value if used.name in own else used.value
     set_in = "thresholds" if used.name in own else "objectives"
     return {
         "name": used.name,
         "value": used.value,
         "unit": str(used.unit),
         "shown": used.shown,
-        "shipped": shipped,
+        "default": default,
         "set_in": set_in,
     }
 
@@ -236,16 +236,16 @@ def misses(file: Objectives, page: Exposition, place: str) -> Iterator[str]:
 
 def slo_groups(file: Objectives, where: Links) -> list[RuleGroup]:
     """Return rule groups with the alerts of these objectives and all recording rules that they need."""
-    asked = slo.alerts(file, SHIPPED)
-    recorded = printer.recorded_groups(SHIPPED, file, {recording.record for recording in _rests_on(file)})
+    asked = slo.alerts(file, DEFAULTS)
+    recorded = printer.recorded_groups(DEFAULTS, file, {recording.record for recording in _rests_on(file)})
     return [*recorded, RuleGroup("vllm-slo-alerts", [alert.as_rule(where) for alert in asked])]
 
 
 def _rests_on(file: Objectives) -> list[Recording]:
     """Return the recording rules that the alerts need, directly or through others, in order of evaluation."""
-    known = {recording.record: recording for recording in registry.recordings(SHIPPED, file)}
+    known = {recording.record: recording for recording in registry.recordings(DEFAULTS, file)}
     found: set[str] = set()
-    todo = [alert.expr for alert in slo.alerts(file, SHIPPED)]
+    todo = [alert.expr for alert in slo.alerts(file, DEFAULTS)]
     while todo:
         new = (promql_ast.names(todo.pop()) & known.keys()) - found
         found |= new
@@ -261,6 +261,6 @@ def slo_file(groups: list[RuleGroup]) -> dict[str, str]:
 def without_page(file: Objectives | None) -> Iterator[str]:
     """Yield a sentence for each alert of a non-default objective: it has no runbook of ours."""
     known = {alert.name for alert in registry.ALERTS}
-    for alert in slo.alerts(file, SHIPPED) if file else ():
+    for alert in slo.alerts(file, DEFAULTS) if file else ():
         if alert.name not in known:
             yield f"{alert.name} has no runbook page of ours: write one where its link leads"

@@ -12,7 +12,7 @@ from alerts import slo
 from alerts.recorded import INTERVAL, SELDOM
 from alerts.registry import families, recorded_families
 from alerts.rules import Links, Severity
-from alerts.settings import SHIPPED, Settings
+from alerts.settings import DEFAULTS, Settings
 
 FILES = {Severity.CRITICAL: "page.yaml", Severity.WARNING: "ticket.yaml", Severity.INFO: "info.yaml"}
 _HEADER = "# Printed by `vllm-watch render` from alerts/*.py. Change the source, print again, commit both.\n"
@@ -32,7 +32,7 @@ class RuleGroup:
 
 def rule_files(
     links: Links | None = None,
-    settings: Settings = SHIPPED,
+    settings: Settings = DEFAULTS,
     objectives: slo.Objectives | None = None,
     header: str = _HEADER,
 ) -> Iterator[tuple[str, str]]:
@@ -54,7 +54,7 @@ def rule_files(
 
 
 def recorded_groups(
-    settings: Settings = SHIPPED, objectives: slo.Objectives | None = None, only: Container[str] | None = None
+    settings: Settings = DEFAULTS, objectives: slo.Objectives | None = None, only: Container[str] | None = None
 ) -> Iterator[RuleGroup]:
     """Yield the groups of recording rules at the intervals that sums over them need (recorded.py).
 

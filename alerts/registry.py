@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from alerts import cache, engine, fleet, gpu, latency, recorded, self_monitoring, slo, traffic
 from alerts.rules import Alert, Recording
-from alerts.settings import SHIPPED, Settings
+from alerts.settings import DEFAULTS, Settings
 from exporters.catalogue import promql, vllm
 
 
-def families(s: Settings = SHIPPED, objectives: slo.Objectives | None = None) -> dict[str, tuple[Alert, ...]]:
+def families(s: Settings = DEFAULTS, objectives: slo.Objectives | None = None) -> dict[str, tuple[Alert, ...]]:
     """Return the alerts by family, with hold times divided by the pace of the settings."""
     made = {
-        "engine": engine.alerts(s), "slo": slo.alerts(objectives or slo.shipped(), s), "latency": latency.alerts(s),
-        "cache": cache.alerts(s),
+        "engine": engine.alerts(s), "slo": slo.alerts(objectives or slo.default_objectives(), s),
+        "latency": latency.alerts(s), "cache": cache.alerts(s),
         "traffic": traffic.alerts(s), "gpu": gpu.alerts(s), "watchers": self_monitoring.alerts(s),
     }  # fmt: skip
     return {family: tuple(alert.paced(s) for alert in alerts) for family, alerts in made.items()}
 
 
-def alerts(s: Settings = SHIPPED, objectives: slo.Objectives | None = None) -> tuple[Alert, ...]:
+def alerts(s: Settings = DEFAULTS, objectives: slo.Objectives | None = None) -> tuple[Alert, ...]:
     return tuple(alert for family in families(s, objectives).values() for alert in family)
 
 
-def recordings(s: Settings = SHIPPED, objectives: slo.Objectives | None = None) -> tuple[Recording, ...]:
+def recordings(s: Settings = DEFAULTS, objectives: slo.Objectives | None = None) -> tuple[Recording, ...]:
     return tuple(recording for group in recorded_families(s, objectives).values() for recording in group)
 
 
 def recorded_families(
-    s: Settings = SHIPPED, objectives: slo.Objectives | None = None
+    s: Settings = DEFAULTS, objectives: slo.Objectives | None = None
 ) -> dict[str, tuple[Recording, ...]]:
     """Return the recording rules by family: growth, objectives, hourly growth of both, values for long ranges by model
     (figures), and by fleet."""
-    objectives = objectives or slo.shipped()
+    objectives = objectives or slo.default_objectives()
     growth, promised = tuple(recorded.recordings(s)), tuple(slo.recordings(objectives, s))
     of_fleet = tuple(fleet.recordings(s))
     by_hour = recorded.hours(s, (*growth, *promised, *of_fleet), (*slo.recorded_names(objectives), *fleet.COUNTED))

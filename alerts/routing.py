@@ -26,7 +26,7 @@ import yaml
 from alerts import registry, slo
 from alerts.labels import PLACE, TARGET, TARGET_POD
 from alerts.rules import Alert, Recording, Severity
-from alerts.settings import SHIPPED, Settings
+from alerts.settings import DEFAULTS, Settings
 from exporters.catalogue import EVERYTHING, promql_ast
 
 WATCHDOG, FAILING = "VLLMWatchdog", "VLLMNotificationsFailing"
@@ -136,7 +136,7 @@ def printed_files() -> Iterator[tuple[str, str]]:
 
 def configuration(
     receiver: str = "none",
-    settings: Settings = SHIPPED,
+    settings: Settings = DEFAULTS,
     objectives: slo.Objectives | None = None,
     *,
     secrets: str = SECRETS,

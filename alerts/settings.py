@@ -82,4 +82,4 @@ class Settings:
         return replace(self, pace=pace)
 
 
-SHIPPED = Settings()
+DEFAULTS = Settings()

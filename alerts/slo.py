@@ -114,7 +114,7 @@ class Objectives(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("at_least must be 1 or more: 0 requests have no ratio")
 
 
-def shipped() -> Objectives:
+def default_objectives() -> Objectives:
     return msgspec.convert(yaml.safe_load(SHIPPED_FILE.read_text(encoding="utf-8")), Objectives)
 
 

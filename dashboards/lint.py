@@ -2,7 +2,7 @@
 every kind of panel (theirs pass over heatmaps and bar gauges), and those that only the catalogue can know.
 
 Invariant: rules read the printed text's own tree and the catalogue, never the model it came from, so that they also
-judge a board of someone else. What a shipped board may break stands in EXCEPTIONS with its reason."""
+check any dashboard. What a dashboard of the project may break stands in EXCEPTIONS with its reason."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def _outcome(
             return PushOutcome(action="refused", why=why, **about)
 
 
-def told(report: PushReport) -> Iterator[str]:
+def as_lines(report: PushReport) -> Iterator[str]:
     """A report as lines for a person: boards, what changed in each, warnings last."""
     would = "would be " if report.dry else ""
     yield f"Grafana {report.version or '(hides its version)'} at {report.grafana}, through {report.api}"

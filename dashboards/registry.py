@@ -1,10 +1,10 @@
-"""Every board that is shipped."""
+"""All dashboards of the project."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from alerts.settings import SHIPPED, Settings
+from alerts.settings import DEFAULTS, Settings
 from dashboards.boards import (
     cost,
     fleet,
@@ -42,7 +42,7 @@ BOARDS: tuple[Dashboard, ...] = tuple(
 )
 
 
-def boards(profile: Profile = Profile.FULL, settings: Settings = SHIPPED) -> tuple[Dashboard, ...]:
+def boards(profile: Profile = Profile.FULL, settings: Settings = DEFAULTS) -> tuple[Dashboard, ...]:
     """The boards of a profile, with their lines where a deployment's settings put them; none links to one that the
     profile does not have."""
     kept = [board for board in (only(b, profile.components) for b in BOARDS) if board]

@@ -17,7 +17,7 @@ from typing import Any
 from alerts import registry
 from alerts.panel_ref import board_uid
 from alerts.rules import Links
-from alerts.settings import SHIPPED, Settings
+from alerts.settings import DEFAULTS, Settings
 from exporters.catalogue import EVERYTHING, bounds, promql
 from exporters.catalogue.metric import Kind
 from exporters.net.alertmanager import Firing
@@ -186,7 +186,7 @@ class Live:
         return told.pop() if len(told) == 1 else ""
 
 
-async def ask(page: RunbookPage, labels: Labels, where: Address, now_s: float, settings: Settings = SHIPPED) -> Live:
+async def ask(page: RunbookPage, labels: Labels, where: Address, now_s: float, settings: Settings = DEFAULTS) -> Live:
     """Connect to a Prometheus and evaluate a page. Never fails."""
     async with Prometheus(where, timeout_s=EACH_S) as prometheus:
         return await evaluate(page, labels, prometheus, now_s, settings, ALL_S)
@@ -197,7 +197,7 @@ async def evaluate(
     labels: Labels,
     prometheus: Prometheus,
     now_s: float,
-    settings: Settings = SHIPPED,
+    settings: Settings = DEFAULTS,
     within_s: float = ALL_S,
 ) -> Live:
     """Run the rule of the page's alert, the queries of its first steps and the conditions of its diagnosis.

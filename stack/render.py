@@ -9,7 +9,7 @@ from alerts import printer, routing, thresholds
 from alerts.panel_ref import PanelRef
 from alerts.registry import ALERTS, RECORDINGS, alerts
 from alerts.rules import Alert
-from alerts.settings import SHIPPED, Settings
+from alerts.settings import DEFAULTS, Settings
 from dashboards import coverage
 from dashboards.grafana_json import to_json
 from dashboards.registry import BOARDS
@@ -45,24 +45,24 @@ def files() -> Iterator[tuple[Path, str]]:
         yield from reference.pages()
 
 
-def page_text(name: str, settings: Settings = SHIPPED) -> str | None:
+def page_text(name: str, settings: Settings = DEFAULTS) -> str | None:
     """A runbook page with the rule and the numbers of a deployment; None when there is none of this name."""
     text = runbook_page.text(name)
     return text and _stamped(name, text, settings)
 
 
-def pages(settings: Settings = SHIPPED) -> tuple[runbook_page.RunbookPage, ...]:
+def pages(settings: Settings = DEFAULTS) -> tuple[runbook_page.RunbookPage, ...]:
     """Every runbook page, in the book's order."""
     shown = runbook_page.pages()
     return (
         shown
-        if settings == SHIPPED
+        if settings == DEFAULTS
         else tuple(runbook_page.parse(page.name, _stamped(page.name, page.text, settings)) for page in shown)
     )
 
 
 def _stamped(name: str, text: str, settings: Settings) -> str:
-    alert = None if settings == SHIPPED else next((one for one in alerts(settings) if one.name == name), None)
+    alert = None if settings == DEFAULTS else next((one for one in alerts(settings) if one.name == name), None)
     return runbook_page.stamped(text, facts(alert)) if alert else text
 
 

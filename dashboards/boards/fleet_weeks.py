@@ -13,7 +13,7 @@ from alerts import fleet, recorded, thresholds
 from alerts.fleet import PLACED
 from alerts.labels import MODEL, TEAM, by
 from alerts.recorded import HOURLY, OVER
-from alerts.settings import SHIPPED
+from alerts.settings import DEFAULTS
 from dashboards import queries
 from dashboards.model import RATE, Dashboard, DashboardRow, Panel, Query, Shape, shown_unit
 from exporters.catalogue import promql, sidecar
@@ -59,7 +59,7 @@ def _p95(buckets: str) -> Query:
 
 def _per_second(what: str, unit: Unit, *more: str) -> Query:
     counted = f"sum {by(TEAM)} ({_at(what + OVER, TEAM, *more)})"
-    return Query(f"{counted} / {SHIPPED.seconds(OVER)}", queries.legend(TEAM), shown_unit(unit, per_second=True))
+    return Query(f"{counted} / {DEFAULTS.seconds(OVER)}", queries.legend(TEAM), shown_unit(unit, per_second=True))
 
 
 def _in_range(what: str, called: str, unit: str, labels: Sequence[str] = TEAM, *more: str) -> Query:

@@ -160,7 +160,7 @@ _ROOM = (
         "engine-queue",
         "Waiting in the engines, fullest engine",
         "Requests that the gateway let through and that an engine has not scheduled yet.",
-        "At most capacity.waiting (5 as shipped): a few, so that a free place is taken at once.",
+        "At most capacity.waiting (default 5): a few, so that a free place is taken at once.",
         "Far more, with all slots open: lower capacity.slots to about --max-num-seqs, or see in the gateway's log"
         " whether it can read the engine's figures. Far more, with slots lowered: requests reach the engine past the"
         " gateway.",

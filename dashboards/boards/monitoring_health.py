@@ -436,7 +436,7 @@ BOARD = Dashboard(
                     "Request log: lines that came twice",
                     "Lines whose request was counted before. They are told by their ids and counted once.",
                     "Zero.",
-                    "A log that is shipped or copied back comes twice. Nothing is counted twice by it; beyond the ids"
+                    "A log that is forwarded or copied back comes twice. Nothing is counted twice by it; beyond the ids"
                     " that are remembered it would be.",
                     (queries.growth(sidecar.LOG_DUPLICATES, by=(), called="lines"),),
                     detail="teams",

@@ -143,7 +143,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             f"max by (instance, model_name) ({at(vllm.KV_CACHE_USAGE, MODEL, INSTANCE)}) > 0.95 "
             f"and on () sum({at(gateway.SLOTS)}) >= sum({at(gateway.SLOTS_LIMIT)})",
             (
-                "it lowers its slots by itself above `kv_usage` (0.9 as shipped) and after each preemption: it "
+                "it lowers its slots by itself above `kv_usage` (default 0.9) and after each preemption: it "
                 "cannot read this engine's figures (its log says so), or requests pass by it"
             ),
             "Mitigation 1",

@@ -382,7 +382,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             f"{promql.current(vllm.NUM_REQUESTS_WAITING_BY_REASON, ENGINE, (eq('reason', 'deferred'), *HERE))} > "
             "0 and on (instance) (abs(time() - "
             f"{at(vllm.LORA_REQUESTS_INFO, no('running_lora_adapters', ''), INSTANCE)}) < 60)",
-            "more adapters are asked for at once than `--max-loras` (1 as shipped)",
+            "more adapters are requested at once than `--max-loras` (default 1)",
             "Mitigation 1",
             finding="deferred-requests",
         ),

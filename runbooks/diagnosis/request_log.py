@@ -208,7 +208,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "nothing is unread, and the lag jumps about",
             f"max_over_time({at(sidecar.LOG_LAG, PATH)}[15m]) - min_over_time({at(sidecar.LOG_LAG, PATH)}[15m]) "
             f">= 10 and {at(sidecar.LOG_BYTES_BEHIND, PATH)} == 0",
-            "a foreign log whose `ts` is the beginning of a request, or records that are shipped in batches",
+            "a foreign log whose `ts` is the beginning of a request, or records that are forwarded in batches",
             "Mitigation 4",
         ),
         DiagnosisRow(

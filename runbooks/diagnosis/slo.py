@@ -251,8 +251,8 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
                 "> 0"
             ),
             (
-                "requests wait longer than the gateway does (600 s to the first token, 1800 s without stream, as "
-                "shipped)"
+                "requests wait longer than the gateway does (600 s to the first token, 1800 s without stream, by "
+                "default)"
             ),
             "[VLLMQueueTimeHigh](VLLMQueueTimeHigh.md)",
         ),

@@ -15,7 +15,7 @@ def load_curves(bench: Bench, variant: str | None = None) -> dict[str, list[Benc
     """Return the loads of a bench by workload and kind of load. Raises ValueError where the variant is ambiguous."""
     variants = [each.name for each in bench.variants]
     if variant is None and len(variants) > 1:
-        raise ValueError(f"the bench compares {', '.join(variants)}: say with --arm which of them is deployed")
+        raise ValueError(f"the bench compares {', '.join(variants)}: say with --variant which of them is deployed")
     if variant is not None and variant not in variants:
         raise ValueError(f"the bench has no variant {variant}; it has {', '.join(variants)}")
     runs: dict[tuple[str, str, str], list[Mapping[str, float]]] = defaultdict(list)

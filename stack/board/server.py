@@ -19,7 +19,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from alerts.panel_ref import board_uid
-from alerts.settings import SHIPPED, Settings
+from alerts.settings import DEFAULTS, Settings
 from dashboards import annotations as noted
 from dashboards import variables
 from dashboards.interpolate import Range, fill
@@ -76,7 +76,7 @@ class DashboardServer:
 
     prometheus: Prometheus
     boards: tuple[Dashboard, ...] = BOARDS
-    settings: Settings = SHIPPED  # of the pages; the boards bring their own lines
+    settings: Settings = DEFAULTS  # of the pages; the boards bring their own lines
 
     def board(self, uid: str) -> Dashboard | None:
         return next((board for board in self.boards if board_uid(board.slug) == uid), None)
@@ -322,7 +322,7 @@ async def serve(
     scrape_s: float | None,
     allowed: Sequence[str],
     stop: asyncio.Event,
-    settings: Settings = SHIPPED,
+    settings: Settings = DEFAULTS,
     web_config: Path | None = None,
 ) -> None:
     """Serve until `stop`. Raises BadConfig when the address is taken or web_config wrong. Prometheus may come and go

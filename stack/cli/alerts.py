@@ -1,4 +1,4 @@
-"""`vllm-watch alerts`: rules with a deployment's own numbers and links, who is told of them, and what they rest on."""
+"""`vllm-watch alerts`: rules with a deployment's thresholds and links, their receivers, and their inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from exporters.net.prometheus import address_from
 from stack.bench import result
 from stack.bench.load_curve import load_curves
 from stack.capacity.worksheet import read as read_worksheet
-from stack.cli.common import AS_JSON, json_text, mistakes_told, say_files
+from stack.cli.common import AS_JSON, json_text, mistakes_as_errors, say_files
 from stack.cli.options import (
     DASHBOARD_BASE,
     HTTP_CONFIG,
@@ -50,7 +50,7 @@ def alerts_group() -> None:
     type=click.Choice(list(routing.RECEIVERS)),
     default="none",
     show_default=True,
-    help="How Alertmanager tells people; none: nobody.",
+    help="How Alertmanager notifies people; none: not at all.",
 )
 @click.option(
     "--deadman", is_flag=True, help="Also tell a service that expects to hear from VLLMWatchdog every few minutes."
@@ -81,7 +81,7 @@ def alerts_export(
     \b
     Example:  vllm-watch alerts export --out rules --runbook-base https://wiki.example.org/vllm --receiver slack
     """
-    with mistakes_told():
+    with mistakes_as_errors():
         links = alerts.links(runbook_base, dashboard_base)
         wanted = alerts.AlertOptions(thresholds, slo, links, receiver, secrets, deadman)
         warned = [*alerts.warnings(links), *alerts.without_page(wanted.objectives)]
@@ -101,7 +101,7 @@ def alerts_list(thresholds: Path | None, as_json: bool) -> None:
     \b
     Example:  vllm-watch alerts list
     """
-    with mistakes_told():
+    with mistakes_as_errors():
         settings = alerts.AlertOptions(thresholds).settings
     found, numbers = list(alerts.rows(settings)), list(alerts.number_rows(settings))
     if as_json:
@@ -111,9 +111,9 @@ def alerts_list(thresholds: Path | None, as_json: bool) -> None:
     for row in found:
         number = f"{used['name']} = {used['value']:.12g}" if (used := row["threshold"]) else ""
         table.add_row(row["name"], row["severity"], row["for"], number, row["summary"], row["panel"])
-    more = Table("threshold", "value", "shipped", "why")
+    more = Table("threshold", "value", "default", "why")
     for own in numbers:
-        more.add_row(own["name"], f"{own['value']:.12g} ({own['shown']})", f"{own['shipped']:.12g}", own["why"])
+        more.add_row(own["name"], f"{own['value']:.12g} ({own['shown']})", f"{own['default']:.12g}", own["why"])
     console = Console(width=output_width(200))
     console.print(table, more)
 
@@ -148,13 +148,13 @@ def alerts_slo(
 ) -> None:
     """Export burn-rate alerts for your own objectives.
 
-    FILE is YAML in the form of objectives.yml, which `alerts export` writes; without FILE the shipped ones are taken.
+    FILE is YAML in the form of objectives.yml, which `alerts export` writes; without FILE the default ones are used.
 
     \b
     Example:  vllm-watch alerts slo --page http://127.0.0.1:8000
     """
     file = file or alerts.SHIPPED_OBJECTIVES
-    with mistakes_told():
+    with mistakes_as_errors():
         objectives, links = alerts.objectives(file), alerts.links(runbook_base, dashboard_base)
         if target and (
             missed := list(alerts.misses(objectives, exposition_parser.parse(page_of(target, http_config)[0]), target))
@@ -167,7 +167,7 @@ def alerts_slo(
             written = managed_files.write(out, printed, alerts.foreign, force)
     if out:
         whole = (
-            "it stands on its own; with all the other rules, in place of the shipped objectives: vllm-watch alerts"
+            "it stands on its own; with all the other rules, in place of the default objectives: vllm-watch alerts"
             f" export --slo {file}"
         )
         say_files(written, [], warned, [f"promtool check rules {out}/slo.yaml", whole], as_json)
@@ -209,7 +209,7 @@ def alerts_slo(
     type=click.Path(path_type=Path),
     help="A saved bench with several loads: where the engine's knee is.",
 )
-@click.option("--arm", metavar="NAME", help="Which variant of the bench is deployed, of several.")
+@click.option("--variant", metavar="NAME", help="Which variant of the bench is deployed, of several.")
 @click.option(
     "--worksheet",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -232,7 +232,7 @@ def alerts_derive(
     url: str,
     window_s: float,
     bench_folder: Path | None,
-    arm: str | None,
+    variant: str | None,
     worksheet: Path | None,
     model: str | None,
     thresholds: Path | None,
@@ -247,7 +247,7 @@ def alerts_derive(
     """Derive alert thresholds from recorded data.
 
     Find this deployment's own thresholds in what was recorded of it, each with its reason; where too little is
-    known, what is shipped stays.
+    known, the default stays.
 
     queue_length by Little's law, kv_cache_usage by where preemptions begin, ttft_p95 and inter_token_p95 by the knee of
     a bench.
@@ -255,14 +255,14 @@ def alerts_derive(
     \b
     Example:  vllm-watch alerts derive --prometheus http://127.0.0.1:9090 --out thresholds.yml
     """
-    if arm and not bench_folder:
-        raise click.UsageError("--arm belongs to --bench")
-    with mistakes_told():
+    if variant and not bench_folder:
+        raise click.UsageError("--variant belongs to --bench")
+    with mistakes_as_errors():
         settings = alerts.AlertOptions(thresholds).settings
         sheet = read_worksheet(worksheet) if worksheet else None
         promised = (sheet.ttft_p95, sheet.itl_p95) if sheet else (None, None)
         aims = derive.targets(alerts.objectives(slo or alerts.SHIPPED_OBJECTIVES), *promised)
-        bench = load_curves(result.read(bench_folder), arm) if bench_folder else None
+        bench = load_curves(result.read(bench_folder), variant) if bench_folder else None
         asked = asyncio.run(
             recorded_use.ask(
                 address_from(url, token_file, user_file, http_config), settings, window_s, time.time(), model
@@ -283,7 +283,7 @@ def alerts_derive(
     if as_json:
         click.echo(
             json_text(
-                derived_text.told(asked, found)
+                derived_text.as_json(asked, found)
                 | {"files": [{"path": str(path), "changed": new} for path, new in changed.items()]}
             )
         )

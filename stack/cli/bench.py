@@ -25,7 +25,7 @@ from stack.bench.measurements import Startup, startup
 from stack.bench.result import Bench, Run
 from stack.bench.workload import LoadLevel, Workload, WorkloadFile
 from stack.cli import version
-from stack.cli.common import AS_JSON, json_text, mistakes_told
+from stack.cli.common import AS_JSON, json_text, mistakes_as_errors
 from stack.cli.options import ENGINE_URL
 from stack.terminal import output_width
 from stack.tuning.run_comparison import smallest_effect
@@ -124,7 +124,7 @@ def bench_run(
     Example:  vllm-watch bench run short-short --engine http://127.0.0.1:8000 --only c4 --runs 2
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    with mistakes_told():
+    with mistakes_as_errors():
         key = api_key_file.read_text().strip() if api_key_file else None
         suite = workload_file.load(what)
         subject = wait(
@@ -199,7 +199,7 @@ def bench_import(files: tuple[Path, ...], out: Path) -> None:
     \b
     Example:  vllm-watch bench import openai-infqps-concurrency8-tiny.json --out theirs
     """
-    with mistakes_told():
+    with mistakes_as_errors():
         found, records = importer.imported(files)
         folder = fresh(out)
         result.add_requests(folder, records)
@@ -266,7 +266,7 @@ def fresh(folder: Path) -> Path:
 
 
 async def foretell(
-    console: Console, subject: Subject, suite: WorkloadFile, steps: Sequence[run.RunStep], arms: int, seed: int
+    console: Console, subject: Subject, suite: WorkloadFile, steps: Sequence[run.RunStep], variants: int, seed: int
 ) -> None:
     """Say what is about to happen, how long it will take, and how small an effect it can find."""
     engine = subject.engine
@@ -279,16 +279,16 @@ async def foretell(
     for each in suite.workloads:
         times = await run.probe(subject, each, seed)
         for point in (point for name, point in counts if name == each.name):
-            runs = counts[each.name, point] // arms
+            runs = counts[each.name, point] // variants
             expected = workload.expected_seconds(each, point, *times) if times else None
-            seconds = None if seconds is None or expected is None else seconds + expected * runs * arms
+            seconds = None if seconds is None or expected is None else seconds + expected * runs * variants
             long = f", about {expected:.0f} s each" if expected else ""
             console.print(
                 f"  {each.name} {point.label}: {runs} runs of {workload.requests_of(each, point)} requests"
-                + (f" x {arms} variants" if arms > 1 else "")
+                + (f" x {variants} variants" if variants > 1 else "")
                 + long
             )
-    smallest = smallest_effect(min(counts.values()) // arms)
+    smallest = smallest_effect(min(counts.values()) // variants)
     found = (
         f"the smallest change it finds four times in five is {100 * (smallest - 1):.0f} %"
         if smallest
@@ -330,9 +330,9 @@ class Screen:
         if self._live:
             self._live.stop()
 
-    def run(self, number: int, of: int, arm: str, workload: Workload, point: LoadLevel, asked: int) -> None:
+    def run(self, number: int, of: int, variant: str, workload: Workload, point: LoadLevel, asked: int) -> None:
         self._now, self._asked, self._done, self._failed = (
-            f"run {number} of {of}: {workload.name} {point.label} on {arm}",
+            f"run {number} of {of}: {workload.name} {point.label} on {variant}",
             asked,
             0,
             0,
@@ -372,8 +372,8 @@ def show(console: Console, found: Bench, metrics: Sequence[str]) -> None:
         if each.cut is None:
             groups.setdefault((each.workload, each.point, each.variant), []).append(each)
     bands = {each["name"]: each["expected_hit"] for each in found.workloads if each.get("expected_hit")}
-    for (name, point, arm), runs in groups.items():
-        table = Table(title=Text(f"{name} {point} on {arm}, {len(runs)} runs"), title_justify="left")
+    for (name, point, variant), runs in groups.items():
+        table = Table(title=Text(f"{name} {point} on {variant}, {len(runs)} runs"), title_justify="left")
         for column in ("figure", "median", "lowest", "highest"):
             table.add_column(column, justify="left" if column == "figure" else "right")
         for figure, values in sorted(by_figure(runs).items()):

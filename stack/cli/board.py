@@ -9,7 +9,7 @@ import click
 from exporters import process
 from exporters.net.prometheus import address_from
 from stack.board import run
-from stack.cli.common import log_to_stderr, mistakes_told
+from stack.cli.common import log_to_stderr, mistakes_as_errors
 from stack.cli.options import HTTP_CONFIG, PROMETHEUS_URL, THRESHOLDS, TOKEN_FILE, USER_FILE, duration, settings_of
 
 
@@ -91,7 +91,7 @@ def board_command(
     """
     if slugs and not snapshot:
         raise click.UsageError("--board belongs to --snapshot; the live page has every board")
-    with mistakes_told():
+    with mistakes_as_errors():
         where, settings = address_from(url, token_file, user_file, http_config), settings_of(thresholds)
         with process.runner() as runner:
             if snapshot:

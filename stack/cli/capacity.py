@@ -15,7 +15,7 @@ from exporters.net.http_client import HttpClientConfig
 from stack.capacity import command, tables, verify
 from stack.capacity.fit import NO_WAY, DoesNotFit, gib
 from stack.capacity.gpus import GIB
-from stack.cli.common import AS_JSON, json_text, mistakes_told
+from stack.cli.common import AS_JSON, json_text, mistakes_as_errors
 from stack.cli.options import HTTP_CONFIG
 from stack.cli.struct_options import options_of
 from stack.gateway.config import read_key
@@ -58,7 +58,7 @@ def capacity_command(
         raise click.UsageError("choose --fill or --json")
     if (engine_log or api_key_file or http_config) and not url:
         raise click.UsageError("--engine-log, --api-key-file and --http-config belong to --live URL")
-    with mistakes_told():
+    with mistakes_as_errors():
         found = command.study(asked, somewhere=not url)
         looked = (
             _looked(found, url, engine_log, api_key_file, http_config)

@@ -24,7 +24,7 @@ class UsageMistake(click.ClickException):
 
 
 @contextlib.contextmanager
-def mistakes_told() -> Iterator[None]:
+def mistakes_as_errors() -> Iterator[None]:
     """Errors that a user can act on, as one sentence and exit status 2."""
     try:
         yield

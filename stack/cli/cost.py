@@ -15,7 +15,7 @@ from exporters.accounting import cost
 from exporters.accounting.prices import Prices
 from exporters.net.prometheus import address_from
 from stack import config
-from stack.cli.common import AS_JSON, json_text, mistakes_told
+from stack.cli.common import AS_JSON, json_text, mistakes_as_errors
 from stack.cli.options import HTTP_CONFIG, PROMETHEUS_URL, TOKEN_FILE, USER_FILE, duration
 from stack.terminal import output_width
 
@@ -79,9 +79,9 @@ def cost_command(
         raise click.UsageError("--gpus belongs to --log; Prometheus knows the GPUs")
     if as_json and as_csv:
         raise click.UsageError("choose --json or --csv")
-    with mistakes_told():
+    with mistakes_as_errors():
         prices = config.load(prices_path, Prices) if prices_path else None
-        told = cost.compute_report(
+        computed = cost.compute_report(
             address_from(url, token_file, user_file, http_config) if url else None,
             logs,
             since_s,
@@ -91,14 +91,14 @@ def cost_command(
             by,
         )
     if as_json or as_csv:
-        click.echo(json_text(told) if as_json else cost.as_csv(told), nl=as_json)
+        click.echo(json_text(computed) if as_json else cost.as_csv(computed), nl=as_json)
         return
-    head, rows = cost.sheet(told)
+    head, rows = cost.sheet(computed)
     table = Table()
     for number, name in enumerate(head):
         table.add_column(name, justify="left" if number < len(cost.BY[by]) else "right")
     for number, row in enumerate(rows):
         table.add_row(*map(escape, row), end_section=number == len(rows) - 2)
     Console(width=output_width(200)).print(table)
-    for note in told["notes"]:
+    for note in computed["notes"]:
         click.echo(f"note: {note}")

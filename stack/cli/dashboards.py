@@ -14,7 +14,7 @@ from dashboards import grafana_client, grafana_folders, grafana_json, publish
 from dashboards.model import Profile
 from dashboards.registry import boards as boards_of
 from stack.cli import version
-from stack.cli.common import AS_JSON, mistakes_told
+from stack.cli.common import AS_JSON, mistakes_as_errors
 from stack.cli.options import RUNBOOK_BASE, THRESHOLDS, settings_of
 
 
@@ -60,7 +60,7 @@ def dashboards_export(
     """
     if path and use != "provisioning":
         raise click.UsageError("--path belongs to --format provisioning")
-    with mistakes_told():
+    with mistakes_as_errors():
         files = {
             f"{slug}.json": text
             for slug, text in printed_boards(profile, runbook_base, use == "import", thresholds).items()
@@ -68,7 +68,7 @@ def dashboards_export(
     seen = path or str(out.resolve())
     if use == "provisioning":
         files["vllm-watch.yaml"] = publish.provider(seen)
-    with mistakes_told():
+    with mistakes_as_errors():
         written = managed_files.write(out, files, publish.foreign, force)
     older = managed_files.left_over(out, files, publish.foreign, "*.json")
     if as_json:
@@ -81,7 +81,7 @@ def dashboards_export(
         click.echo(f"left over from an earlier export, remove it: {file}")
     _say_where_runbooks_are(runbook_base)
     if use == "import":
-        click.echo("in Grafana: Dashboards > New > Import; or let vllm-watch dashboards push do it")
+        click.echo("in Grafana: Dashboards > New > Import; or run vllm-watch dashboards push")
         return
     click.echo(
         f"mount {out.resolve()} at {seen} and {out.resolve() / 'vllm-watch.yaml'} at"
@@ -163,7 +163,7 @@ def dashboards_push(
     \b
     Example:  GRAFANA_TOKEN=$(cat token) vllm-watch dashboards push --grafana http://127.0.0.1:3000 --dry-run
     """
-    with mistakes_told():
+    with mistakes_as_errors():
         report = publish.push(
             grafana_client.GrafanaClient(url, grafana_client.authorization(token_file, user_file)),
             [json.loads(text) for text in printed_boards(profile, runbook_base, True, thresholds).values()],
@@ -173,6 +173,6 @@ def dashboards_push(
     if as_json:
         click.echo(json.dumps(asdict(report), indent=1, ensure_ascii=False))
     else:
-        click.echo("\n".join(publish.told(report)))
+        click.echo("\n".join(publish.as_lines(report)))
         _say_where_runbooks_are(runbook_base)
     raise SystemExit(1 if report.fails else 0)

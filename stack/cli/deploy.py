@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from stack.cli.common import AS_JSON, mistakes_told
+from stack.cli.common import AS_JSON, mistakes_as_errors
 from stack.deploy import init
 
 
@@ -41,7 +41,7 @@ def secrets(folder: Path | None, grafana: str, gateway: str, as_json: bool) -> N
     \b
     Example:  docker compose run --rm cli secrets
     """
-    with mistakes_told():
+    with mistakes_as_errors():
         made = init.read(folder or init.FOLDER)
     if as_json:
         click.echo(json.dumps({name: value for name, value in asdict(made).items() if value is not None}, indent=1))

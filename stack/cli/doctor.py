@@ -25,7 +25,7 @@ from exporters.engine.client import scrape_engine
 from exporters.net.http_client import HttpClientConfig
 from exporters.net.prometheus import Address, Prometheus, PrometheusError, address_from
 from exporters.text import format_duration, parse_duration
-from stack.cli.common import AS_JSON, UsageMistake, json_text, mistakes_told
+from stack.cli.common import AS_JSON, UsageMistake, json_text, mistakes_as_errors
 from stack.cli.options import ENGINE_URL, HTTP_CONFIG, PROMETHEUS_URL, THRESHOLDS, TOKEN_FILE, USER_FILE, settings_of
 from stack.cli.scraped import text_of
 from stack.cli.struct_options import options_of
@@ -130,13 +130,13 @@ def doctor_command(urls: tuple[str, ...], asked: DoctorOptions, as_json: bool) -
             " --goal NAME"
         )
     if asked.words is not None or asked.goal is not None:
-        with mistakes_told():
-            told = (
+        with mistakes_as_errors():
+            answer = (
                 report.workload_as_json(asked.words)
                 if asked.words is not None
                 else report.goal_as_json(asked.goal or "")
             )
-        _echo(told, (report.workload_as_text if asked.words is not None else report.goal_as_text)(told), as_json)
+        _echo(answer, (report.workload_as_text if asked.words is not None else report.goal_as_text)(answer), as_json)
         return
     if any(ways[2:3]) and not all(one is not None for one in saved):
         raise click.UsageError("saved pages are --before FILE, --after FILE and --seconds N, all three")
@@ -155,7 +155,7 @@ def doctor_command(urls: tuple[str, ...], asked: DoctorOptions, as_json: bool) -
     if asked.for_s <= 0 or asked.window_s <= 0 or (asked.seconds is not None and not math.isfinite(asked.seconds)):
         raise click.UsageError("--for, --window and --seconds are times longer than 0, such as 30s")
     its = [f"--model {shlex.quote(asked.model)}"] if asked.model else []
-    with mistakes_told():
+    with mistakes_as_errors():
         settings, spans = settings_of(asked.thresholds), list[Span]()
         if asked.prometheus_url:
             where = address_from(asked.prometheus_url, asked.token_file, asked.user_file, asked.http_config)
@@ -205,10 +205,10 @@ def doctor_command(urls: tuple[str, ...], asked: DoctorOptions, as_json: bool) -
         )
 
 
-def _echo(told: Mapping[str, Any], text: str, as_json: bool) -> None:
+def _echo(answer: Mapping[str, Any], text: str, as_json: bool) -> None:
     """In a terminal no wider than that; what goes into a file or a pipe keeps its lines."""
     click.echo(
-        json_text(told) if as_json else report.folded(text, shutil.get_terminal_size((0, 0)).columns), nl=as_json
+        json_text(answer) if as_json else report.folded(text, shutil.get_terminal_size((0, 0)).columns), nl=as_json
     )
 
 

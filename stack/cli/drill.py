@@ -6,7 +6,7 @@ import json
 
 import click
 
-from stack.cli.common import mistakes_told
+from stack.cli.common import mistakes_as_errors
 from stack.drill import drills, run
 
 
@@ -22,7 +22,7 @@ from stack.drill import drills, run
 def drill_command(alerts: tuple[str, ...], only_list: bool, port_offset: int, as_json: bool) -> None:
     """Inject a fault and check that its alert fires.
 
-    Windows and waiting times are fifteen times shorter than shipped, or sixty; GPUs are stand-ins. Exit 0 only if
+    Windows and waiting times are fifteen times shorter than the defaults, or sixty; GPUs are stand-ins. Exit 0 only if
     every alert fired and resolved.
 
     \b
@@ -38,6 +38,6 @@ def drill_command(alerts: tuple[str, ...], only_list: bool, port_offset: int, as
         return
     if not alerts:
         raise click.UsageError("name an alert, or fast, or all; --list shows them")
-    with mistakes_told():
+    with mistakes_as_errors():
         chosen = drills.chosen(alerts)
     raise SystemExit(run.command(chosen, port_offset, as_json))

@@ -16,7 +16,7 @@ import msgspec
 from exporters.events.log import Kind, ManualKind, NewEvent, TuningEvent, new_id
 from exporters.text import parse_duration
 from stack.cli import common
-from stack.cli.common import AS_JSON, json_text, mistakes_told
+from stack.cli.common import AS_JSON, json_text, mistakes_as_errors
 from stack.cli.struct_options import options_of
 from stack.lab import install
 from stack.option import Opt
@@ -156,26 +156,30 @@ def annotate_command(text: str | None, asked: AnnotateOptions, as_json: bool) ->
               vllm-watch annotate --close canary-7 --events events.jsonl
     """
     _refuse_mixtures(text, asked)
-    with mistakes_told():
+    with mistakes_as_errors():
         log, copier = log_of(asked.log), _client(asked.grafana_url, asked.login)
     if asked.closed:
-        with mistakes_told():
-            told = log.close(asked.closed, asked.at_s)
+        with mistakes_as_errors():
+            recorded = log.close(asked.closed, asked.at_s)
     else:
-        with mistakes_told():
+        with mistakes_as_errors():
             new = _new_event(text or "", asked)
-        with _said_again(new), mistakes_told():
-            told = log.record(new)
-    copies = _copied(copier, log, told.event) if copier else None
+        with _said_again(new), mistakes_as_errors():
+            recorded = log.record(new)
+    copies = _copied(copier, log, recorded.event) if copier else None
     if as_json:
         click.echo(
             json_text(
-                {"event": msgspec.to_builtins(told.event), "written": told.written, "copies": copies and asdict(copies)}
+                {
+                    "event": msgspec.to_builtins(recorded.event),
+                    "written": recorded.written,
+                    "copies": copies and asdict(copies),
+                }
             )
         )
         return
-    click.echo(told.event.id)
-    click.echo(_sentence(told, asked.closed is not None), err=True)
+    click.echo(recorded.event.id)
+    click.echo(_sentence(recorded, asked.closed is not None), err=True)
     _say(copies)
 
 
@@ -192,7 +196,7 @@ def events_command(asked: EventsOptions, as_json: bool) -> None:
     \b
     Example:  vllm-watch events --since 24h --kind change --events events.jsonl
     """
-    with mistakes_told():
+    with mistakes_as_errors():
         log, copier = log_of(asked.log), _client(asked.grafana_url, asked.login)
         found = log.since(0.0 if asked.since_s is None else time.time() - asked.since_s)
     shown = [event for event in found if not asked.kinds or event.kind in asked.kinds]
@@ -262,9 +266,9 @@ def log_of(asked: EventLogOptions) -> annotate.EventLog:
         from stack.lab.plan import LabConfig
 
         return annotate.FileLog(LabConfig(labs[0], {}).events)
-    told = f"several labs run here ({', '.join(lab.name for lab in labs)})" if labs else "no lab runs here"
+    labs_text = f"several labs run here ({', '.join(lab.name for lab in labs)})" if labs else "no lab runs here"
     raise click.UsageError(
-        f"{told}: name the file with --events (it is `events` in the sidecar's configuration), or a sidecar with"
+        f"{labs_text}: name the file with --events (it is `events` in the sidecar's configuration), or a sidecar with"
         " --sidecar"
     )
 
@@ -288,17 +292,17 @@ def _said_again(new: NewEvent) -> Iterator[None]:
         ) from error
 
 
-def _sentence(told: annotate.OnRecord, closing: bool) -> str:
+def _sentence(recorded: annotate.OnRecord, closing: bool) -> str:
     if closing:
         return (
-            f"closed: {annotate.line(told.event)}"
-            if told.written
-            else f"it was closed already, nothing changed: {annotate.line(told.event)}"
+            f"closed: {annotate.line(recorded.event)}"
+            if recorded.written
+            else f"it was closed already, nothing changed: {annotate.line(recorded.event)}"
         )
     return (
-        f"written: {annotate.line(told.event)}"
-        if told.written
-        else f"on record already, nothing written: {annotate.line(told.event)}"
+        f"written: {annotate.line(recorded.event)}"
+        if recorded.written
+        else f"on record already, nothing written: {annotate.line(recorded.event)}"
     )
 
 
@@ -319,7 +323,7 @@ def _client(url: str | None, login: GrafanaLogin) -> grafana_client.GrafanaClien
 def _copy(client: grafana_client.GrafanaClient, found: Sequence[TuningEvent]) -> annotation_copies.Copies:
     from dashboards import annotation_copies
 
-    with mistakes_told():
+    with mistakes_as_errors():
         return annotation_copies.copy_events(client, found)
 
 
@@ -329,7 +333,7 @@ def _copied(
     """The event, however long ago it was, and what else Grafana lacks. All of it is on record, so whatever fails here
     is a remark."""
     try:
-        with mistakes_told():
+        with mistakes_as_errors():
             found = log.since(time.time() - COPIED_S)
         return _copy(client, list({one.id: one for one in (*found, event)}.values()))
     except common.UsageMistake as error:

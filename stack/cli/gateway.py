@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stack.cli.common import AS_JSON, json_text, log_to_stderr, mistakes_told
+from stack.cli.common import AS_JSON, json_text, log_to_stderr, mistakes_as_errors
 from stack.gateway import check, make_key, run
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def gateway_run(path: Path) -> None:
     Example:  vllm-watch gateway run --config gateway.yaml
     """
     log_to_stderr()
-    with mistakes_told():
+    with mistakes_as_errors():
         raise SystemExit(run(path))
 
 
@@ -46,7 +46,7 @@ def gateway_key(team: str) -> None:
     \b
     Example:  vllm-watch gateway key demo
     """
-    with mistakes_told():
+    with mistakes_as_errors():
         key, hashed = make_key(team)
     click.echo(f"key for {team} (shown once): {key}\nfor teams.yaml:\n  teams:\n    {team}:\n      keys: ['{hashed}']")
 
@@ -66,27 +66,27 @@ def gateway_check(file: Path, as_json: bool) -> None:
     \b
     Example:  vllm-watch gateway check teams.yaml
     """
-    told = check.check(file)
+    findings = check.check(file)
     if as_json:
-        click.echo(json_text(told))
-    elif sys.stdout.isatty() and not told["mistakes"]:
+        click.echo(json_text(findings))
+    elif sys.stdout.isatty() and not findings["mistakes"]:
         from rich.console import Console
 
-        draw(told, Console(highlight=False))
+        draw(findings, Console(highlight=False))
     else:
-        click.echo(check.as_text(told))
-    raise SystemExit(1 if told["mistakes"] else 0)
+        click.echo(check.as_text(findings))
+    raise SystemExit(1 if findings["mistakes"] else 0)
 
 
-def draw(told: dict[str, Any], console: Console) -> None:
+def draw(findings: dict[str, Any], console: Console) -> None:
     """Print `gateway check` with its tables drawn."""
     from rich.markup import escape
     from rich.table import Table
 
-    console.print(check.summary(told), markup=False)
-    for sheet in check.sheets(told):
+    console.print(check.summary(findings), markup=False)
+    for sheet in check.sheets(findings):
         table = Table(*sheet.head, title=sheet.title, title_justify="left")
         for row in sheet.rows:
             table.add_row(*map(escape, row))
         console.print(table)
-    console.print(check.verdict(told), markup=False)
+    console.print(check.verdict(findings), markup=False)

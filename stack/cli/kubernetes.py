@@ -9,7 +9,7 @@ import click
 
 from alerts import export
 from stack.cli import version
-from stack.cli.common import AS_JSON, mistakes_told, say_files
+from stack.cli.common import AS_JSON, mistakes_as_errors, say_files
 from stack.cli.options import DASHBOARD_BASE, RUNBOOK_BASE, SLO, THRESHOLDS
 from stack.cli.struct_options import options_of
 from stack.deploy.kubernetes import files
@@ -60,6 +60,6 @@ def kubernetes_export(out: Path, wanted: KubernetesOptions, force: bool, as_json
     \b
     Example:  vllm-watch kubernetes export --out manifests --engine http://vllm:8000 --engine-selector app=vllm \
                 --label release=kube-prometheus-stack"""
-    with mistakes_told():
+    with mistakes_as_errors():
         written, older = files.write(out, wanted, force)
     say_files(written, older, list(files.warnings(wanted)), list(files.next_steps(out, wanted)), as_json)

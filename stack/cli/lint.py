@@ -19,7 +19,7 @@ from dashboards import lint as dashboard_lint
 from dashboards.grafana_json import to_json
 from dashboards.registry import BOARDS
 from runbooks import page_check
-from stack.cli.common import mistakes_told
+from stack.cli.common import mistakes_as_errors
 
 
 @click.command("lint", hidden=True)
@@ -31,7 +31,7 @@ def lint(files: tuple[Path, ...]) -> None:
     Example:  vllm-watch lint
               vllm-watch lint my-dashboard.json
     """
-    with mistakes_told():
+    with mistakes_as_errors():
         faults = list(_faults_of(files) if files else _own_faults())
     for warning in () if files else page_check.warnings(datetime.datetime.now(datetime.UTC).date()):
         click.echo(f"warning: {warning}", err=True)

@@ -18,7 +18,7 @@ from exporters.catalogue.metric import Metric
 from exporters.catalogue.metric import key as release_key
 from exporters.compat import check, drift, source_scan
 from stack import render
-from stack.cli.common import AS_JSON, UsageMistake, mistakes_told
+from stack.cli.common import AS_JSON, UsageMistake, mistakes_as_errors
 from stack.cli.options import HTTP_CONFIG
 from stack.cli.scraped import page_of, text_of
 from stack.terminal import output_width
@@ -49,11 +49,11 @@ def metrics_list(as_json: bool, word: str) -> None:
     table = Table("name", "kind", "unit", "vLLM", "meaning and notes")
     for metric in chosen:
         lived = f"{metric.since or '?'} .. {metric.until or ''}" if metric.name.startswith("vllm:") else ""
-        told = [metric.meaning, *(f"- {note}" for note in metric.notes)]
-        told += [f"needs {metric.needs}"] * bool(metric.needs) + ["known from source only"] * (
+        notes = [metric.meaning, *(f"- {note}" for note in metric.notes)]
+        notes += [f"needs {metric.needs}"] * bool(metric.needs) + ["known from source only"] * (
             metric.evidence == "source"
         )
-        table.add_row(metric.name, str(metric.kind), str(metric.unit), lived, "\n".join(told))
+        table.add_row(metric.name, str(metric.kind), str(metric.unit), lived, "\n".join(notes))
     Console(width=output_width(200)).print(table)
 
 
@@ -103,21 +103,21 @@ def metrics_check(
     """
     if target is None and not boards:
         raise click.UsageError("name a server, a file with its page, or a --dashboard")
-    with mistakes_told():
+    with mistakes_as_errors():
         theirs = [use for path in boards for use in check.uses_of_dashboard(text_of(path), path.name)]
-        strangers = list(check.unknown_metrics(theirs, EVERYTHING, NEVER_EXISTED))
+        unknown = list(check.unknown_metrics(theirs, EVERYTHING, NEVER_EXISTED))
         report = None
         if target is not None:
-            text, told = page_of(target, http_config)
+            text, reported = page_of(target, http_config)
             report = check.check(
-                exposition_parser.parse(text), EVERYTHING, [*render.uses(), *theirs], known_release(release, told)
+                exposition_parser.parse(text), EVERYTHING, [*render.uses(), *theirs], known_release(release, reported)
             )
     if as_json:
-        rows = [{"place": s.use.place, "name": s.name, "instead" if s.name else "error": s.instead} for s in strangers]
+        rows = [{"place": s.use.place, "name": s.name, "instead" if s.name else "error": s.instead} for s in unknown]
         click.echo(json.dumps({"page": report.as_json() if report else None, "dashboards": rows}, indent=1))
     else:
-        _say(report, strangers, len(theirs))
-    raise SystemExit(1 if strangers or (report and report.fails) else 0)
+        _say(report, unknown, len(theirs))
+    raise SystemExit(1 if unknown or (report and report.fails) else 0)
 
 
 @metrics.command("drift")
@@ -156,7 +156,7 @@ def metrics_drift(
     """
     if not pages and not places:
         raise click.UsageError("name a server, a file with its page, or a Python that has vLLM with --installed")
-    with mistakes_told():
+    with mistakes_as_errors():
         earlier = _found_on(before, None, http_config) if before else None
         found = {target: _found_on(target, release, http_config) for target in pages} | {
             str(place): _found_in(place, release) for place in places
@@ -172,9 +172,9 @@ def metrics_drift(
 
 
 def _found_on(target: str, release: str | None, http_config: Path | None) -> drift.ObservedVllm:
-    text, told = page_of(target, http_config)
+    text, reported = page_of(target, http_config)
     try:
-        found = drift.from_scrape(text, known_release(release, told))
+        found = drift.from_scrape(text, known_release(release, reported))
     except exposition_parser.BadExposition as error:
         raise ValueError(f"{target}: {error}") from error
     if not any(name.startswith(check.ENGINE) for name in found.families):
@@ -250,24 +250,22 @@ def _say_drift(where: str, found: drift.ObservedVllm, changes: tuple[drift.Chang
     click.echo(f"drift: {len(changes)} to look at" if changes else "no drift: the catalogue says what is there")
 
 
-def known_release(asked: str | None, told: str | None) -> str | None:
+def known_release(asked: str | None, reported: str | None) -> str | None:
     """Return the release that the user names, else that of the engine if it can be read: builds from source call
     themselves dev."""
     if asked:
         return ".".join(map(str, release_key(asked)))
     with contextlib.suppress(ValueError):
-        return ".".join(map(str, release_key(told or "")))
+        return ".".join(map(str, release_key(reported or "")))
     return None
 
 
-def _say(report: check.CompatReport | None, strangers: list[check.UnknownMetric], read: int) -> None:
-    for stranger in strangers:
-        _say_stranger(stranger)
+def _say(report: check.CompatReport | None, unknown: list[check.UnknownMetric], read: int) -> None:
+    for each in unknown:
+        _print_unknown(each)
     if report is None:
         click.echo(
-            f"{len(strangers)} of {read} queries to look at"
-            if strangers
-            else f"{read} queries read, every name is known"
+            f"{len(unknown)} of {read} queries to look at" if unknown else f"{read} queries read, every name is known"
         )
     elif report.is_ours:
         _say_page(report)
@@ -275,14 +273,11 @@ def _say(report: check.CompatReport | None, strangers: list[check.UnknownMetric]
         click.echo(f"this page holds no series of vLLM, only {len(report.beside)} others: is it the right address?")
 
 
-def _say_stranger(stranger: check.UnknownMetric) -> None:
-    if stranger.name is None:
-        click.echo(f"unread    {stranger.use.place}: {stranger.instead}")
+def _print_unknown(each: check.UnknownMetric) -> None:
+    if each.name is None:
+        click.echo(f"unread    {each.use.place}: {each.instead}")
     else:
-        click.echo(
-            f"no release has {stranger.name}"
-            f" ({stranger.use.place}){': use ' + stranger.instead if stranger.instead else ''}"
-        )
+        click.echo(f"no release has {each.name} ({each.use.place}){': use ' + each.instead if each.instead else ''}")
 
 
 def _say_page(report: check.CompatReport) -> None:

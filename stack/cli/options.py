@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from alerts.rules import Links
-from alerts.settings import SHIPPED, Overrides, Settings
+from alerts.settings import DEFAULTS, Overrides, Settings
 from exporters.text import parse_duration
 from stack import config
 
@@ -38,8 +38,8 @@ USER_FILE = click.option("--user-file", type=click.Path(path_type=Path), help="u
 
 
 def settings_of(thresholds: Path | None) -> Settings:
-    """A deployment's own numbers, or those that are shipped. Raises BadConfig."""
-    return Settings(config.load(thresholds, Overrides)) if thresholds else SHIPPED
+    """Return the thresholds of a file, or the defaults. Raises BadConfig."""
+    return Settings(config.load(thresholds, Overrides)) if thresholds else DEFAULTS
 
 
 def duration(_: click.Context, __: click.Parameter, text: str | None) -> float | None:

@@ -24,7 +24,7 @@ from exporters.net.prometheus import address_from
 from runbooks import lookup
 from runbooks.page import RunbookPage
 from stack import render
-from stack.cli.common import AS_JSON, json_text, mistakes_told
+from stack.cli.common import AS_JSON, json_text, mistakes_as_errors
 from stack.cli.options import (
     ALERTMANAGER_URL,
     HTTP_CONFIG,
@@ -92,7 +92,7 @@ def runbook_command(words: tuple[str, ...], asked: RunbookOptions, as_json: bool
     Example:  vllm-watch runbook kv cache full --label instance=127.0.0.1:8001 --live
     """
     _check_usage(words, asked)
-    with mistakes_told():
+    with mistakes_as_errors():
         settings = settings_of(asked.thresholds)
         alerts = _alerts_of(asked)
     choice = lookup.choose(
@@ -113,7 +113,7 @@ def runbook_command(words: tuple[str, ...], asked: RunbookOptions, as_json: bool
         click.echo(json_text({"page": choice.page.name, "url": address}) if as_json else address)
         return
     filled = choice.page.filled(choice.labels)
-    with mistakes_told():
+    with mistakes_as_errors():
         heading = lookup.heading(filled, asked.section) if asked.section is not None else ""
         live = _live_of(filled, choice.labels, asked, settings) if asked.live else None
     if as_json:

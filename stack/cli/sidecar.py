@@ -18,7 +18,7 @@ from exporters import process, sidecar_config
 from exporters import sidecar as sidecar_module
 from stack import config
 from stack.cli import version
-from stack.cli.common import UsageMistake, log_to_stderr, mistakes_told
+from stack.cli.common import UsageMistake, log_to_stderr, mistakes_as_errors
 
 
 @click.group()
@@ -37,7 +37,7 @@ def sidecar_run(path: Path) -> None:
     Example:  vllm-watch sidecar run --config sidecar.yaml
     """
     log_to_stderr()
-    with mistakes_told():
+    with mistakes_as_errors():
         settings = config.sidecar(path)
         with process.runner(batches=True) as runner:
             runner.run(_serve(settings))
@@ -64,14 +64,18 @@ def sidecar_explain(line: str, path: Path | None, as_json: bool) -> None:
     """
     from exporters.requests import explain
 
-    with mistakes_told():
+    with mistakes_as_errors():
         settings = config.sidecar(path) if path else sidecar_config.SidecarConfig()
     lines = (sys.stdin.buffer.read() if line == "-" else os.fsencode(line)).split(b"\n")
-    told = [explain.explain(each, settings.fields, sidecar_config.counting(settings)) for each in lines if each.strip()]
-    if not told:
+    explained = [
+        explain.explain(each, settings.fields, sidecar_config.counting(settings)) for each in lines if each.strip()
+    ]
+    if not explained:
         raise UsageMistake("there is no line to explain")
-    click.echo("\n".join(json.dumps(one) for one in told) if as_json else "\n\n".join(map(explain.as_text, told)))
-    raise SystemExit(1 if any(one["refused"] for one in told) else 0)
+    click.echo(
+        "\n".join(json.dumps(one) for one in explained) if as_json else "\n\n".join(map(explain.as_text, explained))
+    )
+    raise SystemExit(1 if any(one["refused"] for one in explained) else 0)
 
 
 @sidecar.command("backfill")
@@ -114,7 +118,7 @@ def sidecar_backfill(
         raise click.UsageError(f"--label {bad!r} is no label; write it like job=sidecar")
     if taken := next((name for name in pairs for metric in REQUEST_TRAFFIC if name in (*metric.labels, "le")), None):
         raise click.UsageError(f"--label {taken} is a label that the series have already; choose another name")
-    with mistakes_told(), contextlib.ExitStack() as stack:
+    with mistakes_as_errors(), contextlib.ExitStack() as stack:
         settings = config.sidecar(path) if path else sidecar_config.SidecarConfig()
         counts = sidecar_config.counting(settings)
         whole = sum(file.stat().st_size for file in files)
@@ -122,11 +126,11 @@ def sidecar_backfill(
             click.progressbar(length=whole, label="reading", file=sys.stderr, hidden=not sys.stderr.isatty())
         )
         text = stack.enter_context(out.open("w", encoding="utf-8"))
-        told = backfill.run(
+        written = backfill.run(
             files, text, counts, settings.fields, RecentRequests(settings.remember), step_s, pairs, bar.update
         )
-    click.echo(backfill.summary(told, out))
-    if not told.requests:
+    click.echo(backfill.summary(written, out))
+    if not written.requests:
         raise SystemExit(1)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import click
 import msgspec
 
-from stack.cli.common import mistakes_told
+from stack.cli.common import mistakes_as_errors
 from stack.option import Opt
 
 _Command = Callable[..., Any]
@@ -27,13 +27,13 @@ def options_of(make: Callable[..., Any], into: str, **parts: Callable[..., Any])
 
     A field is annotated with an Opt, or with a click option that several commands share. One that is a dataclass itself
     stands for the options of its fields; parts: functions that make others, by field. Whatever refuses a value with a
-    ValueError is told as one sentence."""
+    ValueError is shown as one sentence."""
     struct = _Struct.of(make, parts)
 
     def added(command: _Command) -> _Command:
         @functools.wraps(command)
         def run(**given: Any) -> Any:
-            with mistakes_told():
+            with mistakes_as_errors():
                 value = struct.made(given)
             return command(**{into: value}, **given)
 
@@ -47,7 +47,7 @@ def options_of(make: Callable[..., Any], into: str, **parts: Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """option: the decorator. convert: of what click gives; None where that is the value."""
+    """option: the decorator. convert: from the value of click; None where it is used as it is."""
 
     option: Callable[[_Command], _Command]
     convert: Callable[[Any], Any] | None = None

@@ -24,7 +24,7 @@ from stack.bench import result, run
 from stack.bench.workload import WorkloadFile
 from stack.cli import version
 from stack.cli.bench import NO_LIMIT, SEED_HELP, Screen, chosen, foretell, fresh, page_console, show, wait
-from stack.cli.common import AS_JSON, json_text, mistakes_told
+from stack.cli.common import AS_JSON, json_text, mistakes_as_errors
 from stack.cli.events import EventLogOptions, log_of
 from stack.cli.options import duration
 from stack.cli.struct_options import options_of
@@ -92,7 +92,7 @@ def tune_command(
     Example:  vllm-watch tune prefix-caching.yaml --out prefix-caching
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    with mistakes_told():
+    with mistakes_as_errors():
         its, suite = experiment.load(file)
         its = msgspec.structs.replace(its, runs=runs) if runs else its
         log = _events(event_log)
@@ -130,29 +130,29 @@ async def _tune(
     console: Console, its: Experiment, suite: WorkloadFile, folder: Path, key: str | None, seed: int
 ) -> result.Bench:
     async with Engines(its, folder, lambda words: console.print(Text(words)), key) as engines:
-        arms = list(its.variants)
-        drawn = turns.draw(run.rounds_of(suite.workloads, its.runs), arms, random.Random(f"{seed} order"))  # noqa: S311 (nothing secret)
-        first = arms[0] if (its.order or suite.workloads[0].order) == "sequential" else drawn[0][0]
+        names = list(its.variants)
+        drawn = turns.draw(run.rounds_of(suite.workloads, its.runs), names, random.Random(f"{seed} order"))  # noqa: S311 (nothing secret)
+        first = names[0] if (its.order or suite.workloads[0].order) == "sequential" else drawn[0][0]
         contexts = []
         # the variant of the first run last, so that its engine is up
-        for arm in sorted(arms, key=lambda arm: arm == first):
-            subject = await engines.subject(arm)
+        for name in sorted(names, key=lambda name: name == first):
+            subject = await engines.subject(name)
             contexts.append(subject.engine.max_model_len or NO_LIMIT)
         suite, points = chosen(suite, its.only, min(contexts), its.scale, its.requests)
-        told = list(experiment.caveats(its, engines))
-        for caveat in told:
+        caveats = list(experiment.caveats(its, engines))
+        for caveat in caveats:
             console.print(Text(f"  {caveat}"))
         steps = run.schedule(suite.workloads, points, drawn, its.runs, its.side_by_side)
         order = its.order or suite.workloads[0].order
         if order == "sequential":
-            steps.sort(key=lambda step: arms.index(step.variant))
-        await foretell(console, subject, suite, steps, len(arms), seed)
+            steps.sort(key=lambda step: names.index(step.variant))
+        await foretell(console, subject, suite, steps, len(names), seed)
         with Screen(console) as screen:
             bencher = run.Bencher(
                 folder, its.title or suite.workloads[0].name, f"vllm-watch {version()}", suite.workloads, steps,
                 engines.subject, screen, seed,
-                names=arms, order=order, scale=its.scale or 1.0, starts=lambda arm: engines.starts.get(arm, ()),
-                caveats=dict.fromkeys(told),
+                names=names, order=order, scale=its.scale or 1.0, starts=lambda name: engines.starts.get(name, ()),
+                caveats=dict.fromkeys(caveats),
             )  # fmt: skip
             return await bencher.go()
 
@@ -179,13 +179,12 @@ def show_comparison(console: Console, found: Comparison) -> None:
             console.print(Text(f"check {check.name}: {check.what}", style="yellow"))
     if not found.controlled:
         console.print(
-            Text("uncontrolled: nothing here tells the change from whatever else changed meanwhile", style="yellow")
+            Text("uncontrolled: other changes of the same time are not separated from this one", style="yellow")
         )
 
 
 @click.command("compare")
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path, exists=True))
-@click.option("--arms", nargs=2, metavar="A B", help="Variants of one bench; or one of each of two.")
 @click.option(
     "--exclude-run",
     "excluded",
@@ -196,7 +195,11 @@ def show_comparison(console: Console, found: Comparison) -> None:
 )
 @click.option("--event", "event_id", metavar="ID", help="Live traffic around a tuning event; with --log and --events.")
 @click.option(
-    "--variant", "variants", nargs=2, metavar="A B", help="Live traffic of two variants of a canary; with --log."
+    "--variant",
+    "variants",
+    nargs=2,
+    metavar="A B",
+    help="Variants of one bench, one of each of two benches, or with --log two variants of a canary.",
 )
 @click.option(
     "--log",
@@ -229,7 +232,6 @@ def show_comparison(console: Console, found: Comparison) -> None:
 @AS_JSON
 def compare_command(
     folders: tuple[Path, ...],
-    arms: tuple[str, str] | None,
     excluded: tuple[int, ...],
     event_id: str | None,
     variants: tuple[str, str] | None,
@@ -248,15 +250,17 @@ def compare_command(
     \b
     Example:  vllm-watch compare bench-before bench-after --max-p95-regression 15%
     """
-    with mistakes_told():
+    with mistakes_as_errors():
         if bool(folders) == bool(logs):
             raise click.UsageError("give one or two folders of benches, or --log with --event or --variant")
         if excluded and len(folders) != 1:
             raise click.UsageError("--exclude-run goes with the folder of one bench: runs of two have the same numbers")
-        if arms if logs else event_id or variants:
-            raise click.UsageError("--arms goes with folders of benches, --event and --variant go with --log")
+        if event_id and not logs:
+            raise click.UsageError("--event goes with --log, not with folders of benches")
         found = (
-            _live(logs, event_id, variants, events_path, window_s) if logs else compare_saved(folders, arms, excluded)
+            _live(logs, event_id, variants, events_path, window_s)
+            if logs
+            else compare_saved(folders, variants, excluded)
         )
         limits = Limits(max_p95_regression, max_error_rate)
         broken = [violation for each in found for violation in gates(each, limits)]
@@ -289,13 +293,13 @@ def _live(
         return [live.between_variants(samples.read_samples(logs), *variants)]
     if events_path is None:
         raise click.UsageError("--event needs the file of events: --events FILE")
-    told = {event.id: event for event in events.read(events_path)[0]}
-    if event_id not in told:
+    recorded = {event.id: event for event in events.read(events_path)[0]}
+    if event_id not in recorded:
         raise BadComparison(
             f"{events_path} holds no event {event_id}; `vllm-watch events --events {events_path}` lists them"
         )
-    at_s = told[event_id].at_s
-    others = [event.at_s for event in told.values() if event.id != event_id]
+    at_s = recorded[event_id].at_s
+    others = [event.at_s for event in recorded.values() if event.id != event_id]
     return [
         live.around_event(
             samples.read_samples(logs, live.spans_around(at_s, window_s)), at_s, window_s, other_events_s=others
@@ -355,7 +359,7 @@ def report_command(
     \b
     Example:  vllm-watch report prefix-caching -o report.html --lab
     """
-    with mistakes_told():
+    with mistakes_as_errors():
         page = out or (folder if folder.is_dir() else folder.parent) / "report.html"
         if (beside := page.name.removesuffix(".html") + ".json") in (result.BENCH, VERDICTS):
             raise ValueError(

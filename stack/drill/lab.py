@@ -38,7 +38,7 @@ PROCESSES = ("vllm", "gateway", "sidecar", "alertmanager", "prometheus")  # the 
 # It may be told to forget; and what is scraped no more is gone after 20 seconds as it is after 5 minutes elsewhere.
 PROMETHEUS = ("--web.enable-admin-api", "--query.lookback-delta=20s")
 BEAT = Beat(scrape_s=2, evaluate_s=1, resend_s=2)  # a scrape of a busy vLLM took up to 0.9 s
-# The only numbers that differ from the shipped ones besides durations, with what they stand for.
+# The only numbers that differ from the defaults besides durations, with what they stand for.
 OVERRIDES = {
     "start_time": 90.0  # a tiny model starts within 25 to 60 s; ten minutes of nothing would prove no more
 }

@@ -119,7 +119,7 @@ class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """teams.yaml. Without upstreams there is the one of gateway.yaml; without models every name is passed on as it is.
 
-    bands stand in place of the shipped ones (demo, replay, default, experimental)."""
+    bands stand in place of the default ones (demo, replay, default, experimental)."""
 
     teams: Mapping[str, Team] = {}
     bands: Mapping[str, Band] = msgspec.field(default_factory=lambda: BANDS)

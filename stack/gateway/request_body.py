@@ -27,7 +27,7 @@ from stack.gateway.request_fields import (
 )
 from stack.gateway.request_routes import BODY_ROUTES, LIMITS, OTHER_ROUTE, UPLOADS, USAGE_ON_REQUEST, BodyRoute
 
-MOST_N = 16_384  # texts of one prompt: what vLLM makes (VLLM_MAX_N_SEQUENCES, as shipped)
+MOST_N = 16_384  # texts of one prompt: what vLLM makes (the default of VLLM_MAX_N_SEQUENCES)
 MOST_TEXTS = 99_999  # of all prompts together: what a record can say
 # The fields that may well be large.
 _vast = msgspec.json.Decoder(

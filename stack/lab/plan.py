@@ -13,7 +13,7 @@ import yaml
 
 from alerts import printer, routing
 from alerts.rules import Links
-from alerts.settings import SHIPPED, Settings
+from alerts.settings import DEFAULTS, Settings
 from exporters.catalogue import bounds
 from exporters.catalogue.metric import key
 from stack.deploy.fleet import budget
@@ -56,7 +56,7 @@ class LabConfig:
     engine_url: str | None = None
     port_offset: int = 0
     teams: tuple[str, ...] = TEAMS
-    settings: Settings = SHIPPED
+    settings: Settings = DEFAULTS
     beat: Beat = field(default_factory=Beat)
     args: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -239,7 +239,7 @@ def targets(config: LabConfig) -> dict[str, str]:
 
 
 def files(config: LabConfig) -> Iterator[tuple[str, str]]:
-    """Name below the lab's folder and text of every configuration file. The rules are the shipped ones with links to
+    """Name below the lab's folder and text of every configuration file. The rules are the default ones with links to
     this lab's board."""
     yield from rules(config)
     scheme = "https" if config.engine.startswith("https://") else "http"

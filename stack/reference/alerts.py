@@ -42,7 +42,7 @@ def _page() -> Iterator[str]:
     yield from ("# Alerts and recorded series", "", PRINTED.format(source="`alerts/*.py`"), "")
     yield from (
         (
-            "Expressions, waiting times and numbers are those that are shipped. Beside the rules, `vllm-watch alerts"
+            "Expressions, waiting times and numbers are the defaults. Beside the rules, `vllm-watch alerts"
             " export` writes the numbers to"
         ),
         (

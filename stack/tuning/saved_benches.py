@@ -62,7 +62,7 @@ def _only_variants(folders: Sequence[Path], known: Sequence[Sequence[str]]) -> t
     if len(known) == 2:
         return known[0][0], known[1][0]
     if len(known[0]) != 2:
-        raise BadComparison(f"{folders[0]} has the variants {', '.join(known[0])}; say which two with --arms A B")
+        raise BadComparison(f"{folders[0]} has the variants {', '.join(known[0])}; say which two with --variant A B")
     return known[0][0], known[0][1]
 
 

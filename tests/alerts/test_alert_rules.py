@@ -435,7 +435,7 @@ def alike(read: promql_ast.SelectorUse) -> str:
 def test_a_latency_objective_lies_on_a_bound_that_the_page_has(name):
     """Anything else has no series, and the alert would never fire."""
     within = {"ttft": "vllm:time_to_first_token_seconds", "inter_token": "vllm:inter_token_latency_seconds"}
-    for objective in slo.shipped().objectives:
+    for objective in slo.default_objectives().objectives:
         if objective.latency:
             bounds = {float(labels["le"]) for labels, _ in PAGES[name].of(f"{within[objective.latency]}_bucket")}
             assert objective.within_s in bounds

@@ -26,7 +26,7 @@ from alerts.labels import PLACE, TARGET
 from alerts.panel_ref import PanelRef
 from alerts.registry import ALERTS, RECORDINGS, alerts
 from alerts.rules import Alert, Links, Severity
-from alerts.settings import SHIPPED
+from alerts.settings import DEFAULTS
 from alerts.slo import Objective, Objectives
 from exporters.catalogue import promql_ast, self_monitoring
 from exporters.catalogue.producers import Component, needed
@@ -150,7 +150,7 @@ def jobs(alert: Alert) -> set[str]:
         Component.GPU: "sidecar",
         Component.GATEWAY: "gateway",
     }
-    matched = {"engine": SHIPPED.engine, "sidecar": SHIPPED.sidecar, "gateway": SHIPPED.gateway}
+    matched = {"engine": DEFAULTS.engine, "sidecar": DEFAULTS.sidecar, "gateway": DEFAULTS.gateway}
     texts = [alert.expr, *(r.expr for r in RECORDINGS if r.record in promql_ast.names(alert.expr))]
     told = {
         by_component[c] for c in needed(name for text in texts for name in promql_ast.names(text)) if c in by_component
@@ -751,4 +751,4 @@ def test_mail_has_links_and_a_password_file(manager: Any, tmp_path: Path, eventu
 
 def test_paced_alerts_are_muted_alike() -> None:
     """A drill shows what is kept back in earnest."""
-    assert RULES == routing.inhibitions(alerts(SHIPPED.paced(15)), RECORDINGS)
+    assert RULES == routing.inhibitions(alerts(DEFAULTS.paced(15)), RECORDINGS)

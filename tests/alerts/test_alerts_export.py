@@ -102,7 +102,7 @@ def test_own_threshold_and_job_are_in_rules_and_list(tmp_path: Path) -> None:
     assert 'job=~"llm-.*"' in ticket["VLLMEngineUnreachable"]["expr"]
     listed = json.loads(run("list", "--thresholds", own, "--json").stdout)
     number = next(row["threshold"] for row in listed["alerts"] if row["name"] == "VLLMKVCacheNearlyFull")
-    assert ("kv_cache_usage", 0.8, 0.9, "80 %") == tuple(number[key] for key in ("name", "value", "shipped", "shown"))
+    assert ("kv_cache_usage", 0.8, 0.9, "80 %") == tuple(number[key] for key in ("name", "value", "default", "shown"))
     assert "kv_cache_usage = 0.8" in run("list", "--thresholds", own).stdout
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from alerts import derive, derived_text, slo, thresholds
 from alerts.derive import HEADROOM, MISSED, BenchLoad, LatencyTarget, LatencyTargets, knee, on_bound, onset
 from alerts.recorded_use import LEAST_STEPS, RecordedUse
-from alerts.settings import SHIPPED, Overrides, Settings
+from alerts.settings import DEFAULTS, Overrides, Settings
 from exporters.catalogue import bounds, vllm
 from stack import cli, config
 from stack.bench.load_curve import load_curves
@@ -48,7 +48,7 @@ def asked(**more: Any) -> RecordedUse:
 
 def derived(
     found: RecordedUse,
-    settings: Settings = SHIPPED,
+    settings: Settings = DEFAULTS,
     aims: LatencyTargets = AIMS,
     bench: Mapping[str, Sequence[BenchLoad]] | None = None,
 ) -> dict[str, Any]:
@@ -309,10 +309,10 @@ def test_no_latency_is_looser_than_its_target():
         "2.5 s (the objectives) is the target. At the knee (c8 of long (at once)) p95 TTFT is 8 s, so this engine"
         " breaks the target before it is full." == got[TTFT].why
     )
-    own = derived(asked(), aims=derive.targets(slo.shipped(), 0.8), bench=None)
+    own = derived(asked(), aims=derive.targets(slo.default_objectives(), 0.8), bench=None)
     assert 0.75 == own[TTFT].value, "a target of 0.8 s is missed long before 2.5 s are, bench or none"
     assert "The target is 0.8 s (the worksheet)" in own[TTFT].why
-    half = derived(asked(), aims=derive.targets(slo.shipped(), 0.8), bench=slow)
+    half = derived(asked(), aims=derive.targets(slo.default_objectives(), 0.8), bench=slow)
     assert "0.1 s (the objectives) is the target" in half[INTER_TOKEN].why, "the worksheet says nothing of it"
     live = asked(p95={TTFT: {MODEL: course(*[51.9] * 13)}}, observed={TTFT: {MODEL: course(*[50.0] * 13)}})
     why = derived(live, bench=BENCH)[TTFT].why
@@ -408,7 +408,7 @@ def test_load_is_the_median_of_its_runs():
 
 def test_which_of_two_variants_is_deployed_has_to_be_said():
     two = bench_of(SATURATES, ("old", "new"))
-    with pytest.raises(ValueError, match="the bench compares old, new: say with --arm which of them is deployed"):
+    with pytest.raises(ValueError, match="the bench compares old, new: say with --variant which of them is deployed"):
         load_curves(two)
     with pytest.raises(ValueError, match="the bench has no variant other; it has old, new"):
         load_curves(two, "other")
@@ -435,13 +435,13 @@ def test_file_holds_thresholds_with_reasons():
     assert "  # 20 requests; before: 7 requests. While requests waited, chat on vllm-0:8000 finished 4 a second" in text
     assert "# ttft_p95 stays at 2.5 s: No bench was given" in text
     assert all(len(line) <= 125 for line in text.splitlines()), "a comment is read in an editor"
-    told = derived_text.told(asked(**WHOLE), found)
+    told = derived_text.as_json(asked(**WHOLE), found)
     assert {"queue_length": 20.0, "kv_cache_usage": 0.92} == told["thresholds"]
     assert {each.before.name: each.why for each in found} == {row["name"]: row["why"] for row in told["numbers"]}
 
 
 def test_where_nothing_can_be_derived_the_file_changes_nothing():
-    text = derived_text.overlay(asked(), SHIPPED, derive.derive(asked(), SHIPPED, AIMS))
+    text = derived_text.overlay(asked(), DEFAULTS, derive.derive(asked(), DEFAULTS, AIMS))
     assert Overrides() == config.parse(text, Overrides, "thresholds.yml")
 
 
@@ -556,7 +556,7 @@ def test_a_program_reads_the_same(recorded, tmp_path):
         (("--model", "other"), "recorded no engine for model other in this time, of jobs that match vllm.*"),
         (("--model", 'a"b'), "is no model's name"),
         (("--thresholds", "JOBS"), "of jobs that match llm-.*: are vLLM servers scraped"),
-        (("--arm", "new"), "--arm belongs to --bench"),
+        (("--variant", "new"), "--variant belongs to --bench"),
         (("--bench", "NONE"), "holds no bench"),
         (("--worksheet", "BAD"), "BAD"),
     ],

@@ -59,7 +59,7 @@ def test_ladder_keeps_default_bounds(family):
 
 def test_bounds_of_objectives_are_on_the_ladder():
     families = {"ttft": "time_to_first_token", "inter_token": "inter_token_latency"}
-    promised = [(one.latency, one.within_s) for one in slo.shipped().objectives if one.latency]
+    promised = [(one.latency, one.within_s) for one in slo.default_objectives().objectives if one.latency]
     assert promised
     assert all(within in bounds.ENGINE_LADDER[families[latency]] for latency, within in promised)
 
@@ -113,7 +113,7 @@ def test_a_real_engine_shows_the_ladder(real_engines):
         (vllm.E2E_REQUEST_LATENCY, "request_latency"), (vllm.REQUEST_QUEUE_TIME, "request_latency"),
     )}  # fmt: skip
     assert shown == {metric: bounds_of(text, metric.name) for metric in shown}
-    for objective in slo.shipped().objectives:
+    for objective in slo.default_objectives().objectives:
         if objective.latency:
             metric = {"ttft": vllm.TIME_TO_FIRST_TOKEN, "inter_token": vllm.INTER_TOKEN_LATENCY}[objective.latency]
             pattern = re.search(r'le=~?"(.*)"', promql.le(objective.within_s))[1].replace("\\\\", "\\")

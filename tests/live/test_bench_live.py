@@ -131,7 +131,7 @@ def test_a_saved_bench_is_compared_with_the_same_verdicts(flipped):
     _, folder = flipped
     done = command("compare", folder, "--json")
     assert json.loads((folder / "verdicts.json").read_bytes()) == json.loads(done.stdout)["judgements"], done.stderr
-    assert 3 == command("compare", folder, "--arms", "on", "off", "--max-p95-regression", "15%").returncode, (
+    assert 3 == command("compare", folder, "--variant", "on", "off", "--max-p95-regression", "15%").returncode, (
         "off is far slower than on"
     )
     assert 0 == command("compare", folder, "--max-p95-regression", "15%", "--max-error-rate", "0.5%").returncode

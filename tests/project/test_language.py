@@ -80,7 +80,7 @@ def test_the_glossary_lists_replaced_words():
 
 # Folders whose text is clean, with all that is below them. The rest is counted, and the counts only go down.
 CLEAN = ("exporters", "stack/bench", "stack/capacity", "stack/deploy", "stack/doctor", "stack/tuning", "tools")
-REPLACED_WORDS_LEFT, HEADLESS_LEFT = 555, 0
+REPLACED_WORDS_LEFT, HEADLESS_LEFT = 359, 0
 
 
 def is_clean(path: Path) -> bool:

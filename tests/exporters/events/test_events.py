@@ -33,7 +33,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from alerts import latency
-from alerts.settings import SHIPPED
+from alerts.settings import DEFAULTS
 from dashboards import annotation_copies, annotations, grafana_client
 from dashboards.registry import boards
 from exporters.catalogue import sidecar as sidecar_series
@@ -485,7 +485,7 @@ def test_annotation_shows_on_every_raw_series_board(board):
 
 def test_annotation_feeds_the_latency_change_alert():
     """What is annotated feeds the alert on latency since the last change."""
-    (alert,) = [alert for alert in latency.alerts(SHIPPED) if alert.name == "VLLMLatencyWorseSinceTuning"]
+    (alert,) = [alert for alert in latency.alerts(DEFAULTS) if alert.name == "VLLMLatencyWorseSinceTuning"]
     assert f'{sidecar_series.EVENT_TIME.name}{{kind=~"change|version|config"}}' in alert.expr
 
 

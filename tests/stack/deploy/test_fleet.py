@@ -27,7 +27,7 @@ from panel_fixtures import HOUR_S, Line
 from alerts import fleet as recorded
 from alerts import printer
 from alerts.registry import RECORDINGS
-from alerts.settings import SHIPPED
+from alerts.settings import DEFAULTS
 from dashboards import variables
 from dashboards.interpolate import ALL, Range, fill
 from dashboards.model import Dashboard, Query
@@ -339,7 +339,7 @@ def world(part, free_port, eventually, tmp_path_factory, found_by_name) -> Itera
     at = targets.server_address[1]
     limits = [limited("vllm-near", 10, NEAR, at), limited("vllm-over", 10, OVER, at)]
     (folder / "jobs/limits.yml").write_text(yaml.safe_dump({"scrape_configs": limits}))
-    for name, rules in printer.rule_files(settings=SHIPPED.paced(PACE)):
+    for name, rules in printer.rule_files(settings=DEFAULTS.paced(PACE)):
         (folder / "rules" / name).write_text(rules)
     (folder / "targets/engines-a.yml").write_text(of_targets(at, *ENGINES[:2]))
     (folder / "targets/sidecars-a.yml").write_text(of_targets(at, "sidecar:9401"))

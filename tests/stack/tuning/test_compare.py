@@ -139,7 +139,7 @@ def test_two_variants_of_one_bench_need_no_names(tmp_path):
 
 def test_a_bench_that_is_given_twice_is_one(tmp_path):
     folder = saved(tmp_path / "o", variants=("off", "on"))
-    told = call("compare", folder, folder / ".." / "o", "--arms", "on", "off", "--json")
+    told = call("compare", folder, folder / ".." / "o", "--variant", "on", "off", "--json")
     assert ("on", "off", "worse") == verdict(told)
     assert json.loads(told.stdout)["judgements"][0]["controlled"]
 
@@ -147,9 +147,9 @@ def test_a_bench_that_is_given_twice_is_one(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["three"], "has the variants a, b, c; say which two with --arms A B"),
-        (["three", "--arms", "a", "x"], "has no run of a variant x; there are a, b, c"),
-        (["one"], "has the variants tiny; say which two with --arms A B"),
+        (["three"], "has the variants a, b, c; say which two with --variant A B"),
+        (["three", "--variant", "a", "x"], "has no run of a variant x; there are a, b, c"),
+        (["one"], "has the variants tiny; say which two with --variant A B"),
         (["empty", "one"], "empty has no runs: it was stopped by hand"),
         (["one", "empty"], "empty has no runs: it was stopped by hand"),
         (["empty"], "empty has no runs: it was stopped by hand"),
@@ -157,7 +157,7 @@ def test_a_bench_that_is_given_twice_is_one(tmp_path):
         (["one", "elsewhere"], "have no workload and load in common"),
         (["one", "nothing"], "nothing holds no bench: "),
         (["one", "torn"], "is no bench of ours: "),
-        (["one", "three", "--event", "e"], "--arms goes with folders of benches, --event and --variant go with --log"),
+        (["one", "three", "--event", "e"], "--event goes with --log, not with folders of benches"),
         ([], "give one or two folders of benches, or --log with --event or --variant"),
         (["one", "three", "--max-p95-regression", "much"], "'much' is no number of per cent, such as 15%"),
         (["one", "three", "--max-error-rate", "nan"], "'nan' is no number of per cent, such as 15%"),
@@ -246,7 +246,6 @@ def test_log_variants_and_events_are_consistent_with(tmp_path):
             ["--event", "e", "--events", "events.jsonl"],
             "events.jsonl holds no event e; `vllm-watch events --events events.jsonl` lists them",
         ),
-        (["--variant", "a", "b", "--arms", "a", "b"], "--arms goes with folders of benches"),
     ],
 )
 def test_mistakes_about_live_traffic_are_one_sentence(tmp_path, monkeypatch, arguments, sentence):
