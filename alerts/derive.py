@@ -24,7 +24,7 @@ LEAST_OBSERVED = 20  # in a step, or its p95 is its slowest request
 LEAST_PREEMPTED = 3  # steps with preemptions: one burst falls into two
 MISSED = 0.05  # of these steps are left out at the low end: the cache was full between two scrapes and seen half empty
 NEVER_FULL = 0.5  # preemptions below it have another cause than a full cache, such as priorities
-HEADROOM = 0.05  # of all blocks, below the onset: so that someone is told before and not when
+HEADROOM = 0.05  # of all blocks, below the onset: so that the alert fires before and not when
 LEAST_POINTS = 4  # loads of a bench: less than two before and one behind a knee are a guess
 NEAR_MOST = 0.9  # of the most throughput: from there on a higher load brings next to nothing
 MUCH = 0.8  # of it: enough where the next load already waits, since runs differ by some percent
@@ -157,8 +157,8 @@ def _looser(value: float, before: Threshold) -> str:
 
 
 def _queue_length(asked: RecordedUse, settings: Settings, ttft: LatencyTarget) -> Derived:
-    """Little's law: a queue that is served at so many requests a second is gone after the time limit if it is no longer
-    than rate x limit."""
+    """By Little's law a queue that is served at a rate is empty within the time limit if it is not longer than rate x
+    limit."""
     before, limit = settings.at(thresholds.QUEUE_LENGTH), settings.at(thresholds.QUEUE_TIME_P95)
     if full := dict(_rates(asked, queued=True)):
         engine, rate = min(full.items(), key=lambda pair: pair[1])

@@ -155,7 +155,7 @@ def next_steps(folder: Path, wanted: AlertOptions) -> Iterator[str]:
     )
     if wanted.receiver == "none":
         yield (
-            "alertmanager.yml tells nobody yet: --receiver webhook, slack, pagerduty or email; or take its route and"
+            "alertmanager.yml notifies nobody yet: --receiver webhook, slack, pagerduty or email; or take its route and"
             " inhibit_rules into your own"
         )
     if wanted.receiver == "email":

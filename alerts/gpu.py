@@ -76,7 +76,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
                 "{{ end }} for 2 min, although it had before: the GPU fell off the bus, or the driver does not"
                 " answer. Run nvidia-smi -L on the host, and check whether the engine on it still answers."
             ),
-            panel=PanelRef("gpu", "cards"),
+            panel=PanelRef("gpu", "gpus"),
             owner="hardware",
         ),
         Alert(

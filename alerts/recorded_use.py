@@ -131,7 +131,7 @@ async def _someone(
 
 async def _bounds(prometheus: Prometheus, metric: Metric, matchers: Sequence[str], over: _Steps) -> list[float]:
     for name in metric.names:
-        told = await prometheus.label_values("le", f"{name}_bucket{{{', '.join(matchers)}}}", over.start_s, over.end_s)
-        if bounds := sorted({bound for text in told if math.isfinite(bound := float(text))}):
+        texts = await prometheus.label_values("le", f"{name}_bucket{{{', '.join(matchers)}}}", over.start_s, over.end_s)
+        if bounds := sorted({bound for text in texts if math.isfinite(bound := float(text))}):
             return bounds
     return []

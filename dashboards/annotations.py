@@ -2,8 +2,8 @@
 twice.
 
 The sidecar also records a restart as an event; restarts are left out of the events here, because the engine's own start
-time tells them everywhere, with or without a sidecar. Copies that are pushed to Grafana as annotations of its own are
-not asked for."""
+time shows them everywhere, with or without a sidecar. Copies that are pushed to Grafana as annotations of its own are
+not queried."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _BY_DIRECTION = (
 )
 NOT_SHOWN: Mapping[Metric, str] = {
     vllm.CORRUPTED_REQUESTS: (
-        "absent unless the engine was told to look, which costs time; once it is, any growth is for an alert"
+        "absent unless the engine is started with the option, which costs time; once it is, any growth is for an alert"
     ),
     vllm.KV_OFFLOAD_TOTAL_BYTES: _BY_DIRECTION,
     vllm.KV_OFFLOAD_TOTAL_TIME: _BY_DIRECTION,

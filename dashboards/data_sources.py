@@ -72,8 +72,8 @@ def data_sources(grafana: GrafanaClient) -> list[DataSource]:
 
 
 def _believed(settings: Mapping[str, Any]) -> float | None:
-    told = str(settings.get("timeInterval") or "")
-    return duration_s(told) if told else ASSUMED_INTERVAL_S
+    interval = str(settings.get("timeInterval") or "")
+    return duration_s(interval) if interval else ASSUMED_INTERVAL_S
 
 
 def choose(sources: Sequence[DataSource], named: str | None) -> DataSource | None:

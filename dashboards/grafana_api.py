@@ -48,8 +48,10 @@ class Older:
         return Existing(answer.data["dashboard"], meta.get("folderUid") or "", managed)
 
     def write(self, board: Mapping[str, Any], existing: Existing | None, folder: str, message: str) -> None:
-        """Naming the version that we saw, and never with `overwrite`: whoever saved in between is not undone, and up to
-        11.2 that flag could also replace another board of the same title."""
+        """Write with the version that was read, never with `overwrite`.
+
+        A change saved in between is kept. Up to 11.2 that flag could also replace another dashboard of the same
+        title."""
         version = {"version": existing.board.get("version", 0)} if existing else {}
         body = {
             "dashboard": {**board, "id": None, **version},
@@ -177,8 +179,8 @@ def _offered(grafana: GrafanaClient) -> list[str]:
 
 def _namespace(grafana: GrafanaClient) -> str:
     """Return the namespace of our organisation: default, org-N, or stacks-N on Grafana Cloud."""
-    told = grafana.ask("GET", "/api/frontend/settings").data.get("namespace")
-    if isinstance(told, str) and told:
-        return told
+    namespace = grafana.ask("GET", "/api/frontend/settings").data.get("namespace")
+    if isinstance(namespace, str) and namespace:
+        return namespace
     number = grafana.ask("GET", "/api/org").data.get("id", 1)
     return "default" if number == 1 else f"org-{number}"

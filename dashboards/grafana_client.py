@@ -72,8 +72,8 @@ class GrafanaAnswer:
     @property
     def says(self) -> str:
         """Grafana's own words, if it had any."""
-        told = self.body.get("message") if isinstance(self.body, dict) else None
-        return str(told)[:300] if told else ""
+        message = self.body.get("message") if isinstance(self.body, dict) else None
+        return str(message)[:300] if message else ""
 
     @property
     def data(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class GrafanaAnswer:
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):
-    """Redirects are told, not followed: a write would arrive as a read, and the token at another host."""
+    """Report redirects and do not follow them: a write would arrive as a read, and the token at another host."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
@@ -170,8 +170,8 @@ class GrafanaClient:
             )
         if isinstance(why, TimeoutError):
             return f"{self.url} did not answer within {self._timeout_s:g} s; is it up, and may this machine reach it?"
-        told = why.strerror if isinstance(why, OSError) and why.strerror else why
-        return f"{self.url} cannot be reached: {told}; is the address right, and is Grafana up?"
+        reason = why.strerror if isinstance(why, OSError) and why.strerror else why
+        return f"{self.url} cannot be reached: {reason}; is the address right, and is Grafana up?"
 
 
 def refused(answer: GrafanaAnswer, doing: str, permission: str) -> GrafanaTrouble:

@@ -1,4 +1,4 @@
-"""Boards -> Grafana's JSON. The one grafanalib door.
+"""Render dashboards as Grafana JSON. The only module that imports grafanalib.
 
 grafanalib is frozen and prints schemaVersion 12; `normalise` turns that into 39, which Grafana 10.4 to 13 load. Nothing
 outside this file knows grafanalib or Grafana's JSON, so that it can be replaced here."""
@@ -245,7 +245,7 @@ def _target(query: Query, ref: str, shape: Shape) -> g.Target:
 
 
 def _thresholds(panel: Panel) -> dict[str, Any]:
-    """A figure that nothing judges is neutral: green would be a promise."""
+    """A value without thresholds is neutral: green would be a promise."""
     if panel.unit == _FLAG and panel.limit is None:
         return {
             "mode": "absolute",

@@ -298,7 +298,7 @@ def _annotations(board: LintedDashboard) -> PlacedMessages:
     if copies and sidecar.EVENT_TIME.name in first_read:
         yield (
             board.at(f"annotation {copies[0].get('name')}"),
-            "events that were pushed to Grafana are the same that Prometheus already tells",
+            "events that were pushed to Grafana are the same that Prometheus already has",
         )
 
 

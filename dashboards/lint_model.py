@@ -64,7 +64,7 @@ class LintedQuery:
 
     @cached_property
     def reads(self) -> list[SelectorUse]:
-        """Its selectors; none when it does not parse, which one rule tells."""
+        """Its selectors; none when it does not parse, which one rule reports."""
         try:
             return promql_ast.reads(self.text)
         except BadExpression:
@@ -72,7 +72,7 @@ class LintedQuery:
 
     @property
     def series(self) -> Iterator[tuple[SelectorUse, Metric]]:
-        """Its selectors of series that the catalogue knows; another rule tells of the rest."""
+        """Its selectors of series that the catalogue knows; another rule reports the rest."""
         return ((read, METRICS[read.name]) for read in self.reads if read.name in METRICS)
 
 

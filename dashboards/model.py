@@ -1,4 +1,4 @@
-"""Boards, panels and queries as plain values. Whoever shows them, Grafana or our own page, reads the same ones.
+"""Boards, panels and queries as plain values. Grafana and the built-in board read the same values.
 
 Invariant: nothing here or in the boards knows Grafana's JSON (that is panels.py), and no board types a metric name or a
 unit."""

@@ -1,7 +1,7 @@
 """Find what `vllm-watch runbook` shows: a page filled with the labels of an alert, which alerts fire, and what
 Prometheus answers to a page's queries.
 
-Invariant: a page is shown whoever is down. What could not be asked is said where its answer would stand."""
+Invariant: a page is shown also when Prometheus and Alertmanager are down. An error stands in place of the answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from exporters.catalogue.metric import Kind
 from exporters.net.alertmanager import Firing
 from exporters.net.prometheus import Address, Prometheus, QueryResult
 from exporters.text import printable
-from runbooks import page as runbook_page
+from runbooks import search
 from runbooks.diagnosis.row import DiagnosisRow
 from runbooks.page import SEVERITIES, RunbookPage, placeholders
 
@@ -38,8 +38,9 @@ Labels = Mapping[str, str]
 def links_of(alert: Firing | None, base: str | None) -> Links:
     """Return the addresses of pages and panels: at the given base, else where the alert itself says, else on this
     machine."""
-    told = alert.annotations if alert else {}
-    page, panel = printable(told.get("runbook_url", "")).partition("?")[0], printable(told.get("dashboard_url", ""))
+    annotations = alert.annotations if alert else {}
+    page = printable(annotations.get("runbook_url", "")).partition("?")[0]
+    panel = printable(annotations.get("dashboard_url", ""))
     own = page.removesuffix(f"/{alert.name}") if alert else ""
     boards, found, _ = panel.partition(f"/d/{board_uid('')}")
     return Links(base or (own if own != page else Links().runbooks), boards if found else Links().dashboards)
@@ -73,7 +74,7 @@ def choose(
     """Choose the page that a query, alerts, or both mean.
 
     alerts: None unless requested. base: the URL of the pages. single: whether a list of alerts is an error."""
-    found = runbook_page.find(query, pages) if query else None
+    found = search.find(query, pages) if query else None
     if found and len(found.pages) != 1:
         return _no_single_page(query, found.pages, pages)
     page = found.pages[0] if found else None
@@ -135,7 +136,7 @@ def _no_single_page(query: str, found: Sequence[RunbookPage], pages: Sequence[Ru
     if found:
         lines = [f"{query!r} may mean one of these:", *(f"  {page.name}  {page.gist}" for page in found)]
         return PageChoice(None, message="\n".join(lines), rows={"several": [page.name for page in found]}, status=2)
-    near = runbook_page.nearest(query, pages)
+    near = search.nearest(query, pages)
     hint = f"the nearest names are {', '.join(near)}" if near else "vllm-watch runbook --list has them all"
     return PageChoice(None, message=f"no page has {query!r}; {hint}", rows={"nearest": near}, status=1)
 
@@ -182,8 +183,8 @@ class Live:
 
     @property
     def error(self) -> str:
-        told = {asked.error for asked in self.answers.values()}
-        return told.pop() if len(told) == 1 else ""
+        errors = {asked.error for asked in self.answers.values()}
+        return errors.pop() if len(errors) == 1 else ""
 
 
 async def ask(page: RunbookPage, labels: Labels, where: Address, now_s: float, settings: Settings = DEFAULTS) -> Live:
@@ -312,7 +313,7 @@ def as_text(page: RunbookPage, labels: Labels, live: Live | None, section: str =
 
 def _head(page: RunbookPage, labels: Labels, links: Links) -> str:
     panel = panel_url(page, links.dashboards)
-    told = {
+    facts = {
         "severity": page.severity,
         "panel": panel,
         "related": ", ".join(page.related),
@@ -321,7 +322,7 @@ def _head(page: RunbookPage, labels: Labels, links: Links) -> str:
             f"`{_cited(name)}={_cited(value)}`" for name, value in sorted(labels.items()) if name != "alertname"
         ),
     }
-    return "\n".join(f"- {name}: {value}" for name, value in told.items() if value)
+    return "\n".join(f"- {name}: {value}" for name, value in facts.items() if value)
 
 
 def _cited(text: str) -> str:
@@ -432,22 +433,22 @@ def _alert_as_text(alert: Firing, page: RunbookPage | None) -> str:
     labels = {name: value for name, value in alert.labels.items() if name not in ("alertname", "severity", "owner")}
     since = f" since {printable(alert.starts_at)}" if alert.starts_at else ""
     severity = printable(alert.labels.get("severity", "-"))
-    told = [
+    lines = [
         f"{severity:8}  {printable(alert.name) or 'without a name'}{since}{', muted' if alert.is_muted else ''}",
         f"          {label_text(labels)}",
     ]
     if page is None:
-        return "\n".join([*told, "          no page of this book"])
+        return "\n".join([*lines, "          no page of this book"])
     wanted = [
         f"{name}={labels[name]}" for name in placeholders(page.text) if name in labels and labels[name].isprintable()
     ]
     command = " ".join(["vllm-watch runbook", page.name, *(f"--label {shlex.quote(one)}" for one in wanted)])
-    return "\n".join([*told, *[f"          {page.gist}"] * bool(page.gist), f"          {command}"])
+    return "\n".join([*lines, *[f"          {page.gist}"] * bool(page.gist), f"          {command}"])
 
 
 def _alert_as_json(alert: Firing, page: RunbookPage | None, links: Links) -> dict[str, Any]:
-    told = {"alert": alert.name, "since": alert.starts_at, "muted": alert.is_muted}
-    return told | (
+    row = {"alert": alert.name, "since": alert.starts_at, "muted": alert.is_muted}
+    return row | (
         as_json(page.filled(alert.labels), alert.labels, None, links=links)
         if page
         else {"page": None, "labels": alert.labels}

@@ -5,11 +5,10 @@ terminal can take it for anything but a word, or leaves it out."""
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -254,71 +253,6 @@ def _listed(rows: Iterable[DiagnosisRow]) -> str:
 def _cells(line: str) -> list[str]:
     inner = re.sub(r"^\||(?<!\\)\|$", "", line.strip())
     return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", inner)]
-
-
-# ---- finding
-
-
-@dataclass(frozen=True, slots=True)
-class PageSearch:
-    """One page, none, or several that are meant as likely, the likeliest first. by_name: whether one was named, or only
-    looked like it."""
-
-    pages: tuple[RunbookPage, ...] = ()
-    by_name: bool = False
-
-
-def find(query: str, among: Sequence[RunbookPage]) -> PageSearch:
-    """By name, in any case, with or without VLLM, and as the end of an address; else by the closest name; else by the
-    words of the pages."""
-    wanted = _squeezed(query.strip().rstrip("/").rsplit("/", 1)[-1].removesuffix(".md"))
-    if not wanted:
-        return PageSearch()
-    for page in among:
-        if wanted in (_squeezed(page.name), _short(page.name)):
-            return PageSearch((page,), by_name=True)
-    if near := _nearest(wanted, among, least=0.8):
-        # one wrong letter of twenty is no reason to choose
-        best = [page for share, page in near if share >= near[0][0] - 0.05]
-        return PageSearch(tuple(best))
-    scored = sorted(
-        ((_score(page, re.findall(r"\w+", query.lower())), page) for page in among), key=lambda one: -one[0]
-    )
-    return PageSearch(tuple(page for score, page in scored if score and score == scored[0][0]))
-
-
-def nearest(query: str, among: Sequence[RunbookPage], most: int = 5) -> list[str]:
-    """Names to offer to who found nothing."""
-    return [page.name for _, page in _nearest(_squeezed(query), among, least=0.5)[:most]]
-
-
-def _nearest(wanted: str, among: Sequence[RunbookPage], least: float) -> list[tuple[float, RunbookPage]]:
-    shares = (
-        (difflib.SequenceMatcher(None, wanted.removeprefix("vllm"), _short(page.name)).ratio(), page) for page in among
-    )
-    return sorted(((share, page) for share, page in shares if share >= least), key=lambda one: -one[0])
-
-
-def _squeezed(name: str) -> str:
-    return re.sub(r"[\W_]", "", name.lower())
-
-
-def _short(name: str) -> str:
-    return _squeezed(name).removeprefix("vllm")
-
-
-def _score(page: RunbookPage, words: Sequence[str]) -> int:
-    """Return how near to the top of a page the words are; 0 unless it has them all."""
-    heads = " ".join([page.title, *(section.heading for section in page.sections), *_words(page)])
-    places = ((8, page.name.lower()), (4, heads.lower()), (1, page.body.lower()))
-    scores = [max((weight for weight, place in places if word in place), default=0) for word in words]
-    return sum(scores) if all(scores) else 0
-
-
-def _words(page: RunbookPage) -> Iterator[str]:
-    yield from map(str, page.about.values())
-    if page.alert:
-        yield from (page.severity, page.alert.panel.board, page.alert.panel.panel)
 
 
 # ---- filling

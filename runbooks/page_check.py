@@ -32,8 +32,8 @@ def faults(alerts: Iterable[str], folder: Path = FOLDER) -> Iterator[str]:
     yield from (f"{name}.md belongs to no alert" for name in sorted(have - wanted))
     for name, page in book.items():
         if name in wanted or not page.is_alert:
-            told = [*_general_faults(page, book), *(_alert_faults(page, wanted) if page.is_alert else ())]
-            yield from (f"{name}.md {fault}" for fault in told)
+            faults = [*_general_faults(page, book), *(_alert_faults(page, wanted) if page.is_alert else ())]
+            yield from (f"{name}.md {fault}" for fault in faults)
 
 
 def warnings(today: datetime.date, folder: Path = FOLDER) -> Iterator[str]:

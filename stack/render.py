@@ -68,14 +68,14 @@ def _stamped(name: str, text: str, settings: Settings) -> str:
 
 def facts(alert: Alert) -> runbook_page.Facts:
     """Return the facts that a page states about its alert."""
-    told = ["This rule has no number in thresholds.yml."]
+    lines = ["This rule has no number in thresholds.yml."]
     if number := alert.threshold:
-        told = [f"{number.shown}. {number.why}", f"Source: {number.source}"]
+        lines = [f"{number.shown}. {number.why}", f"Source: {number.source}"]
         own = number.name in (known.name for known in thresholds.ALL)
-        told += [f"Another number for your deployment: `{number.name}` in thresholds.yml."] * own
+        lines += [f"Another number for your deployment: `{number.name}` in thresholds.yml."] * own
     expr = promql_ast.pretty(alert.expr)
     rows = diagnosis.ROWS.get(alert.name, ())
-    return runbook_page.Facts(expr, alert.hold, tuple(told), rows)
+    return runbook_page.Facts(expr, alert.hold, tuple(lines), rows)
 
 
 def stale(root: Path = ROOT) -> list[Path]:

@@ -13,7 +13,7 @@ from exporters.catalogue.metric import Metric, Unit
 
 _RANGE = "$__range"
 _TEAM, _MONEY = ("team",), ("currency",)
-_WHOLE = queries.where(attributed.PENDING)  # clusters and models, whoever the team
+_WHOLE = queries.where(attributed.PENDING)  # clusters and models, of any team
 _ALLOCATION, _USAGE = 'basis="allocation"', 'basis="usage"'
 _ACTIVE = ('state="active"',)
 _ABORTED = ('method="aborted"',)
@@ -161,7 +161,7 @@ _TOP = (
         requires=_PRICES,
     ),
     Panel(
-        "cards",
+        "gpus",
         "GPUs by team",
         f"Whole GPUs, by whose time it was; a MIG instance counts as its compute slices of 7. {_NOBODY} {_SPLIT}",
         "The sum is the GPUs that are there; most of it has a team.",
@@ -199,7 +199,7 @@ _TOP = (
         "Estimated tokens by team",
         "Tokens of requests whose usage never came: prompts from their bytes, output from the content events that were"
         " seen. They are in no panel of exact tokens, and in the cost at an API's price.",
-        "Next to nothing beside the tokens that engines told.",
+        "Next to nothing beside the tokens that engines reported.",
         "Many clients of that team leave before the end of their streams.",
         queries.ranked_rate(sidecar.ESTIMATED_TOKENS, ("team", "type")),
         detail="teams",
@@ -216,7 +216,7 @@ _TOKEN = (
         "What all the time of the GPUs costs, over all tokens of the engines, prompts and answers; beside it the"
         " budget, where one is set.",
         "Below the budget.",
-        "Few tokens for many GPUs: see how much of the time they work. The runbook of VLLMCostOverBudget tells more.",
+        "Few tokens for many GPUs: see how much of the time they work. See the runbook of VLLMCostOverBudget.",
         (
             _cost_of_all(),
             Query(
@@ -365,8 +365,8 @@ _HOW = (
         (
             Query(
                 f"label_replace({promql.worst(attributed.IDLE_WATTS, ('uuid',), queries.where(attributed.IDLE_WATTS))},"
-                ' "card", "$1", "uuid", "(.{1,12}).*")',
-                queries.legend(("card",)),
+                ' "gpu", "$1", "uuid", "(.{1,12}).*")',
+                queries.legend(("gpu",)),
                 shown_unit(Unit.WATTS),
             ),
         ),

@@ -264,7 +264,7 @@ BOARD = Dashboard(
                     "What the GPUs cost within the shown range by team, idle time included under __idle__, in the"
                     " currency of the sidecars' prices.",
                     "What the teams expect to pay.",
-                    "The board Cost tells idle from busy, and what a thousand tokens cost.",
+                    "The dashboard Cost shows idle and busy time, and what a thousand tokens cost.",
                     (_in_range(fleet.TEAM_COST, "Cost", _COUNT, (*TEAM, "currency"), 'basis="allocation"'),),
                     Shape.TABLE,
                     detail="cost",

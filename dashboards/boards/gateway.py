@@ -15,8 +15,8 @@ _UPSTREAM = ("upstream", "variant")
 _REFUSED_FOR_LOAD = (
     "team_limit, queue_full, est_wait and queue_ttl are refusals for load: later the same request may pass."
 )
-# A refusal of the engine is policy, a wrong request the client's mistake, whoever left did so by himself, and what the
-# gateway cut is its own doing.
+# A refusal of the engine is policy, a wrong request is the client's mistake, a disconnected client left by itself,
+# and the gateway cuts requests by its own limits.
 FAILED_TRY = 'result!~"ok|engine_busy|bad_request|(client|gateway)_.*"'
 
 
@@ -103,8 +103,8 @@ _TOP = (
         "wait-estimate",
         "Estimated wait, by team and band",
         "How long one more request of a team would wait now: who goes before it, and how long a slot is held on the"
-        " average. Retry-After is told by it; above its band's max_wait_s a request is refused at once as est_wait."
-        " Zero until the first request has ended.",
+        " average. Retry-After is computed from it; above its band's max_wait_s a request is refused at once as"
+        " est_wait. Zero until the first request has ended.",
         "Near zero, and far below max_wait_s of the band.",
         "High for one team: it has reached its own limit. High for all: more capacity, shorter outputs, or fewer"
         " requests.",
@@ -232,7 +232,7 @@ _UPSTREAMS = (
     Panel(
         "variant-share",
         "Share of tries, by variant",
-        "What part of all tries each variant of the upstreams got: stable, or the arm of a canary.",
+        "What part of all tries each variant of the upstreams got: stable, or the canary.",
         "The weights in teams.yaml; under few requests it swings.",
         "A canary that gets nothing is down or takes no prompts of that size; one that gets all is alone: see whether"
         " the others are up.",
@@ -264,7 +264,7 @@ _ITSELF = (
         " beside this, then the network.",
         (queries.quantile(0.5, sidecar.TTFT_OVERHEAD, called="p50"), queries.p95(sidecar.TTFT_OVERHEAD, called="p95")),
         detail="latency",
-        optional="Only where the engine tells its own times: start vLLM with --enable-per-request-metrics.",
+        optional="Only where the engine reports its own times: start vLLM with --enable-per-request-metrics.",
     ),
     LOOP_LAG,
     LOG,

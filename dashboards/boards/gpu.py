@@ -42,7 +42,7 @@ def _ours_growth(metric: Metric, *split: str) -> str:
     return promql.repeated(metric, RATE, (*_CARD, *split), _PLACE, per_second=False)
 
 
-CARDS = f"count(count by (uuid) ({_SEEN}))"
+GPUS = f"count(count by (uuid) ({_SEEN}))"
 WATTS = f"sum({_ours(gpu.POWER)})"
 PRESENT = Precondition(
     "gpu",
@@ -97,8 +97,8 @@ def _their_links(field: Field) -> str:
 
 
 def _line(expr: str, unit: Unit, called: str = "", per_second: bool = False) -> Query:
-    short = f'label_replace({expr}, "card", "$1", "uuid", "(.{{1,12}}).*")'
-    return Query(short, queries.legend(("card",), called), shown_unit(unit, per_second))
+    short = f'label_replace({expr}, "gpu", "$1", "uuid", "(.{{1,12}}).*")'
+    return Query(short, queries.legend(("gpu",), called), shown_unit(unit, per_second))
 
 
 def _lines(metric: Metric, field: Field, called: str = "") -> tuple[Query, Query]:
@@ -124,7 +124,7 @@ _THEIR_TOTAL = (
     f" {_their_sum(dcgm.FB_USED)} * 0))"
 )
 _CLUSTER = ("cluster",)
-# each GPU once, whoever shows it
+# each GPU once, whichever exporter shows it
 _EVERY_WATT = f"({_ours(gpu.POWER, *_CLUSTER)} or {_theirs(dcgm.POWER_USAGE, *_CLUSTER)})"
 _TOKENS_PER_JOULE = Query(
     promql.per(promql.per_second(vllm.GENERATION_TOKENS, RATE, _CLUSTER, _PLACE), f"sum by (cluster) {_EVERY_WATT}"),
@@ -142,7 +142,7 @@ def _named(expr: str, called: str, unit: Unit) -> Query:
 
 
 def _of_instances(expr: str, unit: Unit) -> Query:
-    """A figure by MIG instance of our GPUs, with its profile where that is told."""
+    """Return a metric by MIG instance of our GPUs, with its profile where that is known."""
     part = "uuid, gpu_instance"
     profiles = f"topk by ({part}) (1, max by ({part}, profile) ({promql.series(gpu.MIG_INFO, _PLACE)}))"
     return _line(f"({expr} * on ({part}) group_left (profile) {profiles})", unit, "{{gpu_instance}} {{profile}}")
@@ -154,8 +154,8 @@ def _of_their_instances(expr: str, unit: Unit) -> Query:
 
 def _their_instances(field: Field, shown: Metric) -> str:
     """A gauge by MIG instance, for GPUs of which no sidecar shows this."""
-    told = promql.worst(field.metric, ("UUID", "gpu", "GPU_I_ID", "GPU_I_PROFILE"), _DIVIDED)
-    return _others(field.base(told), promql.series(shown, _PLACE))
+    divided = promql.worst(field.metric, ("UUID", "gpu", "GPU_I_ID", "GPU_I_PROFILE"), _DIVIDED)
+    return _others(field.base(divided), promql.series(shown, _PLACE))
 
 
 _PART_USED = _their_instances(dcgm.FB_USED, gpu.MIG_MEMORY_USED)
@@ -169,13 +169,13 @@ def _held(field: Field, reason: str) -> Query:
 
 _TOP = (
     Panel(
-        "cards",
-        "Cards",
+        "gpus",
+        "GPUs",
         "How many GPUs are seen, by a sidecar and by dcgm-exporter alone.",
         "The number you pay for.",
         "A missing GPU fell off the bus, or its host or exporter is down: look at the readings that failed and at the"
         " host's kernel log.",
-        _figures(CARDS, f"count({_theirs(dcgm.GPU_TEMP)})", Unit.COUNT),
+        _figures(GPUS, f"count({_theirs(dcgm.GPU_TEMP)})", Unit.COUNT),
         Shape.NUMBER,
         width=4,
         height=5,
@@ -202,7 +202,7 @@ _TOP = (
         "Hottest sensor",
         "The highest temperature of any GPU, chip or memory.",
         "Steady under load and well below the GPU's slowdown temperature, often 85 to 95 degrees.",
-        "Check air flow, neighbours and fans; the panel on throttling tells whether it costs speed already.",
+        "Check air flow, neighbours and fans; the panel on throttling shows whether it costs speed already.",
         (
             *_figures(f"max({_ours(gpu.TEMPERATURE)})", f"max({_theirs(dcgm.GPU_TEMP)})", Unit.CELSIUS),
             Query(f"max({_theirs(dcgm.MEMORY_TEMP)})", f"{_DCGM}, memory", shown_unit(Unit.CELSIUS)),

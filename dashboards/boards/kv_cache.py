@@ -205,7 +205,7 @@ BOARD = Dashboard(
                     (queries.now(vllm.NUM_REQUESTS_WAITING_BY_REASON, by=("model_name", "reason")),),
                     Shape.STACK,
                     detail="tuning-options",
-                    optional="vLLM tells reasons since 0.20; for older engines the Overview shows all that wait.",
+                    optional="vLLM reports reasons since 0.20; for older engines the Overview shows all that wait.",
                 ),
                 Panel(
                     "computed-per-request",
@@ -281,7 +281,7 @@ BOARD = Dashboard(
                     Shape.STACK,
                     detail="tuning-options",
                     width=6,
-                    optional="vLLM tells tiers since 0.30: upgrade to see them.",
+                    optional="vLLM reports tiers since 0.30: upgrade to see them.",
                 ),
                 Panel(
                     "cached-share",
@@ -339,7 +339,7 @@ BOARD = Dashboard(
                     "configuration",
                     "Engines and their caches",
                     "Each engine's cache as it was configured, and the share in use now. Capacity in tokens and the"
-                    " number of requests of full length that fit are told since vLLM 0.24.",
+                    " number of requests of full length that fit are reported since vLLM 0.24.",
                     "Engines of one model have the same number of blocks.",
                     "Fewer blocks on one engine: something else holds memory on its GPU. No prefix caching: start it"
                     " with --enable-prefix-caching.",
@@ -558,7 +558,7 @@ BOARD = Dashboard(
                     Shape.NUMBER,
                     detail="fleet",
                     height=5,
-                    optional="vLLM tells whether it sleeps since 0.11.1: upgrade to see it.",
+                    optional="vLLM reports whether it sleeps since 0.11.1: upgrade to see it.",
                 ),
                 Panel(
                     "asleep",
@@ -571,7 +571,7 @@ BOARD = Dashboard(
                     detail="fleet",
                     height=5,
                     width=16,
-                    optional="vLLM tells whether it sleeps since 0.11.1: upgrade to see it.",
+                    optional="vLLM reports whether it sleeps since 0.11.1: upgrade to see it.",
                 ),
             ),
             collapsed=True,

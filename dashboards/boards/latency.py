@@ -111,9 +111,9 @@ BOARD = Dashboard(
                 Panel(
                     "e2e-p95",
                     "End-to-end latency, p95",
-                    "From arrival at the API server to the last token, finished requests only: whoever hung up or was"
-                    " refused is not in it. It grows with the length of the reply; below 0.3 s, vLLM's first bound, it"
-                    " says < 300 ms.",
+                    "From arrival at the API server to the last token, finished requests only, without"
+                    " cancelled or refused ones. It grows with the length of the reply; below vLLM's first bound of"
+                    " 0.3 s it says < 300 ms.",
                     "Level as long as replies stay as long as they were.",
                     "Compare with reply length below before blaming the engine; then see which phase grew.",
                     (queries.p95(vllm.E2E_REQUEST_LATENCY),),
@@ -305,7 +305,7 @@ BOARD = Dashboard(
                     (
                         queries.p95(sidecar.QUEUE, called="gateway"),
                         queries.p95(vllm.REQUEST_QUEUE_TIME, called="engine"),
-                        queries.p95(sidecar.ENGINE_QUEUE, called="engine, as told to the client"),
+                        queries.p95(sidecar.ENGINE_QUEUE, called="engine, as reported to the client"),
                     ),
                     threshold=thresholds.QUEUE_TIME_P95,
                     detail="teams",
@@ -455,7 +455,7 @@ BOARD = Dashboard(
                     " other panel does; by engine the p95 is as fine as its own bounds. Only models with such engines"
                     " are shown.",
                     "Nothing: all engines of a model have the same bounds.",
-                    "Start all of them with the same --custom-histogram-buckets; the runbook tells which differ.",
+                    "Start all of them with the same --custom-histogram-buckets; the runbook shows which differ.",
                     (
                         _apart(vllm.TIME_TO_FIRST_TOKEN, "first token"),
                         _apart(vllm.INTER_TOKEN_LATENCY, "inter-token"),

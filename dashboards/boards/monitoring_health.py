@@ -49,18 +49,19 @@ def _targets(metric: Metric, by: tuple[str, ...], within: str) -> tuple[Query, .
     return tuple(
         Query(
             f"{metric.across} by ({', '.join(by)}) ({promql.series(metric, _PLACE)} and on ({_ON}) "
-            f"({' or '.join(promql.last_samples(shown, within, _PLACE) for shown in told)}))",
+            f"({' or '.join(promql.last_samples(shown, within, _PLACE) for shown in reported)}))",
             queries.legend(by, called), shown_unit(metric.unit),
         )
-        for called, told in (("engine", (vllm.NUM_REQUESTS_RUNNING,)), ("", _WATCHERS))
+        for called, reported in (("engine", (vllm.NUM_REQUESTS_RUNNING,)), ("", _WATCHERS))
     )  # fmt: skip
 
 
 def _near_limit() -> Query:
     kept, limit = (promql.series(metric, _PLACE) for metric in (SCRAPE_SAMPLES_KEPT, SAMPLE_LIMIT))
-    told = " or ".join(promql.last_samples(shown, "1h", _PLACE) for shown in (vllm.NUM_REQUESTS_RUNNING, *_WATCHERS))
+    shown = (vllm.NUM_REQUESTS_RUNNING, *_WATCHERS)
+    reported = " or ".join(promql.last_samples(each, "1h", _PLACE) for each in shown)
     return Query(
-        f"max by (job, instance) ({promql.per(kept, limit)} and on ({_ON}) ({told}))",
+        f"max by (job, instance) ({promql.per(kept, limit)} and on ({_ON}) ({reported}))",
         queries.legend(_TARGET),
         shown_unit(Unit.RATIO),
     )
@@ -263,7 +264,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "sample-limit",
-                    "Samples, share of what is let in, by target",
+                    "Samples, share of the limit, by target",
                     "Samples of the last scrape of each target over the sample_limit of its job. Above it the whole"
                     " page is thrown away, and the target counts as down.",
                     "At most half.",
@@ -272,7 +273,7 @@ BOARD = Dashboard(
                     (_near_limit(),),
                     threshold=thresholds.SCRAPE_NEAR_LIMIT,
                     optional=(
-                        "Prometheus tells its limits only when it is started with"
+                        "Prometheus exposes its limits only when it is started with"
                         " --enable-feature=extra-scrape-metrics, and only of jobs that set sample_limit, as"
                         " stack/deploy/fleet does."
                     ),
@@ -316,8 +317,8 @@ BOARD = Dashboard(
                     "Alerts that did not reach Alertmanager",
                     "Alerts that Prometheus gave up, and those that one Alertmanager did not take.",
                     "Zero.",
-                    "Nobody is told what fires: check that Alertmanager is up and that its address is in Prometheus'"
-                    " configuration.",
+                    "Nobody is notified of firing alerts: check that Alertmanager is up and that its address is in"
+                    " Prometheus' configuration.",
                     (
                         queries.growth(self_monitoring.NOTIFICATIONS_DROPPED, by=(), called="given up"),
                         queries.growth(self_monitoring.NOTIFICATIONS_ERRORS, by=("alertmanager",), called="not taken"),
@@ -434,7 +435,7 @@ BOARD = Dashboard(
                 Panel(
                     "log-duplicates",
                     "Request log: lines that came twice",
-                    "Lines whose request was counted before. They are told by their ids and counted once.",
+                    "Lines whose request was counted before. They are recognised by their ids and counted once.",
                     "Zero.",
                     "A log that is forwarded or copied back comes twice. Nothing is counted twice by it; beyond the ids"
                     " that are remembered it would be.",
@@ -461,7 +462,7 @@ BOARD = Dashboard(
                     " on the board Gateway.",
                     (queries.growth(sidecar.TTFT_NEGATIVE, by=("model_name",)),),
                     detail="gateway",
-                    optional="Only where the engine tells its own times: start vLLM with --enable-per-request-metrics.",
+                    optional="Only where the engine reports its times: start vLLM with --enable-per-request-metrics.",
                 ),
                 Panel(
                     "spans-dropped",
@@ -536,7 +537,7 @@ BOARD = Dashboard(
                     "Requests that an engine finished and no log shows, once that is sure, which takes half a minute or"
                     " more.",
                     "Zero.",
-                    "unknown: somebody passes by the gateway, or records are lost. The runbook tells them apart.",
+                    "unknown: somebody passes by the gateway, or records are lost. The runbook separates the two.",
                     (queries.growth(reconciled.MISSING_IN_LOG, by=("model_name", "cause"), only=_KINDS[0]),),
                     detail="teams",
                     optional=_NO_BOOKS,
@@ -546,7 +547,7 @@ BOARD = Dashboard(
                     "Tokens missing in the log, by kind and cause",
                     "Tokens of finished requests that no log shows, or shows without figures (no_usage).",
                     "Zero.",
-                    "no_usage: the engine told no usage to the gateway, so these tokens are on no team's account."
+                    "no_usage: the engine reported no usage to the gateway, so these tokens are on no team's account."
                     " unknown: see requests beside this.",
                     (queries.growth(reconciled.MISSING_IN_LOG, by=("kind", "cause"), only=_KINDS[1]),),
                     detail="teams",
@@ -597,8 +598,8 @@ BOARD = Dashboard(
                 Panel(
                     "aborted-tokens",
                     "Tokens worked on for requests that were aborted",
-                    "Tokens per second that went into answers nobody has, by type. It is told when the engine is next"
-                    " idle, so it comes in steps.",
+                    "Tokens per second that went into answers nobody has, by type. It is counted when the engine is"
+                    " next idle, so it comes in steps.",
                     "A few.",
                     "Much: clients hang up, and their work is paid for by all; see outcomes on the board Teams.",
                     (queries.rate(reconciled.ABORTED, ("model_name", "type")),),
@@ -621,11 +622,11 @@ BOARD = Dashboard(
         ),
         DashboardRow("The gateway", (LOG, LOOP_LAG)),
         DashboardRow(
-            "Who was turned away",
+            "Refused connections",
             (
                 Panel(
                     "turned-away",
-                    "Turned away by a listener, by reason",
+                    "Connections refused by a listener, by reason",
                     "Requests and connections that gateway and sidecar refused or cut before anybody else looked at"
                     " them.",
                     "Zero, but for handshake where something only tries whether the port is open.",
@@ -682,7 +683,7 @@ BOARD = Dashboard(
                     "Families on an engine's page that this release of vllm-watch does not know.",
                     "Zero.",
                     "The engine is newer than the catalogue: vllm-watch metrics check with its address names them, and"
-                    " tells which panels it starves.",
+                    " shows which panels it leaves empty.",
                     (queries.now(sidecar.ENGINE_UNKNOWN_FAMILIES, ("upstream",)),),
                     detail="tuning",
                 ),
@@ -749,7 +750,7 @@ BOARD = Dashboard(
                     "Alertmanagers that Prometheus knows",
                     "How many Alertmanagers Prometheus sends to.",
                     "As many as you run, and never zero.",
-                    "Zero: alerts fire and nobody is told. Add alerting to Prometheus' configuration.",
+                    "Zero: alerts fire and nobody is notified. Add alerting to Prometheus' configuration.",
                     (queries.now(self_monitoring.ALERTMANAGERS, (), "known"),),
                 ),
                 Panel(
@@ -769,7 +770,7 @@ BOARD = Dashboard(
                     "Notifications that Alertmanager tried to send, those that failed, and alerts that it refused as"
                     " malformed.",
                     "None failed, none refused.",
-                    "Nobody was told: Alertmanager's log names the receiver and its answer.",
+                    "Nobody was notified: Alertmanager's log names the receiver and its answer.",
                     (
                         queries.growth(self_monitoring.ALERTMANAGER_NOTIFICATIONS, by=(), called="tried"),
                         queries.growth(

@@ -38,10 +38,9 @@ def _engines() -> Query:
         f"last_over_time({promql.series(vllm.NUM_REQUESTS_RUNNING, place)}[{within}])"
         for within in (_TRIED_WITHIN, _GONE_WITHIN)
     )
-    tells = f"{promql.series(UP, engine)} and on (job, instance) {tried}"
-    return Query(
-        f"{tells} or on (job, instance) (group by (job, instance) ({gone}) * 0)", "{{instance}}", shown_unit(Unit.FLAG)
-    )
+    reports = f"{promql.series(UP, engine)} and on (job, instance) {tried}"
+    absent = f"group by (job, instance) ({gone}) * 0"
+    return Query(f"{reports} or on (job, instance) ({absent})", "{{instance}}", shown_unit(Unit.FLAG))
 
 
 BOARD = Dashboard(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from alerts import thresholds
 from dashboards import queries
-from dashboards.boards.gpu import CARDS, PRESENT, WATTS
+from dashboards.boards.gpu import GPUS, PRESENT, WATTS
 from dashboards.model import RATE, Dashboard, DashboardRow, Panel, Query, Shape, Variable, shown_unit
 from exporters.catalogue import gateway, gpu, promql, sidecar, vllm
 from exporters.catalogue.metric import Unit
@@ -49,7 +49,7 @@ def _weight(where: tuple[str, ...]) -> str:
 
 _SHARE = f"sum by (team) ({_weight(_CHOSEN)}) / on () group_left () (sum({_weight(_ALL)}) > 0)"
 _RANK = promql.growth(sidecar.TOKENS, queries.RANGE, _TEAM, (*_CHOSEN, *_THROUGHPUT))
-_COST_PER_HOUR = f"{_SHARE} * on () group_left () {CARDS} * ${{{_PRICE.name}}}"
+_COST_PER_HOUR = f"{_SHARE} * on () group_left () {GPUS} * ${{{_PRICE.name}}}"
 _TEAM_WATTS = f"{_SHARE} * on () group_left () {WATTS}"
 _TOKENS = _tokens(_THROUGHPUT)
 _KILOTOKENS_PER_HOUR = f"{_TOKENS} * 3.6"  # 3600 seconds, 1000 tokens

@@ -1,7 +1,7 @@
 """Tuning: did the last change help? Figures over time with the changes drawn in, and two windows side by side.
 
-Invariant: the board shows and does not judge. Two pictures differ by chance too, and more so when the requests
-differed."""
+Invariant: the dashboard shows values and gives no verdict. Two pictures differ by chance too, and more so
+when the requests differed."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ BOARD = Dashboard(
                     "Last event of each kind",
                     "How long ago the newest event of each kind happened, and how many are on record. change and note"
                     " come from people; restart, version and config are seen by the sidecar.",
-                    "The event you want to judge is the newest one, and nothing else happened since.",
+                    "The event you want to assess is the newest one, and nothing else happened since.",
                     "Two changes in one window cannot be separated: choose windows with one between them, or repeat"
                     " them one by one.",
                     (

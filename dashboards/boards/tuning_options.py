@@ -106,8 +106,8 @@ BOARD = Dashboard(
                     "What batching is pulled for: tokens generated per second, all engines of a model together. On its"
                     " own it says nothing about what a user feels, and it falls with demand as well.",
                     "Rises with requests running.",
-                    "Flat while requests running grow: the GPU is the limit and a larger batch only adds latency. Judge"
-                    " one change at a time, on the Tuning board.",
+                    "Flat while requests running grow: the GPU is the limit and a larger batch only adds latency."
+                    " Assess one change at a time, on the Tuning board.",
                     (queries.rate(vllm.GENERATION_TOKENS),),
                     detail="tuning",
                 ),
@@ -377,7 +377,7 @@ BOARD = Dashboard(
                     "lora-adapters",
                     "Adapters that run and wait, by engine",
                     "The newest set of adapters that each engine reports, how many it holds at once (max_lora), and how"
-                    " long ago it last reported them. vLLM tells no traffic per adapter; with several API servers the"
+                    " long ago it last reported them. vLLM reports no traffic per adapter; with several API servers the"
                     " time means nothing.",
                     "Nothing under waiting.",
                     "Adapters wait: raise --max-loras if memory allows, or give busy adapters engines of their own.",
@@ -396,7 +396,7 @@ BOARD = Dashboard(
                     "Above zero with idle room: too few adapters fit at once; with KV transfers, see the row below.",
                     (_deferred(),),
                     detail="kv-cache",
-                    optional="vLLM tells why requests wait since 0.20: upgrade to see it.",
+                    optional="vLLM reports why requests wait since 0.20: upgrade to see it.",
                 ),
             ),
             collapsed=True,
@@ -433,7 +433,7 @@ BOARD = Dashboard(
                     "Growing: transfers are slower than prefills. See transfer time and bandwidth.",
                     (_deferred(),),
                     detail="kv-cache",
-                    optional="vLLM tells why requests wait since 0.20: upgrade to see it.",
+                    optional="vLLM reports why requests wait since 0.20: upgrade to see it.",
                 ),
                 Panel(
                     "nixl-time",

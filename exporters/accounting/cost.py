@@ -6,8 +6,6 @@ Aborted work claimed by a record is in its team's row, with a column for its par
 from __future__ import annotations
 
 import asyncio
-import csv
-import io
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -24,12 +22,11 @@ from exporters.net.prometheus import Address, Prometheus
 from exporters.requests.bounded_names import UNKNOWN_MODEL
 from exporters.requests.read import BadLines, read_records
 from exporters.requests.record import UNKNOWN_TEAM, RequestRecord, ended_at, estimated_tokens
-from exporters.text import printable
 
 BY = {"team": ("team",), "model": ("model",), "team,model": ("team", "model")}
 SHARED = "the split between teams is an estimate; every total is exact"
 DEFAULT_SINCE_S = 86_400.0
-_KWH = 3.6e6
+JOULES_PER_KWH = 3.6e6
 
 
 @dataclass(slots=True)
@@ -118,56 +115,6 @@ def _figures(use: TeamUse, total: TeamUse, known: set[str]) -> dict[str, float |
 
 def _per_1k(cost: float | None, tokens: float) -> float | None:
     return 1000 * cost / tokens if cost is not None and tokens else None
-
-
-def as_csv(result: Mapping[str, Any]) -> str:
-    """Return the rows and their total as CSV, with all digits."""
-    text = io.StringIO()
-    names = result["by"].split(",")
-    writer = csv.DictWriter(text, [*names, "currency", *result["total"]], lineterminator="\n")
-    writer.writeheader()
-    for row in result["rows"]:
-        writer.writerow({"currency": result["currency"], **row, **{name: _no_formula(row[name]) for name in names}})
-    writer.writerow({"currency": result["currency"], **dict.fromkeys(names, ""), names[0]: "total", **result["total"]})
-    return text.getvalue()
-
-
-def _no_formula(name: str) -> str:
-    """Return a client-supplied name that no spreadsheet evaluates: it shows an apostrophe before it."""
-    return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name
-
-
-def sheet(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return table head and rows, total last; columns without data and estimates of 0 are omitted."""
-    money = result["currency"] or ""
-    columns = {
-        "gpu_hours": ("GPU hours", 4, 1.0), "aborted_gpu_hours": ("of which aborted", 4, 1.0),
-        "share": ("share %", 1, 100.0), "cost_allocation": (f"{money} allocated", 4, 1.0),
-        "cost_usage": (f"{money} busy", 4, 1.0), "allocation_per_1k_tokens": (f"{money} per 1K tokens", 6, 1.0),
-        "joules": ("kWh", 4, 1 / _KWH),
-        "prompt_tokens": ("prompt", 0, 1.0), "cached_tokens": ("cached", 0, 1.0),
-        "completion_tokens": ("completion", 0, 1.0),
-        "est_prompt_tokens": ("est. prompt", 0, 1.0), "est_completion_tokens": ("est. completion", 0, 1.0),
-        "api_cost": (f"{money} at API prices", 4, 1.0),
-    }  # fmt: skip
-    shown = {
-        name: column for name, column in columns.items()
-        if result["total"][name] is not None and not (name.startswith("est_") and result["total"][name] == 0)
-    }  # fmt: skip
-    names = result["by"].split(",")
-    rows = [*result["rows"], {names[0]: "total", **result["total"]}]
-    cells = [
-        [
-            *(printable(row.get(name, "")) for name in names),
-            *(_cell(row[name], digits, times) for name, (_, digits, times) in shown.items()),
-        ]
-        for row in rows
-    ]
-    return [*names, *(head for head, _, _ in shown.values())], cells
-
-
-def _cell(value: float | None, digits: int, times: float) -> str:
-    return "" if value is None else f"{value * times:,.{digits}f}"
 
 
 # ---- from Prometheus

@@ -144,7 +144,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             f"or {at(sidecar.REASONS, eq('reason', 'no_key|unknown_key'), TEAM)} * 0)) > 0",
             (
                 "a client with an old key, one of another service, or the engine's key; a health check that "
-                "posts, a proxy that drops the header, or a stranger"
+                "posts, a proxy that drops the header, or an unknown client"
             ),
             "Mitigation 1",
         ),

@@ -49,7 +49,7 @@ def capacity_command(
 ) -> None:
     """Compute KV-cache capacity, GPUs and limits.
 
-    Exit 1 where the model fits none of the GPUs, or where only its weights can be told.
+    Exit 1 where the model fits none of the GPUs, or where only its weights are known.
 
     \b
     Example:  vllm-watch capacity --model config.json --gpu H200 --rate 8 --traffic worksheet.yaml

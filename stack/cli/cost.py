@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -14,6 +18,7 @@ from rich.table import Table
 from exporters.accounting import cost
 from exporters.accounting.prices import Prices
 from exporters.net.prometheus import address_from
+from exporters.text import printable
 from stack import config
 from stack.cli.common import AS_JSON, json_text, mistakes_as_errors
 from stack.cli.options import HTTP_CONFIG, PROMETHEUS_URL, TOKEN_FILE, USER_FILE, duration
@@ -91,9 +96,9 @@ def cost_command(
             by,
         )
     if as_json or as_csv:
-        click.echo(json_text(computed) if as_json else cost.as_csv(computed), nl=as_json)
+        click.echo(json_text(computed) if as_json else csv_text(computed), nl=as_json)
         return
-    head, rows = cost.sheet(computed)
+    head, rows = sheet(computed)
     table = Table()
     for number, name in enumerate(head):
         table.add_column(name, justify="left" if number < len(cost.BY[by]) else "right")
@@ -102,3 +107,53 @@ def cost_command(
     Console(width=output_width(200)).print(table)
     for note in computed["notes"]:
         click.echo(f"note: {note}")
+
+
+def csv_text(result: Mapping[str, Any]) -> str:
+    """Return the rows and their total as CSV, with all digits."""
+    text = io.StringIO()
+    names = result["by"].split(",")
+    writer = csv.DictWriter(text, [*names, "currency", *result["total"]], lineterminator="\n")
+    writer.writeheader()
+    for row in result["rows"]:
+        writer.writerow({"currency": result["currency"], **row, **{name: _no_formula(row[name]) for name in names}})
+    writer.writerow({"currency": result["currency"], **dict.fromkeys(names, ""), names[0]: "total", **result["total"]})
+    return text.getvalue()
+
+
+def _no_formula(name: str) -> str:
+    """Return a client-supplied name that no spreadsheet evaluates: it shows an apostrophe before it."""
+    return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name
+
+
+def sheet(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return table head and rows, total last; columns without data and estimates of 0 are omitted."""
+    money = result["currency"] or ""
+    columns = {
+        "gpu_hours": ("GPU hours", 4, 1.0), "aborted_gpu_hours": ("of which aborted", 4, 1.0),
+        "share": ("share %", 1, 100.0), "cost_allocation": (f"{money} allocated", 4, 1.0),
+        "cost_usage": (f"{money} busy", 4, 1.0), "allocation_per_1k_tokens": (f"{money} per 1K tokens", 6, 1.0),
+        "joules": ("kWh", 4, 1 / cost.JOULES_PER_KWH),
+        "prompt_tokens": ("prompt", 0, 1.0), "cached_tokens": ("cached", 0, 1.0),
+        "completion_tokens": ("completion", 0, 1.0),
+        "est_prompt_tokens": ("est. prompt", 0, 1.0), "est_completion_tokens": ("est. completion", 0, 1.0),
+        "api_cost": (f"{money} at API prices", 4, 1.0),
+    }  # fmt: skip
+    shown = {
+        name: column for name, column in columns.items()
+        if result["total"][name] is not None and not (name.startswith("est_") and result["total"][name] == 0)
+    }  # fmt: skip
+    names = result["by"].split(",")
+    rows = [*result["rows"], {names[0]: "total", **result["total"]}]
+    cells = [
+        [
+            *(printable(row.get(name, "")) for name in names),
+            *(_cell(row[name], digits, times) for name, (_, digits, times) in shown.items()),
+        ]
+        for row in rows
+    ]
+    return [*names, *(head for head, _, _ in shown.values())], cells
+
+
+def _cell(value: float | None, digits: int, times: float) -> str:
+    return "" if value is None else f"{value * times:,.{digits}f}"

@@ -54,7 +54,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill("VLLMSidecarDown", "the sidecar is killed", faults.killed("sidecar"), users=True),
     Drill("VLLMAlertmanagerUnreachable", "Alertmanager is killed", faults.killed("alertmanager"),
         seen_at_prometheus=True),
-    Drill("VLLMNotificationsFailing", "whoever Alertmanager notifies refuses", monitoring.notifications_refused),
+    Drill("VLLMNotificationsFailing", "the receiver of Alertmanager refuses", monitoring.notifications_refused),
     Drill("VLLMRuleFailing", "a rule that matches many series with many is loaded", monitoring.rule_that_cannot_be),
     Drill("VLLMSidecarSourceFailing", "the events file becomes a folder", monitoring.events_unreadable),
     Drill("VLLMCheckpointFailing", "the sidecar can write nothing, as on a full disk", monitoring.state_unwritable),
@@ -73,7 +73,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill("VLLMGPUECCErrors", "a stand-in GPU counts uncorrected memory errors", gpus.card_memory_errors,
         pace=QUICKER),
     Drill("VLLMGPUMemoryNearlyFull", "a stand-in GPU has 99 % of its memory in use", gpus.card_memory_full),
-    Drill("VLLMGPUXid", "a stand-in dcgm-exporter tells XID 79", gpus.dcgm_tells(dcgm.XID_ERRORS.metric, value=79)),
+    Drill("VLLMGPUXid", "a stand-in dcgm-exporter reports XID 79", gpus.dcgm_tells(dcgm.XID_ERRORS.metric, value=79)),
     Drill(
         "VLLMGPUNVLinkErrors", "a stand-in dcgm-exporter counts ten damaged packets a second",
         gpus.dcgm_tells(dcgm.NVLINK_CRC.metric, dcgm.NVLINK_REPLAY.metric, per_s=10), pace=QUICKER,

@@ -1,4 +1,4 @@
-"""Faults of GPUs, told by stand-ins for nvidia-smi and dcgm-exporter."""
+"""Faults of GPUs, reported by stand-ins for nvidia-smi and dcgm-exporter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aiohttp import web
 from exporters import exposition
 from exporters.catalogue.metric import Metric
 from stack.drill.faults import Fault, fault, prometheus_yml, rewrite, served
-from stack.drill.lab import CARDS, DrillLab
+from stack.drill.lab import GPUS, DrillLab
 from stack.drill.traffic import meanwhile
 
 
@@ -36,7 +36,7 @@ async def card_held_down(lab: DrillLab) -> AsyncIterator[None]:
         began = time.monotonic()
         while True:
             held_us = round((time.monotonic() - began) * 0.5e6)
-            lab.cards(**{"clocks_event_reasons_counters.hw_thermal_slowdown": held_us})
+            lab.write_gpus(**{"clocks_event_reasons_counters.hw_thermal_slowdown": held_us})
             await asyncio.sleep(0.5)
 
     with _second_card(lab):
@@ -66,7 +66,7 @@ def dcgm_tells(*metrics: Metric, value: float = 0.0, per_s: float = 0.0) -> Faul
 
         async def page(_: web.Request) -> web.Response:
             figure = value + per_s * (time.monotonic() - began)
-            about = {"UUID": CARDS[1]["uuid"], "gpu": "1", "hostname": "stand-in"}
+            about = {"UUID": GPUS[1]["uuid"], "gpu": "1", "hostname": "stand-in"}
             return web.Response(text=exposition.render((metric, about, figure) for metric in metrics))
 
         async with served("GET", "/metrics", page) as url:
@@ -82,8 +82,8 @@ def dcgm_tells(*metrics: Metric, value: float = 0.0, per_s: float = 0.0) -> Faul
 
 @contextlib.contextmanager
 def _second_card(lab: DrillLab, **says: object) -> Iterator[None]:
-    lab.cards(**says)
+    lab.write_gpus(**says)
     try:
         yield
     finally:
-        lab.cards()
+        lab.write_gpus()

@@ -35,7 +35,7 @@ from stack.lab.supervisor import LabError, Supervisor
 from stack.root import ROOT
 
 PROCESSES = ("vllm", "gateway", "sidecar", "alertmanager", "prometheus")  # the board and the collector have no alert
-# It may be told to forget; and what is scraped no more is gone after 20 seconds as it is after 5 minutes elsewhere.
+# It may be made to forget; and what is scraped no more is gone after 20 seconds as it is after 5 minutes elsewhere.
 PROMETHEUS = ("--web.enable-admin-api", "--query.lookback-delta=20s")
 BEAT = Beat(scrape_s=2, evaluate_s=1, resend_s=2)  # a scrape of a busy vLLM took up to 0.9 s
 # The only numbers that differ from the defaults besides durations, with what they stand for.
@@ -51,7 +51,7 @@ MORE: Mapping[str, Mapping[str, Any]] = {
         "prices": {"gpu_hour": 3.6, "budget_per_1k_tokens": 0.1},
     },
 }
-CARDS: tuple[Mapping[str, Any], ...] = tuple(
+GPUS: tuple[Mapping[str, Any], ...] = tuple(
     {
         "uuid": f"GPU-00000000-0000-4000-8000-00000000000{index}", "index": index, "name": "Stand-in GPU",
         "driver_version": "580.0",
@@ -153,7 +153,7 @@ class DrillLab:
     def _spec(self, name: str) -> plan.Process:
         return next(process for process in plan.processes(self.config) if process.name == name)
 
-    async def mend(self) -> None:
+    async def repair(self) -> None:
         """Start again whatever does not run or answer, those at once, and wait for them."""
         await self._supervisor.look()
         for name in PROCESSES:
@@ -183,7 +183,7 @@ class DrillLab:
         self.config = replace(self.config, settings=settings(pace))
         for name, text in plan.rules(self.config):
             (self.config.folder / name).write_text(text)
-        await self.mend()
+        await self.repair()
         self.reload_prometheus()
         if not await until(self._forgotten, 30):
             raise LabError("Prometheus does not delete its series")
@@ -210,10 +210,10 @@ class DrillLab:
 
     # The GPUs
 
-    def cards(self, **of_the_second: Any) -> None:
+    def write_gpus(self, **of_the_second: Any) -> None:
         """Set what the GPUs report from now on: healthy, except for the given values of the second one."""
-        first, second = CARDS
-        write_atomically(self.config.folder / "driver" / "cards.json", json.dumps([first, {**second, **of_the_second}]))
+        first, second = GPUS
+        write_atomically(self.config.folder / "driver" / "gpus.json", json.dumps([first, {**second, **of_the_second}]))
 
     # What is seen
 
@@ -264,7 +264,7 @@ async def running(config: LabConfig, tell: Callable[[str], None]) -> AsyncIterat
         connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=120)
     ) as session:
         lab = DrillLab(config, session, keys, tell)
-        lab.cards()
+        lab.write_gpus()
         try:
             served = await serve(lab.supervisor, config.port("lab"))
             yield lab

@@ -3,11 +3,11 @@
 Laws. A request waits, runs or is gone, and every count is the number of requests in such a state. No slot stays free
 while somebody may take it. A full queue is divided among the teams that use it (`queue_share.py`): a request within its
 team's share is admitted, and one of a team that holds more gives way. Bands go by rank, except that a band below its
-floor comes first; teams of one rank take turns by the service that they have had; within a team whoever came first goes
+floor comes first; teams of one rank take turns by the service that they have had; within a team the oldest request goes
 first. Nobody is overtaken for being large: who is next waits for room, and everybody behind with him.
 
 Service is counted in tokens, as by the virtual token counter: a prompt token counts once, an output token twice,
-divided by the team's weight; whoever comes back after a pause starts where the others stand, so nobody saves up. The
+divided by the team's weight; a team that comes back after a pause starts beside the others, so nobody saves up. The
 expected output is charged when a request goes, and put right when its real size is known. Source: Sheng et al.,
 Fairness in Serving Large Language Models, arXiv 2401.00588, section 4; the lift is to the virtual time of start-time
 fair queuing (Goyal et al. 1996), which is the counter of whom it was the turn last. Bands, ceilings and floors: flow
@@ -27,7 +27,7 @@ from stack.gateway.policy import Band, Policy, Team
 from stack.gateway.queue_share import Bound, Claim
 
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1, 2  # what a token costs; source: the paper's own implementation
-SOONEST_S, LATEST_S = 1.0, 120.0  # what a refused client is told; those of OpenAI's library obey no wait beyond 120 s
+SOONEST_S, LATEST_S = 1.0, 120.0  # of Retry-After; those of OpenAI's library obey no wait beyond 120 s
 
 
 class TicketState(Enum):
@@ -38,7 +38,7 @@ class TicketState(Enum):
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One request that was let in. prompt, output: expected tokens. deadline: until when it may wait.
+    """One admitted request. prompt, output: expected tokens. deadline: until when it may wait.
 
     granted is called when its turn has come, from within whatever call made room; before that call returns, it runs.
     displaced is called instead, with the refusal to answer with, if it gives way to a request of a team within its
@@ -117,7 +117,7 @@ class Standing:
 
 
 class Admission:
-    """All requests of one gateway. The policy can be exchanged at any time; requests that were let in stay."""
+    """All requests of one gateway. The policy can be exchanged at any time; admitted requests stay."""
 
     def __init__(self, policy: Policy) -> None:
         self._teams: dict[str, _Team] = {}
@@ -130,7 +130,7 @@ class Admission:
         self.slots = policy.capacity.slots
         self._bands: list[_Band] = []
         self._ranks: list[int] = []
-        # rank -> seconds after which whoever waits in a better rank has gone or given up
+        # rank -> seconds after which a request of a better rank has gone or given up
         self._gone_s: dict[int, float] = {}
         self._passes: tuple[bool, ...] = ()  # over the ranks: for bands below their floor, then for all
         self.adopt(policy, 0.0)
@@ -169,8 +169,8 @@ class Admission:
         return ticket
 
     def leave(self, ticket: Ticket, now: float, prompt: int | None = None, output: int | None = None) -> None:
-        """It is over, however it was: a request that waited no longer does, one that ran gives back what it held. Twice
-        is once.
+        """End a request: a waiting one leaves the queue, a running one releases its slot. A second call has no
+        effect.
 
         prompt, output: the tokens that it really had; None where nobody knows, and the expected ones stay charged. 0
         and 0 of one that got nothing, such as one that an engine refused."""
@@ -392,7 +392,7 @@ class Admission:
             del self._queues[team.band.band.rank][team.name]
 
     def _hand_on(self, now: float) -> None:
-        """Slots to whoever is next, while there are any."""
+        """Give slots to the next requests, while there are any."""
         while self.running < self.slots and (team := self._next()) is not None:
             ticket = next(iter(team.queue))
             if not self._fits(ticket.tokens):

@@ -9,7 +9,7 @@ PARTS = 2  # of which a team may hold one
 
 
 class BodyBudget:
-    """A budget in bytes. Whoever takes gives back the same."""
+    """A budget in bytes. Every user returns what it took."""
 
     def __init__(self, most: int) -> None:
         self.held = 0

@@ -224,7 +224,7 @@ def _upstream_warnings(policy: Policy) -> Iterator[str]:
 
 
 def _readable(setting: str, file: str | None) -> Iterator[str]:
-    """A key that every user of the machine may read. A file that cannot be read at all is a mistake, told elsewhere."""
+    """A key that every user of the machine may read. An unreadable file is reported elsewhere."""
     if file is not None and Path(file).exists() and Path(file).stat().st_mode & 0o004:
         yield f"{setting}: every user of this machine may read {file}; chmod 600 {file}"
 
@@ -241,14 +241,14 @@ class PolicyTable:
     rows: list[tuple[str, ...]]
 
 
-def summary(told: dict[str, Any]) -> str:
+def summary(findings: dict[str, Any]) -> str:
     """Files and capacity in a few lines."""
-    c = told["capacity"]
+    c = findings["capacity"]
     tokens = f" with {c['tokens']} tokens together" if c["tokens"] else ""
     queued = f" with {c['queue_tokens']} tokens" if c["queue_tokens"] else ""
     return "\n".join(
         (
-            " and ".join(told["files"]),
+            " and ".join(findings["files"]),
             f"{c['slots']} requests at once{tokens}, {c['queue']}{queued} may wait",
             (
                 f"down to {c['min_slots']} at once while an engine has more than {c['waiting']} waiting or over"
@@ -258,8 +258,8 @@ def summary(told: dict[str, Any]) -> str:
     )
 
 
-def sheets(told: dict[str, Any]) -> Iterator[PolicyTable]:
-    """Everything that `explain` tells, as tables."""
+def sheets(findings: dict[str, Any]) -> Iterator[PolicyTable]:
+    """Yield everything that `explain` reports, as tables."""
     yield PolicyTable(
         "bands, first served first; those of one rank share",
         (
@@ -283,7 +283,7 @@ def sheets(told: dict[str, Any]) -> Iterator[PolicyTable]:
                 f"{b['max_wait_s']:g} s",
                 *(_seconds(b[name]) for name in _TIMEOUTS),
             )
-            for b in told["bands"]
+            for b in findings["bands"]
         ],
     )
     yield PolicyTable(
@@ -295,11 +295,11 @@ def sheets(told: dict[str, Any]) -> Iterator[PolicyTable]:
                 _limit(t["max_in_flight"]),
              _limit(t["max_prompt_tokens"]), _limit(t["max_output_tokens"], f" ({t['over_output']})"), str(t["keys"]),
              "all" if t["models"] is None else _list(t["models"]), "yes" if t["fallback_api"] else "no")
-            for t in told["teams"]
+            for t in findings["teams"]
         ],
     )  # fmt: skip
     yield PolicyTable(
-        "models" if told["models"] else "models: any, names are passed on as they are",
+        "models" if findings["models"] else "models: any, names are passed on as they are",
         ("model", "aliases", "adapters", "tokens at most", "upstreams", "fallbacks"),
         [
             (
@@ -310,11 +310,11 @@ def sheets(told: dict[str, Any]) -> Iterator[PolicyTable]:
                 _list(m["upstreams"]),
                 _list(m["fallbacks"]),
             )
-            for m in told["models"]
+            for m in findings["models"]
         ],
     )
     yield PolicyTable(
-        "upstreams" if told["upstreams"] else "upstreams: the one of gateway.yaml",
+        "upstreams" if findings["upstreams"] else "upstreams: the one of gateway.yaml",
         ("upstream", "kind", "prompts", "variant", "weight", "asked for", "address"),
         [
             (
@@ -326,10 +326,10 @@ def sheets(told: dict[str, Any]) -> Iterator[PolicyTable]:
                 u["model"] or "the same name",
                 u["url"],
             )
-            for u in told["upstreams"]
+            for u in findings["upstreams"]
         ],
     )
-    if told["shares"]:
+    if findings["shares"]:
         yield PolicyTable(
             "shares of requests, without fallbacks",
             ("model", "prompts", "variant", "gets", "upstream", "gets"),
@@ -342,23 +342,23 @@ def sheets(told: dict[str, Any]) -> Iterator[PolicyTable]:
                     s["upstream"],
                     _percent(s["share"]),
                 )
-                for s in told["shares"]
+                for s in findings["shares"]
             ],
         )
 
 
-def as_text(told: dict[str, Any]) -> str:
+def as_text(findings: dict[str, Any]) -> str:
     """Return the check as columns of plain text, for a file or a pipe."""
     parts = []
-    if not told["mistakes"]:
-        parts += [summary(told), *(_columns(sheet) for sheet in sheets(told))]
-    return "\n\n".join([*parts, verdict(told)])
+    if not findings["mistakes"]:
+        parts += [summary(findings), *(_columns(sheet) for sheet in sheets(findings))]
+    return "\n\n".join([*parts, verdict(findings)])
 
 
-def verdict(told: dict[str, Any]) -> str:
+def verdict(findings: dict[str, Any]) -> str:
     """Warnings or mistakes, and the last word."""
-    lines = [f"{kind[:-1]}: {text}" for kind in ("warnings", "mistakes") for text in told[kind]]
-    return "\n".join([*lines, "not in order" if told["mistakes"] else "in order"])
+    lines = [f"{kind[:-1]}: {text}" for kind in ("warnings", "mistakes") for text in findings[kind]]
+    return "\n".join([*lines, "not in order" if findings["mistakes"] else "in order"])
 
 
 def _columns(sheet: PolicyTable) -> str:

@@ -55,7 +55,7 @@ class Cors(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             )
         if self.any_origin and self.allow_credentials:
             raise ValueError(
-                "cors.allow_credentials would let every web page act for whoever visits it with the origin '*'; list"
+                "cors.allow_credentials would let every web page act for every visitor of it with the origin '*'; list"
                 " the origins"
             )
         for origin in self.allowed_origins:

@@ -32,14 +32,15 @@ _log = logging.getLogger("gateway.watch")
 
 @dataclass(slots=True, eq=False)
 class _Watched:
-    """One upstream and what is known of it. told: what `tell` last heard. readable: whether its figures could be read
-    the last time."""
+    """One upstream and what is known of it.
+
+    reported: the last state passed to `tell`. readable: whether its metrics could be read the last time."""
 
     name: str
     upstream: Upstream
     headers: Mapping[str, str]
     health: Health
-    told: bool | None = None
+    reported: bool | None = None
     readable: bool = True
     sample: Sample | None = None
     probe_due: float = -math.inf
@@ -190,9 +191,9 @@ class HealthMonitor:
             self._say(it, False, why)
 
     def _say(self, it: _Watched, up: bool, why: str) -> None:
-        if it.told is up:
+        if it.reported is up:
             return
-        first, it.told = it.told is None, up
+        first, it.reported = it.reported is None, up
         if not (up and first):
             _log.log(
                 logging.INFO if up else logging.WARNING,

@@ -34,7 +34,7 @@ NOT_SENT_ON = _HOP | {
     "api-key",
     "x-request-id",
     "traceparent",
-    # settled here, and not by whoever asks: vLLM takes both for orders
+    # settled here, and not by the client: vLLM obeys both
     "x-vllm-priority",
     "x-data-parallel-rank",
     # between a browser and us
@@ -47,7 +47,7 @@ NOT_SENT_ON = _HOP | {
     "openai-project",
 }
 NOT_SENT_ON_ANEW = NOT_SENT_ON | {"tracestate"}
-# Who may read an answer in a browser is settled by cors of gateway.yaml: vLLM allows every origin unless it is told
+# Who may read an answer in a browser is settled by cors of gateway.yaml: vLLM allows every origin unless it is started
 # otherwise.
 NOT_SENT_BACK = (
     _HOP

@@ -98,12 +98,12 @@ class ServedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One endpoint. url: without /v1. key_file: holds its own key; a client's key is never sent on. weight: its share
+    """One endpoint. url: without /v1. key_file: holds its own key; a client's key is never forwarded. weight: its share
     of requests.
 
-    variant: the arm of a canary in records and metrics. min_prompt_tokens, max_prompt_tokens: which prompts it takes,
-    by estimate. kind api is a service that somebody else runs and bills: only ever a fallback, and only for teams with
-    fallback_api.
+    variant: the variant of a canary in records and metrics. min_prompt_tokens, max_prompt_tokens: which prompts it
+    takes, by estimate. kind api is a service that somebody else runs and bills: only a fallback, and only for
+    teams with fallback_api.
     model: the name to ask it for, where it differs."""
 
     url: str

@@ -3,7 +3,7 @@
 Invariants: a body is decoded once, into its top-level fields as bytes; text is measured where it lies and never becomes
 Python objects. What the engine's schema (pydantic) would understand is understood here too, so that nothing escapes
 accounting or a limit by its spelling. Nothing
-raises: of what cannot be read nothing is known, which stream None tells."""
+raises: of an unreadable body nothing is known, and stream is None."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TokenRequest(msgspec.Struct, frozen=True):
     not see it.
 
     model, n: as asked, None where not said or not understood; stream None for a body that is not JSON, of which nothing
-    else is known either. Whoever holds clients to limits refuses such a body: the engine's parser, Python's, also takes
+    else is known either. A gateway with limits refuses such a body: the engine's parser, Python's, also takes
     NaN, UTF-16 and half a surrogate pair.
     max_tokens: the limit of each text to make, None for as much as the context has left. prompts: how many there are.
     outputs: texts to make of them in all (n, or best_of where that is more, of each), 0 on routes that make none.

@@ -134,7 +134,7 @@ class ResponseWriter:
         return await self._finish(response)
 
     def _note(self, upstream: UpstreamResponse, body: bytes, *, whole: bool) -> None:
-        """Takes in a reply, or the last bytes of one too large to keep, and judges it."""
+        """Add a reply, or the last bytes of one too large to keep, and classify it."""
         x = self._x
         if upstream.content_type == "application/json":
             if not whole:
@@ -297,7 +297,7 @@ class ResponseWriter:
         return response
 
     async def _answer(self, end: RequestEnd) -> web.StreamResponse:
-        """Tells the client why its request ended: as a status, as an event inside a stream, or by cutting what is
+        """Report to the client why its request ended: as a status, as an event inside a stream, or by cutting what is
         neither."""
         self._x.ends(end.reason)
         self.release_slot()

@@ -49,14 +49,14 @@ class RuntimePolicy:
 
         def entry(name: str) -> dict[str, Any]:
             model = self.policy.models[self.names.of(name).model or ""]
-            told = {
+            entry = {
                 "id": name,
                 "object": "model",
                 "created": int(unix_s),
                 "owned_by": "vllm-watch",
                 "root": self.names.of(name).model,
             }
-            return told if model.max_model_len is None else told | {"max_model_len": model.max_model_len}
+            return entry if model.max_model_len is None else entry | {"max_model_len": model.max_model_len}
 
         return {"object": "list", "data": [entry(name) for name in self.names.visible(self.team(team))]}
 

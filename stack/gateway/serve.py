@@ -124,12 +124,12 @@ def _reload(config: GatewayConfig, shared: Services) -> None:
         metrics.reloaded(False)
         return
     former = shared.life.terms
-    told = changes(former.policy, terms.policy)
+    changed = changes(former.policy, terms.policy)
     shared.adopt(terms)
     metrics.forget(former.addresses.items() - terms.addresses.items())
     shared.watch.follow(terms.upstreams, terms.headers)
     metrics.reloaded(True)
-    _log.info("teams.yaml was read again: %s", "; ".join(told) or "nothing in it is different")
+    _log.info("teams.yaml was read again: %s", "; ".join(changed) or "nothing in it is different")
 
 
 async def _fit_slots(shared: Services) -> None:

@@ -21,7 +21,7 @@ from stack.gateway.metrics import GatewayMetrics
 from stack.gateway.runtime_policy import RuntimePolicy
 from stack.gateway.upstream_client import UpstreamClient
 
-JITTER = 0.8, 1.2  # of what refused clients are told, so that they do not come back all at once
+JITTER = 0.8, 1.2  # of Retry-After, so that they do not come back all at once
 
 
 @dataclass(slots=True)

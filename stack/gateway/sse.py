@@ -47,7 +47,7 @@ class Scanner:
         self._tail = b""  # the last bytes of that event: a blank line may be cut
         # the last event ended in CR: should its LF still come, this is what goes out for it
         self._lf: bytes | None = None
-        self._forced = False  # the engine tells usage unasked
+        self._forced = False  # the engine reports usage without a request for it
         # The last plain event before and after its text. The next one is nearly always the same around another text.
         self._before = self._after = b""
 

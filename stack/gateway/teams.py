@@ -283,7 +283,7 @@ def _gaps(policy: Policy) -> Iterator[str]:
         {"upstreams": (engines, lengths)} if lengths or not policy.models else {}
     )
     for name, model in policy.models.items():
-        if model.upstreams and set(model.upstreams) <= set(engines):  # else it has been told already
+        if model.upstreams and set(model.upstreams) <= set(engines):  # else it was reported already
             served[f"models.{name}.upstreams"] = (model.upstreams, [model.max_model_len])
     for place, (names, longest) in served.items():
         most = None if None in longest else max((length for length in longest if length), default=None)

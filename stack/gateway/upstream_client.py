@@ -109,7 +109,7 @@ class UpstreamClient:
         if len(body) <= COPY_BYTES:
             request = [b"".join(request)]
         connection = self._kept(origin) or await self._connected(origin)
-        # Over TLS nobody tells: what is encrypted lies in a buffer below the one that can be asked about.
+        # Over TLS this is unknown: encrypted data lie in a buffer below the one that reports its size.
         answer = connection.ask(request, method, None if origin.tls else written)
         del body, request
         try:
@@ -449,7 +449,7 @@ class UpstreamResponse:
             if take(data):
                 self._take = take
                 return
-        except Exception as error:  # belongs to whoever waits for the pump
+        except Exception as error:  # raised where the pump is awaited
             if self._waiter is not None and not self._waiter.done():
                 self._waiter.set_exception(error)
         if self._connection is not None:

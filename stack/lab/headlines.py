@@ -31,13 +31,13 @@ class Headline:
     expr: str
     unit: str
 
-    def show(self, told: HeadlineValue | None) -> str:
-        if told is None:
+    def show(self, headline: HeadlineValue | None) -> str:
+        if headline is None:
             return "no value"
-        value = told.value
+        value = headline.value
         match self.unit:
-            case "s" if told.beyond:
-                return bounds.format_bound(told.beyond, value)
+            case "s" if headline.beyond:
+                return bounds.format_bound(headline.beyond, value)
             case "s":
                 return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.{0 if value >= 0.01 else 2}f} ms"
             case "ratio":

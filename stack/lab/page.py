@@ -1,6 +1,6 @@
 """The lab's own small server: which of its processes are up, as metrics.
 
-It lives in the lab's process, so that what is down is told also when Prometheus itself is."""
+It lives in the lab's process, so that a process that is down is reported also when Prometheus itself is."""
 
 from __future__ import annotations
 

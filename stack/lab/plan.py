@@ -38,7 +38,7 @@ class Beat:
 
     scrape_s: int = SCRAPE_INTERVAL_S
     evaluate_s: int = SCRAPE_INTERVAL_S
-    # an alert that fires before Alertmanager was discovered is told again only after this time; the default is a minute
+    # an alert that fires before Alertmanager was discovered is sent again only after this time; the default is a minute
     resend_s: int = 10
 
 

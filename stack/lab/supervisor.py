@@ -133,8 +133,8 @@ class Supervisor:
             await self.look()
             for other in self.running.values():
                 if other.exited is not None:
-                    told = f"its last words: {last_words(other.log)} (all of them: {other.log})"
-                    raise LabError(f"{other.spec.name} {other.state} while the lab started; {told}")
+                    hint = f"its last words: {last_words(other.log)} (all of them: {other.log})"
+                    raise LabError(f"{other.spec.name} {other.state} while the lab started; {hint}")
             if running.healthy:
                 return
             if time.monotonic() > deadline:

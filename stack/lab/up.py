@@ -46,7 +46,7 @@ class Glance:
 
 @dataclass(slots=True)
 class LabTotals:
-    """Totals of the lab since it was ready: enough to judge a timed run."""
+    """Totals of the lab since it was ready: enough to assess a timed run."""
 
     down: dict[str, None] = field(default_factory=dict)
     values: dict[str, headlines.HeadlineValue] = field(default_factory=dict)
@@ -70,9 +70,7 @@ def up(engine_url: str | None, for_s: float | None, port_offset: int, console: C
     try:
         refuse_platform()
         if for_s is not None and for_s < SHORTEST_S:
-            raise LabError(
-                f"--for {for_s:.0f}s is too short to judge: rates need some scrapes; take {SHORTEST_S:.0f}s or more"
-            )
+            raise LabError(f"--for {for_s:.0f}s is too short: rates need some scrapes; take {SHORTEST_S:.0f}s or more")
         if engine_url and not re.fullmatch(r"https?://[^/\s]+/?", engine_url):
             raise LabError(f"--engine {engine_url} is no server's address; write it like http://127.0.0.1:8000")
         folder = install.cache_dir() / ("lab" if not port_offset else f"lab-{port_offset}")
@@ -133,7 +131,7 @@ def configured(folder: Path, engine_url: str | None, port_offset: int, console: 
         supervisor.refuse_taken_ports(found := config(), plan.processes(found))
         return found
 
-    free()  # told before minutes of installing, in which somebody else may take one
+    free()  # reported before minutes of installing, in which another process may take one
     install.install(names, report)
     return free()
 

@@ -18,7 +18,7 @@ _MOST_LINES = 10  # of an expression that is not folded away
 _READER = {
     Severity.CRITICAL: "Somebody gets up.",
     Severity.WARNING: "Somebody finds it in the queue of the day.",
-    Severity.INFO: "Nobody is told; it stands beside something else.",
+    Severity.INFO: "Nobody is notified; it is shown beside another alert.",
 }
 RECORDED_WHY = {
     "growth": "Growth within five minutes, which rules and longer windows rest on.",
@@ -132,7 +132,7 @@ def _recording(recording: Recording) -> tuple[str, str, str, str]:
     made_of = [f"`{name}`" for name in below] or [
         to(metric.name, METRICS_PAGE) for metric in use.metrics(recording.expr)
     ]
-    told = ", ".join(made_of[:2]) + (f" and {len(made_of) - 2} more" if len(made_of) > 2 else "")
+    inputs = ", ".join(made_of[:2]) + (f" and {len(made_of) - 2} more" if len(made_of) > 2 else "")
     boards = [to(f"Panels of {board.title}", BOARDS_PAGE, board.title) for board in use.boards_with(recording.record)]
     readers = [*(to(name) for name in use.readers(recording.record)), *boards]
-    return f"`{recording.record}`", recording.meaning, told, ", ".join(readers) or "people"
+    return f"`{recording.record}`", recording.meaning, inputs, ", ".join(readers) or "people"

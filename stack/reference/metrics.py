@@ -40,7 +40,7 @@ class Topic:
 
 # vLLM's families in the order of the catalogue's file; a topic begins with this one and ends where the next begins.
 _BEGINS: tuple[tuple[Metric, str, str], ...] = (
-    (vllm.NUM_REQUESTS_RUNNING, "Scheduler", "Who runs, who waits, who is turned away."),
+    (vllm.NUM_REQUESTS_RUNNING, "Scheduler", "Who runs, who waits, who is refused."),
     (vllm.KV_CACHE_USAGE, "KV cache", "How full it is, and how well what was computed is used again."),
     (vllm.PROMPT_TOKENS, "Tokens", "What was worked on."),
     (vllm.TIME_TO_FIRST_TOKEN, "Latency", "How long the parts of a request take."),
@@ -79,7 +79,7 @@ _OURS: tuple[Topic, ...] = (
     Topic("Sidecar: tuning events", "What changed, and when.", sidecar.TUNING),
     Topic("Sidecar: spans", "Of requests, over OTLP.", sidecar.SPANS),
     Topic("Sidecar: its sources and itself", "Whether the figures above can be trusted.", sidecar.SOURCES),
-    Topic("Cards", "From NVML or nvidia-smi, by the sidecar. What a GPU does not measure is absent, never 0.", gpu.GPU),
+    Topic("GPUs", "From NVML or nvidia-smi, by the sidecar. What a GPU does not measure is absent, never 0.", gpu.GPU),
     Topic("Gateway", "On the gateway's metrics port.", gateway.GATEWAY),
     Topic("Lab", "Of the embedded lab only.", sidecar.LAB),
 )

@@ -141,10 +141,10 @@ vllm-watch runbook --firing
 ```
 
 `drift` exits 0 when the catalogue says what is there, 1 when it does not. Bounds that moved make quantiles jump without
-any request being slower, so it tells them too. The Rust frontend shows fewer families: what its page lacks is listed as
-unshown and is not called gone; `--installed` tells.
+any request being slower, so it reports them too. The Rust frontend shows fewer families: what its
+endpoint lacks is listed as unshown and not as gone; `--installed` shows it.
 
-One engine at a time: with a second one behind the gateway, `vllm-watch compare` judges the two variants on live
+One engine at a time: with a second one behind the gateway, `vllm-watch compare` compares the two variants on live
 traffic."""
 
 _OUTRO = "Test status: [upgrades (reference)](../internals/test-status.md#upgrades-reference).\n"
@@ -157,10 +157,10 @@ def page() -> str:
 
 def releases() -> list[str]:
     """Minor releases of which there is something to say, the newest first."""
-    told = {_minor(bound) for metric in (*VLLM, *RETIRED) for bound in (metric.since, metric.until) if bound} | set(
+    named = {_minor(bound) for metric in (*VLLM, *RETIRED) for bound in (metric.since, metric.until) if bound} | set(
         NOTES
     )
-    return sorted((release for release in told if key(release)[:2] >= OLDEST), key=key, reverse=True)
+    return sorted((release for release in named if key(release)[:2] >= OLDEST), key=key, reverse=True)
 
 
 def _minor(release: str) -> str:

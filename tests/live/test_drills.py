@@ -136,7 +136,7 @@ def driver(tmp_path):
     """A drill lab's folder of stand-ins, and the lab that may change what they say; nothing runs."""
     lab.install_driver(tmp_path / "driver")
     standing = lab.DrillLab(plan.LabConfig(tmp_path, {}), None, {}, print)
-    standing.cards()
+    standing.write_gpus()
     return standing
 
 
@@ -157,7 +157,7 @@ async def test_a_stand_in_card_that_is_lost_keeps_its_name(driver):
         env={**os.environ, "PYTHONPATH": str(ROOT), **lab.drilled(driver.config).env["sidecar"]}
     ) as source:
         before = await source.read(20)
-        driver.cards(lost=True)
+        driver.write_gpus(lost=True)
         after = await source.read(20)
     assert "nvidia-smi" == source.method
     assert [card.uuid for card in before] == [card.uuid for card in after]

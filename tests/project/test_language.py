@@ -28,6 +28,10 @@ COLUMNS = 120
 # Path -> words that stay there, with the reason.
 EXCEPTIONS: dict[str, tuple[str, ...]] = {
     "exporters/catalogue/promql_ast.py": ("card",),  # attribute of promql_parser's VectorMatchModifier
+    "dashboards/grafana_json.py": ("card",),  # fields of Grafana's heatmaps
+    "dashboards/lint_dashboards.py": ("card",),  # fields of Grafana's heatmaps
+    "docs/guides/capacity-live.md": ("law",),  # Little's law
+    "docs/guides/tuning.md": ("arm",),  # a key of experiment files
     "stack/bench/prompts.py": ("told, tells",),  # the text that prompts are made of
     "stack/bench/result.py": ("arm",),  # fields of bench.json and of experiment files
 }
@@ -78,15 +82,6 @@ def test_the_glossary_lists_replaced_words():
     assert not REPLACED["card"][0].search("a discard")
 
 
-# Folders whose text is clean, with all that is below them. The rest is counted, and the counts only go down.
-CLEAN = ("exporters", "stack/bench", "stack/capacity", "stack/deploy", "stack/doctor", "stack/tuning", "tools")
-REPLACED_WORDS_LEFT, HEADLESS_LEFT = 359, 0
-
-
-def is_clean(path: Path) -> bool:
-    return name_of(path).startswith(CLEAN)
-
-
 def headless_docstrings(path: Path) -> list[str]:
     """First lines of docstrings that start with no verb and no noun phrase."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -94,21 +89,14 @@ def headless_docstrings(path: Path) -> list[str]:
     return [text.splitlines()[0] for text in found if text and HEADLESS.match(text)]
 
 
-@pytest.mark.parametrize("path", list(filter(is_clean, SOURCES)), ids=name_of)
-def test_clean_folders_stay_clean(path: Path):
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_sources_use_no_replaced_word_and_start_docstrings_well(path: Path):
     assert ([], []) == (replaced_words(path), headless_docstrings(path))
 
 
-def test_replaced_words_only_become_fewer():
-    """Lower the number with what you rewrite."""
-    left = sum(len(replaced_words(path)) for path in (*SOURCES, *DOCUMENTS))
-    assert left <= REPLACED_WORDS_LEFT
-
-
-def test_headless_docstrings_only_become_fewer():
-    """Lower the number with what you rewrite."""
-    left = sum(len(headless_docstrings(path)) for path in SOURCES)
-    assert left <= HEADLESS_LEFT
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_documents_use_no_replaced_word(path: Path):
+    assert [] == replaced_words(path)
 
 
 def test_every_exception_is_needed_and_they_are_few():

@@ -25,7 +25,7 @@ from alerts.registry import ALERTS, RECORDINGS
 from alerts.rules import Links
 from exporters.catalogue import EVERYTHING, promql, promql_ast, vllm
 from exporters.net.prometheus import QueryResult, QuerySeries, address
-from runbooks import lookup, page_check
+from runbooks import lookup, page_check, search
 from runbooks import page as book
 from runbooks.diagnosis.row import DiagnosisRow
 from stack import render
@@ -209,12 +209,12 @@ def test_only_pages_are_read(folder):
 )
 def test_find_page_by_name_likeness_and_words(query, expected, by_name, folder):
     """A page is found by name then by likeness then by its words."""
-    found = book.find(query, book.pages(folder))
+    found = search.find(query, book.pages(folder))
     assert (expected, by_name) == ([one.name for one in found.pages], found.by_name)
 
 
 def test_who_finds_nothing_is_offered_names(folder):
-    assert ["VLLMEngineDown"] == book.nearest("VLLMEnginesAreAllDown", book.pages(folder))[:1]
+    assert ["VLLMEngineDown"] == search.nearest("VLLMEnginesAreAllDown", book.pages(folder))[:1]
 
 
 # --- filling

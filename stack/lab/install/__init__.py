@@ -201,7 +201,7 @@ def _drive(
     report: Callable[[str], None],
     stop: Event,
 ) -> None:
-    """Makes one part after the other; one that cannot be had is told at once and does not keep us from the next."""
+    """Makes one part after the other; one that cannot be had is reported at once and does not stop the next."""
     for name in lane:
         if broken := next((need for need in _NEEDS.get(name, ()) if need in failed), None):
             failed[name] = PartMissing(f"it is made with the {broken}, which is missing", reason=failed[broken].reason)

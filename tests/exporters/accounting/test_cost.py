@@ -22,6 +22,7 @@ from exporters.catalogue import attributed, gpu
 from exporters.catalogue import sidecar as sidecar_series
 from exporters.net.prometheus import Address, address
 from exporters.requests.record import RequestRecord, timestamp, to_line
+from stack.cli import cost as cli_cost
 from stack.cli import main
 
 T0 = 1_760_000_400.0
@@ -112,9 +113,9 @@ def test_aborted_work_is_a_column_of_its_team(tmp_path):
         red[name] for name in ("prompt_tokens", "completion_tokens", "est_prompt_tokens", "est_completion_tokens")
     )
     assert pytest.approx((140 * 1.0 + 17 * 3.0) / 1000) == red["api_cost"]
-    head, rows = cost.sheet(told)
+    head, rows = cli_cost.sheet(told)
     assert "0.0039" == rows[-1][head.index("of which aborted")]
-    assert "aborted_gpu_hours" in cost.as_csv(told).splitlines()[0]
+    assert "aborted_gpu_hours" in cli_cost.csv_text(told).splitlines()[0]
 
 
 def test_time_in_the_gateways_queue_is_no_work(tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from exporters.catalogue import EVERYTHING, promql_ast
-from runbooks import diagnosis
+from runbooks import diagnosis, search
 from runbooks import page as runbook_page
 from stack import render
 from stack.bench import workload_file
@@ -167,7 +167,7 @@ def test_the_page_is_printed_from_the_matrix_and_has_every_row():
 
 def test_those_who_search_find_the_page():
     assert "tuning.md" in (runbook_page.text("incident-flow") or "")
-    assert "tuning" == runbook_page.find("tuning", runbook_page.pages()).pages[0].name
+    assert "tuning" == search.find("tuning", runbook_page.pages()).pages[0].name
 
 
 def test_a_wrong_name_of_a_row_is_answered_with_the_nearest():
