@@ -144,6 +144,9 @@ def test_without_a_step_the_test_that_guards_it_says_so(tmp_path):
             assert words in told, f"{test} does not say {words}: {told[-2000:]}"
 
 
-@pytest.mark.parametrize("part", ["metric", "panel", "alert", "page", "case", "drill", "dashboard", "workload", "command"])
+PARTS = ["metric", "panel", "alert", "page", "case", "drill", "dashboard", "workload", "command"]
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_the_page_tells_of_each_thing_that_one_may_add(part):
     assert re.search(rf"(^## .*\b{part}\b)|(^\| an? {part} )", PAGE, re.MULTILINE | re.IGNORECASE)
