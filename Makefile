@@ -35,7 +35,7 @@ help:
 	@echo 'make import-graph              cycles, upward imports, and which package imports which; ARGS=--write draws it into docs/internals/architecture.md'
 	@echo 'make mutants                   200 random one-point changes of the product, and which of them no unit test notices; ARGS="--module tail"'
 	@echo 'make audit                     known vulnerabilities and licences of what requirements/run.txt pins'
-	@echo 'make bench-dashboards          what printing, Overview on 24 h of 20 engines, and our own board there cost'
+	@echo 'make bench-dashboards          what printing, Overview on 24 h of 20 engines, and our own board there cost; ARGS=--quick 2 h'
 	@echo 'make screenshots               pictures of every dashboard at 1440 and 400 px over an hour of 20 teams; ARGS=--docs those of the documentation'
 	@echo 'make bench-admission           a flood beside first come first served, and a million requests on a virtual clock'
 	@echo 'make bench-gateway             what the gateway adds to a request, and how many streams a core holds; ARGS=--peers compares'
@@ -45,7 +45,7 @@ help:
 	@echo 'make bench-truth               percentiles by PromQL beside the request log and three clients, on one real engine; ARGS=--quick shorter'
 	@echo 'make bench-tuning              prefix caching and chunked prefill, off and on, with a real engine started anew for each turn'
 	@echo 'make bench-runner              what sending and measuring a request or an event costs the bench itself'
-	@echo 'make bench-faults              what may happen to a log, done to the sidecar and to mtail; then 10,000 random histories'
+	@echo 'make bench-faults              what may happen to a log, done to the sidecar and to mtail; then 10,000 random histories; ARGS=--quick 200'
 	@echo 'make drills                    breaks a real vLLM for every alert that has a drill, and sees it arrive and go; an hour or more'
 	@echo 'make bench-rules               what all alerts and recorded series cost a Prometheus that watches 20 engines'
 	@echo 'make bench-fleet               what 1, 5, 20 and 200 engines cost one Prometheus; ARGS="--only 200" only that'
@@ -90,7 +90,7 @@ audit: $(UPKEEP)/done $(VENV)/run.done
 
 bench-dashboards: $(VENV)/dev.done
 	@$(RUN) lab install prometheus promtool
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_dashboards.py
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_dashboards.py $(ARGS)
 
 screenshots: $(VENV)/dev.done
 	@$(RUN) lab install prometheus promtool
@@ -144,7 +144,7 @@ bench-judge: $(VENV)/dev.done
 bench-faults: $(VENV)/dev.done
 	@$(RUN) lab install mtail
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_faults.py
-	PYTHONPATH=$(CURDIR) VLLM_WATCH_HISTORIES=10000 $(VENV)/bin/python -m pytest -q tests/exporters/test_sidecar_histories.py
+	PYTHONPATH=$(CURDIR) VLLM_WATCH_HISTORIES=$(if $(findstring --quick,$(ARGS)),200,10000) $(VENV)/bin/python -m pytest -q tests/exporters/test_sidecar_histories.py
 
 bench-sidecar: $(VENV)/dev.done
 	@$(RUN) lab install mtail

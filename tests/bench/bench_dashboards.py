@@ -8,6 +8,7 @@ random, and its memory is told as it goes."""
 
 from __future__ import annotations
 
+import argparse
 import concurrent.futures
 import json
 import random
@@ -19,7 +20,7 @@ import tempfile
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import memory
@@ -40,9 +41,13 @@ CAPTURED = ROOT / "tests/golden/0.32.0-preempt-after-load.prom"
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="2 h and 500 panels, to see that it works")
+    quick = parser.parse_args().quick
+    hours, panels = (2, PANELS[:1]) if quick else (HOURS, PANELS)
     print(f"render of every printed file: {_render_s():.2f} s in a fresh process (median of {ROUNDS})")
     end = int(time.time()) // BLOCK_S * BLOCK_S
-    start = end - HOURS * 3600
+    start = end - hours * 3600
     with tempfile.TemporaryDirectory(prefix="bench-dashboards-") as name:
         folder = Path(name)
         began = time.monotonic()
@@ -56,11 +61,11 @@ def main() -> None:
                 flush=True,
             )
         print(
-            f"\n{ENGINES} engines, {len(rows) * ENGINES} series, {HOURS} h: written in"
+            f"\n{ENGINES} engines, {len(rows) * ENGINES} series, {hours} h: written in"
             f" {time.monotonic() - began:.0f} s",
             file=sys.stderr,
         )
-        _measure(folder, end)
+        _measure(folder, end, panels)
 
 
 def _render_s() -> float:
@@ -104,7 +109,7 @@ def _block(folder: Path, rows: list[tuple[str, str, float, bool]], at: int, star
     text.unlink()
 
 
-def _measure(folder: Path, end: int) -> None:
+def _measure(folder: Path, end: int, panels: Sequence[int]) -> None:
     program = install.find("prometheus")
     assert program
     config = folder / "prometheus.yml"
@@ -123,7 +128,7 @@ def _measure(folder: Path, end: int) -> None:
         base = f"http://127.0.0.1:{port}"
         until_ready(base)
         _report(base, Range(end - 3600, end, scrape_s=SCRAPE_S))
-        _board(base, end)
+        _board(base, end, panels)
     finally:
         server.terminate()
         server.wait(10)
@@ -165,7 +170,7 @@ def _report(base: str, over: Range) -> None:
     print(f"{statistics.median(rounds) * 1000:7.1f} ms  the same, six at a time")
 
 
-def _board(prometheus: str, end: int) -> None:
+def _board(prometheus: str, end: int, panels: Sequence[int]) -> None:
     """Memory, once its heap has seen an answer of each size, follows how much there is to draw and not how often it was
     drawn."""
     port, rng = free_port(), random.Random(1)
@@ -178,12 +183,12 @@ def _board(prometheus: str, end: int) -> None:
         until_ready(f"http://127.0.0.1:{port}", "/-/healthy")
         told = [f"{memory.mib(server.pid):.1f} MiB at first"]
         began = time.monotonic()
-        for number in range(1, PANELS[-1] + 1):
+        for number in range(1, panels[-1] + 1):
             with urllib.request.urlopen(rng.choice(urls), timeout=60) as answer:
                 answer.read()
-            if number in PANELS:
+            if number in panels:
                 told.append(f"{memory.mib(server.pid):.1f} after {number:,} panels")
-        print(f"our board: {', '.join(told)}; {(time.monotonic() - began) / PANELS[-1] * 1000:.0f} ms a panel")
+        print(f"our board: {', '.join(told)}; {(time.monotonic() - began) / panels[-1] * 1000:.0f} ms a panel")
     finally:
         server.terminate()
         server.wait(10)
