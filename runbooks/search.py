@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from runbooks.page import RunbookPage
 
+_NAME_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")  # KVCacheNearlyFull: KV, Cache, Nearly, Full
+
 
 @dataclass(frozen=True, slots=True)
 class PageSearch:
@@ -66,7 +68,8 @@ def _short(name: str) -> str:
 def _score(page: RunbookPage, words: Sequence[str], whole: bool) -> int:
     """Return how near to the top of a page the words are; 0 unless it has them all."""
     heads = " ".join([page.title, *(section.heading for section in page.sections), *_words(page)])
-    places = ((8, page.name.lower()), (4, heads.lower()), (1, page.body.lower()))
+    name = " ".join([page.name, *_NAME_WORD.findall(page.name.removeprefix("VLLM"))])
+    places = ((8, name.lower()), (4, heads.lower()), (1, page.body.lower()))
     end = r"\b" if whole else ""
     patterns = [re.compile(f"{end}{re.escape(word)}{end}") for word in words]
     scores = [max((weight for weight, place in places if each.search(place)), default=0) for each in patterns]

@@ -53,7 +53,7 @@ SYMPTOMS: Mapping[str, tuple[str, ...]] = {
         "VLLMTeamLabelOverflow",
     ),
     "several alerts at once, or none that names the cause": ("incident-flow",),
-    "something is about to change, or has to be taken back": ("canary", "rollback"),
+    "something is about to change, or has to be taken back": ("edit-teams", "canary", "rollback"),
 }  # fmt: skip
 
 

@@ -613,7 +613,7 @@ def test_two_hosts_are_no_request(scene):
 )
 def test_the_runbook_command_knows_names_of_pages_and_no_paths(name):
     done = CliRunner().invoke(cli.main, ["runbook", name])
-    assert done.exit_code in (1, 2)  # none, or several that are called nearly so
+    assert done.exit_code in (0, 1, 2)  # a page that has the words, none, or several
     assert "Traceback" not in done.output
     assert "root:" not in done.output
 

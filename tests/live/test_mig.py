@@ -800,7 +800,7 @@ def test_what_a_divided_gpu_does_not_tell_is_not_on_the_page(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("card", "profiles"),
+    ("gpu", "profiles"),
     [
         ("NVIDIA H100 80GB HBM3", ["3g.40gb", "4g.40gb"]),
         ("NVIDIA H100 80GB HBM3", ["1g.10gb"] * 7),

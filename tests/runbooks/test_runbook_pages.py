@@ -387,7 +387,19 @@ TOOLS: dict[str, frozenset[str]] = {
         {"--force-recreate", "--tail", "--since", "--no-deps", "--rm", "--format", "--entrypoint", "--timeout"}
     ),
     "docker": frozenset({"--tail", "--since", "--format"}),
-    "kubectl": frozenset({"--prefix", "--previous", "--tail", "--since", "--show-labels", "--sort-by", "--timestamps"}),
+    "kubectl": frozenset(
+        {
+            "--prefix",
+            "--previous",
+            "--tail",
+            "--since",
+            "--show-labels",
+            "--sort-by",
+            "--timestamps",
+            "--from-file",
+            "--dry-run",
+        }
+    ),
     "systemctl": frozenset({"--no-pager", "--lines"}),
     "journalctl": frozenset({"--no-pager", "--since"}),
     "py-spy": frozenset({"--pid", "--locals"}),

@@ -68,9 +68,9 @@ def test_gpu_shown_twice_or_divided_counts_once(part, tmp_path):
     ]
     rows += [(dcgm.POWER_USAGE.metric, each, 500) for each in (one, two)]
     rows += [(dcgm.FB_USED.metric, each, 1024) for each in (one, two)]
-    b = '{card="GPU-b", uuid="GPU-b", UUID="GPU-b"}'
+    b = '{gpu="GPU-b", uuid="GPU-b", UUID="GPU-b"}'
     asked = [
-        (query("power", 0), [('{card="GPU-a", uuid="GPU-a"}', 650)]),
+        (query("power", 0), [('{gpu="GPU-a", uuid="GPU-a"}', 650)]),
         (query("power", 1), [(b, 500)]),
         (query("memory", 1), [("{}", 2 * 1024 * 1024**2)]),
     ]
@@ -113,7 +113,7 @@ def test_two_sidecars_that_see_one_card_do_not_make_two(part, tmp_path):
             (f'{gpu.POWER.name}{{instance="{at}", uuid="GPU-a"}}', "500x30"),
         ]
     asked = [
-        (f"round({query('energy', 0)}, 0.001)", [('{card="GPU-a", uuid="GPU-a"}', 500)]),
+        (f"round({query('energy', 0)}, 0.001)", [('{gpu="GPU-a", uuid="GPU-a"}', 500)]),
         (f"round({query('held-down', 0)}, 0.001)", [("{}", 0.2)]),
         (query("absent", 0), [('{reason="not_supported"}', 2)]),
         (f"count({query('card-table', 1)})", [("{}", 1)]),
