@@ -118,7 +118,7 @@ def test_variants_took_turns_and_were_read_back(flipped):
     bench = result.read(folder)
     ran = [run.variant for run in bench.runs]
     assert [{"off", "on"}] * 6 == [set(ran[at : at + 2]) for at in range(0, 12, 2)], "one run of each in every round"
-    assert "off -> on, by the engines' own word: cache_config.enable_prefix_caching False -> True" in done.stderr
+    assert "off -> on, as the engines report it: cache_config.enable_prefix_caching False -> True" in done.stderr
     assert ["False", "True"] == [
         variant.engine.cache["enable_prefix_caching"]
         for variant in sorted(bench.variants, key=lambda variant: variant.name)
