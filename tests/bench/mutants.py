@@ -41,6 +41,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "stack/gateway/admission.py": (f"{GATEWAY}gateway_admission.py",),
     "stack/gateway/queue_share.py": (f"{GATEWAY}gateway_queue_share.py",),
     "stack/gateway/request_body.py": (f"{GATEWAY}gateway_ask.py",),
+    "stack/gateway/request_fields.py": (f"{GATEWAY}gateway_ask.py", f"{GATEWAY}gateway_bounds.py"),
+    "stack/gateway/prompt_size.py": (f"{GATEWAY}gateway_ask.py", f"{GATEWAY}gateway_bounds.py"),
     "stack/gateway/sse.py": (f"{GATEWAY}sse_scanner.py",),
     "stack/capacity/kv.py": (f"{CAPACITY}memory.py", f"{CAPACITY}kv.py"),
     "exporters/statistics.py": ("tests/stack/tuning/test_statistics.py",),

@@ -78,3 +78,10 @@ def test_killed_and_survived(tmp_path):
     assert "killed" == results["return None"]
     assert "killed" == results["return min(value, high * 3)"]
     assert "survived" == results["value -= 2"]
+
+
+def test_every_listed_equivalent_mutant_still_exists():
+    """A row is found by the text of its line, so an edit of that line must edit or remove the row."""
+    listed = set(mutants.equivalents())
+    existing = {mutant.key for module in {key[0] for key in listed} for mutant in mutants.mutants_of(module)}
+    assert set() == listed - existing
