@@ -194,6 +194,7 @@ def chain(tmp_path_factory, part, free_port, eventually) -> Iterator[SimpleNames
             running.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, env=env))
             it.pids[name] = running[-1].pid
         eventually(lambda: {"1"} == {value for _, value in up(it)} and 3 == len(up(it)), 40, "every target up")
+        eventually(lambda: [200] * len(OPEN) == [asked(it, *each)[0] for each in OPEN.items()], 40, "every probe")
         yield it
     finally:
         for process in running:
