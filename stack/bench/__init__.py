@@ -1,1 +1,1 @@
-"""Loads with known shapes, sent to a running engine, and what came of them."""
+"""Benchmarks: defined loads sent to a running engine, and their results."""

@@ -177,7 +177,7 @@ class LoadRun:
         ttft_s = None if scanner.first_content is None else scanner.first_content - began
         tokens = reply.completion_tokens
         tpot_ms = None
-        if outcome == "ok" and ttft_s is not None and tokens is not None and tokens > 1:
+        if outcome == "ok" and ttft_s is not None and tokens is not None and tokens > 1 and scanner.spread:
             tpot_ms = _ms((ended - began - ttft_s) / (tokens - 1))
         return RequestRecord(
             request_id=asked.request_id,

@@ -51,12 +51,29 @@ class Around:
 
 
 def met(slo: Slo, record: RequestRecord) -> bool:
-    """Return True if an answer meets all limits; an unknown time meets none, except the TPOT of a single token."""
+    """Return True if an answer meets all limits. An unknown time meets none, except the TPOT of a single token, and of
+    tokens that arrived together: their time since the first one is an upper bound."""
     if record.outcome != "ok":
         return False
-    tpot_ms = 0.0 if record.tpot_ms is None and record.completion_tokens == 1 else record.tpot_ms
+    tpot_ms = 0.0 if record.completion_tokens == 1 and record.tpot_ms is None else record.tpot_ms
+    if tpot_ms is None and record.ttft_ms is not None and record.e2e_ms is not None and record.completion_tokens:
+        tpot_ms = (record.e2e_ms - record.ttft_ms) / (record.completion_tokens - 1)
     pairs = ((slo.ttft_ms, record.ttft_ms), (slo.tpot_ms, tpot_ms), (slo.e2e_ms, record.e2e_ms))
     return all(limit is None or (time is not None and time <= limit) for limit, time in pairs)
+
+
+def arrived_together(record: RequestRecord) -> bool:
+    """Return True for an answer of several tokens that all came in one read, so that no time between them is known."""
+    several = (record.completion_tokens or 0) > 1
+    return several and record.outcome == "ok" and record.ttft_ms is not None and record.tpot_ms is None
+
+
+def without_tpot(records: Iterable[RequestRecord]) -> tuple[int, int]:
+    """Return the answers of which TPOT is unknown because they came in one read, and all answers of several tokens.
+
+    Where they are more than half, TPOT of the others would stand for a minority, and is omitted."""
+    several = [r for r in records if r.outcome == "ok" and (r.completion_tokens or 0) > 1]
+    return sum(map(arrived_together, several)), len(several)
 
 
 def figures(
@@ -75,7 +92,10 @@ def figures(
 
 def _of_requests(records: Sequence[RequestRecord], seconds: float, slo: Slo) -> Iterator[tuple[str, float]]:
     good = [record for record in records if record.outcome == "ok"]
+    together, several = without_tpot(good)
     for name in TIMES:
+        if name == "tpot_ms" and 2 * together > several:
+            continue
         if values := [value for record in good if (value := getattr(record, name)) is not None]:
             yield f"{name}.mean", fmean(values)
             yield from zip(

@@ -400,6 +400,9 @@ def _caveats(load: LoadRun, prepared: Sequence[Prepared], its: Workload) -> Iter
     )
     if short and its.ignore_eos:
         yield f"{short} of {len(good)} answers were shorter than requested"
+    together, several = measurements.without_tpot(good)
+    if 2 * together > several:
+        yield f"TPOT is omitted: {together} of {several} answers came in one read, so no time between tokens is known"
     if load.late_s > 0.05:
         yield f"requests were sent up to {load.late_s:.2f} s late: this machine could not keep the pace"
     for reason, words in sorted(load.said.items()):

@@ -1,4 +1,4 @@
-"""`vllm-watch bench`: workloads sent to a running engine, and what came of them."""
+"""`vllm-watch bench`: run workloads against an engine, import results."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ async def foretell(
             )
     smallest = smallest_effect(min(counts.values()) // variants)
     found = (
-        f"the smallest change it finds four times in five is {100 * (smallest - 1):.0f} %"
+        f"minimum detectable effect at 8 % run-to-run CV and 80 % power: {100 * (smallest - 1):.0f} %"
         if smallest
         else "fewer than six runs of a variant give no verdict"
     )
@@ -303,7 +303,7 @@ async def foretell(
             else f"about {seconds / 60:.0f} min in all, going by one request alone"
         )
     )
-    console.print(f"{took}; at 8 % between runs, {found}")
+    console.print(f"{took}; {found}")
 
 
 class Screen:

@@ -1,4 +1,4 @@
-"""`vllm-watch tune`, `compare` and `report`: what a change did."""
+"""`vllm-watch tune`, `compare` and `report`: experiments and comparisons."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ def _share(_: click.Context, __: click.Parameter, text: str | None) -> float | N
     return share
 
 
+ADJUSTED = "drift-adjusted change"
 COLOURS = {"better": "green", "worse": "red", "equivalent": "cyan"}
 
 
@@ -162,14 +163,14 @@ def show_comparison(console: Console, found: Comparison) -> None:
     table = Table(
         title=Text(f"{found.workload} {found.point}: {found.b} compared with {found.a}"), title_justify="left"
     )
-    for column in ("", found.a, found.b, "change", "95 % interval", "p", "verdict"):
-        table.add_column(Text(column), justify="right" if column in (found.a, found.b, "change", "p") else "left")
+    for column in ("", found.a, found.b, ADJUSTED, "95 % interval", "p", "verdict"):
+        table.add_column(Text(column), justify="right" if column in (found.a, found.b, ADJUSTED, "p") else "left")
     rows = [row for row in table_rows(found) if row.verdict != "no verdict"]
     for row in rows:
         table.add_row(*(Text(cell, style=COLOURS.get(row.verdict.split(" ")[0], "")) for cell in row[:-1]))
     console.print(table)
     console.print(
-        "The figures of the variants are medians over runs; the change has a smooth drift over the runs taken out."
+        f"{found.a} and {found.b}: medians over runs. Drift-adjusted change: linear drift over the runs is removed."
     )
     for row in rows:
         if row.verdict.startswith("inconclusive"):

@@ -1,4 +1,4 @@
-"""Reads a server-sent event stream as it passes by: where content begins and ends, and what it says about itself.
+"""Scanner of server-sent event streams: content times, usage, end.
 
 Invariant: what goes out is what came in, byte for byte; only a usage event that the gateway itself asked for is left
 out.
@@ -50,6 +50,12 @@ class Scanner:
         self._forced = False  # the engine reports usage without a request for it
         # The last plain event before and after its text. The next one is nearly always the same around another text.
         self._before = self._after = b""
+
+    @property
+    def spread(self) -> bool:
+        """Return whether content came in more than one read, so that time passed between the first and the last."""
+        first, last = self.first_content, self.last_content
+        return first is not None and last is not None and last > first
 
     @property
     def mid_event(self) -> bool:

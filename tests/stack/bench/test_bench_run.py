@@ -469,6 +469,18 @@ def test_goodput_counts_answers_that_keep_to_all_that_is_asked():
     assert not measurements.met(Slo(), RequestRecord(request_id="r", outcome="timeout"))
 
 
+def test_tpot_is_omitted_where_most_answers_came_in_one_read():
+    """Their tokens show no time between them; the time since the first token is a bound for the SLO."""
+    told = records(ttft_ms=[10.0] * 4, e2e_ms=[12.0] * 4, tpot_ms=[None, None, None, 5.0], outcome=["ok"] * 4)
+    told = [msgspec.structs.replace(record, completion_tokens=5) for record in told]
+    assert (3, 4) == measurements.without_tpot(told)
+    found = measurements.figures(told, 2.0, Slo(tpot_ms=1))
+    assert not any(name.startswith("tpot_ms") for name in found)
+    assert 1.5 == found["goodput_qps"]
+    told[0] = msgspec.structs.replace(told[0], tpot_ms=0.5)
+    assert "tpot_ms.p50" in measurements.figures(told, 2.0, Slo(tpot_ms=1)), "half of them show it"
+
+
 def test_classes_are_told_apart():
     found = measurements.figures(records(team=["short", "long", "short"], ttft_ms=[1.0, 100.0, 3.0]), 1.0, Slo())
     assert (2.0, 100.0, 3.0) == (found["short:ttft_ms.p50"], found["long:ttft_ms.p50"], found["ttft_ms.p50"])
