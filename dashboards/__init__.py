@@ -1,1 +1,1 @@
-"""Dashboards: one file each, printed to json/."""
+"""Dashboards as code: one module each in boards/, printed to json/."""

@@ -1,4 +1,4 @@
-"""Which of vLLM's series stand on which panel, which do not and why, and what each panel needs to show anything.
+"""Coverage: the panels that show each vLLM series, and the reasons for those without a panel.
 
 Printed to COVERAGE.md, so that a change of the boards shows there what it took away."""
 

@@ -1,4 +1,4 @@
-"""Prometheus data sources of a Grafana, and what would leave the dashboards empty that read them."""
+"""Prometheus data sources of a Grafana, and their settings that would leave dashboards empty."""
 
 from __future__ import annotations
 

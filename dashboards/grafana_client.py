@@ -1,4 +1,4 @@
-"""HTTP client of a Grafana: address, authorization, one request at a time, errors in words.
+"""HTTP client of a Grafana: address, authorization, one request at a time, error messages.
 
 No redirect is followed and no write is ever tried twice."""
 

@@ -1,4 +1,4 @@
-"""Replace variables as Grafana does before it sends a query, so that our own page and the tests send the same.
+"""Variable interpolation as Grafana does it, for the built-in server and the tests.
 
 Sources: Grafana's packages/grafana-prometheus (datasource.ts, getRateIntervalScopedVariable,
 prometheusSpecialRegexEscape) and packages/grafana-data (rangeutil.ts, roundInterval, calculateInterval)."""

@@ -1,5 +1,5 @@
-"""Lint a dashboard, from the JSON that Grafana would get: the rules of grafana/dashboard-linter and of mixtool, for
-every kind of panel (theirs pass over heatmaps and bar gauges), and those that only the catalogue can know.
+"""Lint of a dashboard's Grafana JSON: rules of grafana/dashboard-linter, mixtool and the catalogue, for every kind of
+panel.
 
 Invariant: rules read the printed text's own tree and the catalogue, never the model it came from, so that they also
 check any dashboard. What a dashboard of the project may break stands in EXCEPTIONS with its reason."""

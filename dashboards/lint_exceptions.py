@@ -33,7 +33,7 @@ EXCEPTIONS: tuple[AllowedFinding, ...] = (
     ),
     AllowedFinding(
         "query-matchers",
-        "vllm-watch-teams/Engine's errors by route and status/A",
+        "vllm-watch-teams/Engine errors by route and status/A",
         "the board is about teams: none chooses a job or an address",
     ),
     AllowedFinding(
@@ -61,13 +61,11 @@ EXCEPTIONS: tuple[AllowedFinding, ...] = (
     ),
     AllowedFinding(
         "query-matchers",
-        "vllm-watch-monitoring-health/Requests ended well: log and engine/?",
+        "vllm-watch-monitoring-health/Successful requests: log and engine/?",
         "two sides, each narrowed only by what the other has too",
     ),
     AllowedFinding(
-        "query-rate-interval",
-        "vllm-watch-fleet/Engines up and frozen/A",
-        "asks what its alert asks, over the alert's window",
+        "query-rate-interval", "vllm-watch-fleet/Engines hung/A", "asks what its alert asks, over the alert's window"
     ),
     AllowedFinding(
         "query-rate-interval",
@@ -76,7 +74,7 @@ EXCEPTIONS: tuple[AllowedFinding, ...] = (
     ),
     AllowedFinding(
         "query-rate-interval",
-        "vllm-watch-fleet/Up and frozen, by */A",
+        "vllm-watch-fleet/Engines hung, by */A",
         "asks what its alert asks, over the alert's window",
     ),
     AllowedFinding(

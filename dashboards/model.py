@@ -1,4 +1,4 @@
-"""Boards, panels and queries as plain values. Grafana and the built-in board read the same values.
+"""Dashboards, panels and queries as plain values. Grafana and the built-in board read the same values.
 
 Invariant: nothing here or in the boards knows Grafana's JSON (that is panels.py), and no board types a metric name or a
 unit."""

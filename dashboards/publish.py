@@ -1,4 +1,4 @@
-"""Dashboards into a Grafana that is there already: as files, or through its API.
+"""Publishing of dashboards: as files, or through the API of an existing Grafana.
 
 Nothing is written that is equal, that a file provisions, or that is not ours; a dashboard never leaves its folder; no
 write is ever tried twice."""

@@ -1,4 +1,4 @@
-"""The questions of the catalogue, asked of what a board's variables select. Boards read like a table of contents
+"""Queries of panels: catalogue metrics filtered by a dashboard's variables. Boards read like a table of contents
 because of it.
 
 Each function gives one Query: PromQL with the matchers that the metric can bear, a legend from its labels, the unit of

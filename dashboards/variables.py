@@ -1,5 +1,4 @@
-"""The choices at the top of every board, each narrowed by those before it, and only those that a query of the board
-reads."""
+"""Variables of a dashboard: those that its queries read, each narrowed by those before it."""
 
 from __future__ import annotations
 

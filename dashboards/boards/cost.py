@@ -1,4 +1,4 @@
-"""Cost: what did the GPUs cost, whose work was it, and what did a token come to?
+"""Dashboard Cost: cost of GPUs, by team, and per token.
 
 Invariant: everything here is what a sidecar attributed, by look and by request, at the prices in its configuration.
 Over all rows, with __idle__, __aborted__ and __unattributed__ among them, it sums to the whole; who had which part of a
@@ -104,7 +104,7 @@ _TOP = (
     ),
     Panel(
         "api-cost",
-        "The same tokens at an API's price",
+        "Cost of the same tokens at API prices",
         "What the logged tokens of this range would have cost at the API prices in the sidecar's configuration.",
         "Above what the GPUs cost.",
         "Below: these tokens are cheaper elsewhere, as far as price alone goes; see how much of the time the GPUs work"
@@ -117,7 +117,7 @@ _TOP = (
     ),
     Panel(
         "at-work",
-        "At work, share of the time of all GPUs",
+        "Busy share of GPU time",
         "Part of this range in which the engine of a GPU had requests running. The rest is idle, or time in which the"
         " engine did not answer.",
         "High, but for the hours without load.",
@@ -135,7 +135,7 @@ _TOP = (
     ),
     Panel(
         "cost",
-        "Cost per hour by team, all the time",
+        "Cost per hour by team, all GPU time",
         f"What all the time of the GPUs costs, by whose it was. {_NOBODY} {_SPLIT}",
         "Mostly teams.",
         "Much of __idle__: see how much of the time they work. Much of __unattributed__: somebody passes by the"
@@ -285,7 +285,7 @@ _TOKEN = (
     ),
     Panel(
         "cards-by-model",
-        "GPUs by model: there, and at work",
+        "GPUs by model: allocated and busy",
         "Whole GPUs that were there for a model, and those of them whose engine had requests running. __none__ are"
         " GPUs that no engine claims.",
         "At work near there, under load.",
@@ -300,7 +300,7 @@ _TOKEN = (
 _HOW = (
     Panel(
         "share-difference",
-        "How far two ways to share are apart",
+        "Cost split: token-based minus time-based",
         "A team's share of the busy time by requests running at each moment, less its share by tokens, for the last"
         " full hour.",
         "Within a few percent of zero.",
@@ -337,7 +337,7 @@ _HOW = (
     ),
     Panel(
         "decode-weight",
-        "What a generated token weighs",
+        "Weight of a generated token",
         "How much a generated token counts beside a computed prompt token, by model: from the engine's own prefill and"
         " decode times, or the default.",
         "Steady for a model and its load.",
@@ -348,7 +348,7 @@ _HOW = (
     ),
     Panel(
         "pending",
-        "Busy time that is no team's yet",
+        "Busy time not yet attributed",
         "Seconds of a GPU that went into requests which still run. They are attributed when these end.",
         "As long as the requests that run.",
         "Growth without end: requests that never end, or whose log nobody reads.",
@@ -382,10 +382,10 @@ _HOW = (
 BOARD = Dashboard(
     slug="cost",
     title="vLLM / Cost",
-    question="What did the GPUs cost, whose work was it, and what did a token come to?",
+    question="What do the GPUs cost, by team and per token?",
     rows=(
         DashboardRow("", _TOP),
         DashboardRow("Tokens, energy, models", _TOKEN),
-        DashboardRow("How it was shared", _HOW, collapsed=True),
+        DashboardRow("Attribution", _HOW, collapsed=True),
     ),
 )

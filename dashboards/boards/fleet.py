@@ -1,4 +1,4 @@
-"""Fleet: many engines, which one is worst?
+"""Dashboard Fleet: many engines side by side, worst first.
 
 Invariant: one line or row for each engine and model; what a mean over engines would hide is what this board is for. An
 engine
@@ -85,7 +85,7 @@ def _of_its_model(part: str, whole: str) -> Query:
 BOARD = Dashboard(
     slug="fleet",
     title="vLLM / Fleet",
-    question="Many engines: which one is worst?",
+    question="Which engine is in the worst state?",
     rows=(
         DashboardRow(
             "",
@@ -112,7 +112,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "engines-frozen",
-                    "Engines up and frozen",
+                    "Engines hung",
                     "Engines that answer their scrape, had requests running or waiting for three minutes, and made no"
                     " token of prompt or answer in them.",
                     "Zero.",
@@ -167,7 +167,7 @@ BOARD = Dashboard(
             ),
         ),
         DashboardRow(
-            "Which engine, and since when",
+            "Engines compared",
             (
                 Panel(
                     "kv-cache-usage",
@@ -236,7 +236,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "frozen",
-                    "Up and frozen, by engine",
+                    "Engines hung, by engine",
                     "1 for an engine that had requests running or waiting in every scrape of three minutes and finished"
                     " no prefill and made no token in them.",
                     "0 for every engine, busy or idle.",
@@ -299,11 +299,11 @@ BOARD = Dashboard(
             ),
         ),
         DashboardRow(
-            "What runs where",
+            "Versions and settings",
             (
                 Panel(
                     "up-since",
-                    "Up for, and asleep",
+                    "Uptime and sleep state",
                     "Time since each engine's process started, and whether it sleeps: weights offloaded or thrown away"
                     " until it is woken.",
                     "Long, and equal where engines were deployed together. Asleep only where you sent it to sleep.",
@@ -388,7 +388,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "rank-frozen",
-                    "Up and frozen, by rank",
+                    "Engines hung, by rank",
                     "1 for a rank that had work for three minutes and made no token of prompt or answer. A rank can"
                     " hang while its address still answers.",
                     "0 for every rank.",

@@ -1,4 +1,4 @@
-"""Fleet (weeks): how do places, models and teams fare over weeks?
+"""Dashboard Fleet (weeks): places, models and teams over weeks.
 
 Invariant: it reads what our rules record (alerts/fleet.py, alerts/recorded.py) and nothing else, and no series of one
 engine: made for a long-term store that several Prometheus write to, and that may keep nothing else. It is the one board
@@ -31,7 +31,7 @@ def _at(record: str, labels: Sequence[str], *more: str) -> str:
 
 
 def _shown(record: str, unit: str, called: str = "") -> Query:
-    """Return the recorded value by place and model."""
+    """Return the recorded value by cluster, namespace and model."""
     return Query(_at(record, PLACED), queries.legend(PLACED, called), unit)
 
 
@@ -77,14 +77,14 @@ _NO_COST = (
 BOARD = Dashboard(
     slug="fleet-weeks",
     title="vLLM / Fleet (weeks)",
-    question="How do clusters, models and teams fare over weeks?",
+    question="How do clusters, models and teams develop over weeks?",
     rows=(
         DashboardRow(
             "",
             (
                 Panel(
                     "engines",
-                    "Engines, by place and model",
+                    "Engines, by cluster, namespace and model",
                     "How many engines of a model answered their scrape.",
                     "As many as you meant to run, at every hour.",
                     "A step down that nobody planned: ask that cluster's own Prometheus, on its board Fleet, which one"
@@ -105,7 +105,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "failed",
-                    "Failed, share of requests by cluster and model",
+                    "Error ratio by cluster and model",
                     "Share of requests in the log that ended in an upstream error or a timeout; refusals are policy and"
                     " not counted.",
                     "Zero, and at most the line.",
@@ -122,7 +122,7 @@ BOARD = Dashboard(
             (
                 Panel(
                     "running",
-                    "Requests running and waiting, by place and model",
+                    "Requests running and waiting, by cluster, namespace and model",
                     "Requests in the batches of all engines of a model, and those that are accepted and not scheduled"
                     " yet.",
                     "Waiting near zero for most of the time.",
@@ -133,7 +133,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "kv-cache",
-                    "KV cache use, fullest engine, by place and model",
+                    "KV cache use, fullest engine, by cluster, namespace and model",
                     "Share of KV-cache blocks in use on the fullest engine of a model.",
                     "Under the line.",
                     "Near it for weeks: longer contexts or more users than the engines were sized for.",
@@ -143,7 +143,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "queue",
-                    "Queue time, p95, worst engine, by place and model",
+                    "Queue time, p95, worst engine, by cluster, namespace and model",
                     "Waiting in an engine until first scheduled, on the engine where it was longest. vLLM's first bound"
                     " is 0.3 s.",
                     "Near zero.",
@@ -155,7 +155,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "tokens",
-                    "Tokens by place and model",
+                    "Tokens by cluster, namespace and model",
                     "Prompt tokens taken in and tokens generated per second, all engines of a model together.",
                     "Follows demand.",
                     "Less than a week ago at as many running requests means slower steps: see inter-token latency.",
@@ -188,7 +188,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "preemptions",
-                    "Preemptions, by place and model",
+                    "Preemptions, by cluster, namespace and model",
                     "Running requests per second that lost their blocks and are computed again.",
                     "Zero.",
                     "Regular ones mean that the cache is promised twice every day: see the fullest engine.",
@@ -213,7 +213,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "team-failed",
-                    "Failed, share of requests by team",
+                    "Error ratio by team",
                     "Share of a team's requests that ended in an upstream error or a timeout.",
                     "Zero, and at most the line.",
                     "One team in one cluster: see its failures by reason on the board Teams there.",

@@ -1,4 +1,4 @@
-"""Gateway: is admission doing its job?
+"""Dashboard Gateway: admission, queue, rejections, upstreams.
 
 Invariant: the gateway's own figures, as it counts them now. What became of requests, and whose they were, stands on
 Teams and comes from the request log. Several gateways are added up; of their estimates the highest is shown."""
@@ -29,7 +29,7 @@ def _of_all_tries() -> Query:
 # On the Monitoring health dashboard too: figures are wrong where records are lost, and timings where the loop is late.
 LOG = Panel(
     "gateway-log",
-    "Gateway: request log in trouble",
+    "Gateway: request log problems",
     "Failed attempts to write the request log, records given up for good, records that wait in memory, and requests of"
     " a run that ended within the last hour without recording them.",
     "Zero everywhere.",
@@ -57,7 +57,7 @@ LOOP_LAG = Panel(
 _TOP = (
     Panel(
         "slots",
-        "Slots: in use, now, at most",
+        "Slots: in use, current limit, maximum",
         "Requests that have a slot at the engines (with a team chosen, that team's), how many may have one now, and how"
         " many may while the engines have room: capacity.slots in teams.yaml.",
         "Slots now at the most, and those in use below them.",
@@ -73,7 +73,7 @@ _TOP = (
     ),
     Panel(
         "running",
-        "Requests with a slot, by team and band",
+        "Requests running, by team and band",
         "Requests that were admitted and that an engine works on. While teams of one rank wait they get tokens by their"
         " weights, which need not be slots.",
         "The bands that come first have what they need; experimental stays under its ceiling.",
@@ -87,7 +87,7 @@ _TOP = (
     ),
     Panel(
         "waiting",
-        "Requests that wait, by team and band",
+        "Requests waiting, by team and band",
         "Requests that were accepted and wait in the gateway for a slot. Here bands and weights have a say; in an"
         " engine's own queue they have not.",
         "None for long; under overload those of the last bands, and of who sends most.",
@@ -119,7 +119,7 @@ _TOP = (
     ),
     Panel(
         "waited",
-        "Waited in the gateway, p95, by team",
+        "Gateway queue time, p95, by team",
         "How long requests waited that have ended since, from the request log: one in twenty waited longer. Those that"
         " were refused at once are not in it.",
         "As the estimate said when they came.",
@@ -132,7 +132,7 @@ _TOP = (
     ),
     Panel(
         "refused",
-        "Refused, by reason",
+        "Rejections by reason",
         f"Requests per second that were refused, here or by an engine. {_REFUSED_FOR_LOAD}",
         "None; under overload team_limit and est_wait of those who send most.",
         "The runbook of VLLMGatewayRejecting has a way out for each reason. engine_busy means that the gateway lets"
@@ -169,7 +169,7 @@ _ROOM = (
     ),
     Panel(
         "refused-by-team",
-        "Refused, by team and reason",
+        "Rejections by team and reason",
         "The same refusals as above, by whose they were; __unknown__ are requests without a valid key.",
         "None for teams that keep to their limits.",
         "team_limit: the team's max_in_flight. The reasons that name model, prompt, output or context: what it asks for"
@@ -185,7 +185,7 @@ _ROOM = (
 _UPSTREAMS = (
     Panel(
         "upstreams-up",
-        "Upstreams that answer",
+        "Healthy upstreams",
         "Whether the gateway takes an upstream for well: an engine by its health page and by whether it takes"
         " connections, others by requests.",
         "yes for every upstream.",
@@ -207,7 +207,7 @@ _UPSTREAMS = (
     ),
     Panel(
         "tries",
-        "Tries, by result",
+        "Attempts by result",
         "Tries per second at an upstream that ended, by result: ok, or the reason why not. A request that fell back"
         " counts at each upstream that it was sent to.",
         "Nearly all ok.",
@@ -219,7 +219,7 @@ _UPSTREAMS = (
     ),
     Panel(
         "failed-tries",
-        "Tries that failed, by upstream and result",
+        "Failed attempts by upstream and result",
         "Tries per second at an upstream that ended in an error or a timeout. Where the model has fallbacks, the client"
         " may have got its answer all the same: the record of such a request names them as tried.",
         "None.",
@@ -231,7 +231,7 @@ _UPSTREAMS = (
     ),
     Panel(
         "variant-share",
-        "Share of tries, by variant",
+        "Share of attempts by variant",
         "What part of all tries each variant of the upstreams got: stable, or the canary.",
         "The weights in teams.yaml; under few requests it swings.",
         "A canary that gets nothing is down or takes no prompts of that size; one that gets all is alone: see whether"
@@ -241,7 +241,7 @@ _UPSTREAMS = (
     ),
     Panel(
         "variant-failed",
-        "Failed, share of tries by variant",
+        "Failed attempts, share by variant",
         "Share of a variant's tries that ended in an error or a timeout, also where a fallback answered.",
         "Zero, and no more for the canary than for stable.",
         "Only the canary fails: take it out of teams.yaml, and send the gateway SIGHUP; the page on canaries says how."
@@ -255,7 +255,7 @@ _UPSTREAMS = (
 _ITSELF = (
     Panel(
         "ttft-overhead",
-        "What the way to the engine adds to the first token",
+        "Gateway and network overhead on TTFT",
         "The client's time to first token less the engine's queue and its time from there to the first token, request"
         " by request: the wait for a slot here, the gateway's work, and the network. Unlike the gap between the p95 of"
         " either, this is a time that requests really waited.",
@@ -270,7 +270,7 @@ _ITSELF = (
     LOG,
     Panel(
         "reloads",
-        "Readings of teams.yaml",
+        "Reloads of teams.yaml",
         "How often the gateway read teams.yaml again, on SIGHUP, and whether it could take it over.",
         "None failed.",
         "failed: the file has a mistake and the former terms stay in force; the gateway's log and vllm-watch gateway"
@@ -282,11 +282,11 @@ _ITSELF = (
 BOARD = Dashboard(
     slug="gateway",
     title="vLLM / Gateway",
-    question="Is admission doing its job: who has a slot, who waits, who is refused, and why?",
+    question="Which teams run, wait or are rejected, and why?",
     rows=(
         DashboardRow("", _TOP),
-        DashboardRow("Room and refusals", _ROOM),
+        DashboardRow("Capacity and rejections", _ROOM),
         DashboardRow("Upstreams", _UPSTREAMS),
-        DashboardRow("The gateway itself", _ITSELF),
+        DashboardRow("Gateway process", _ITSELF),
     ),
 )

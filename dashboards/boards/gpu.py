@@ -1,4 +1,4 @@
-"""GPU: are the GPUs healthy, busy, and worth their power?
+"""Dashboard GPU: health, use and power of GPUs.
 
 Every figure of a GPU comes from our sidecar, or, for GPUs that no sidecar shows, from NVIDIA's dcgm-exporter in the
 same base units; a GPU never shows twice. One line is one GPU, called by the start of its uuid, which the table of
@@ -213,7 +213,7 @@ _TOP = (
     ),
     Panel(
         "held-down",
-        "Clocks held down by heat or power brake, worst GPU",
+        "Thermal or power-brake throttling, worst GPU",
         "Share of the time in which the worst GPU ran slower because of heat or a power brake. The power cap that was"
         " set is not counted.",
         "Zero.",
@@ -331,7 +331,7 @@ _MEMORY = (
     ),
     Panel(
         "memory-busy",
-        "Memory interface busy",
+        "Memory interface activity",
         "Share of the last sampling period in which device memory was read or written, by GPU.",
         "High in decode, which is bound by memory; lower in prefill.",
         "Low while requests run means small batches or waiting: look at the batch size and at the queue.",
@@ -356,7 +356,7 @@ _MEMORY = (
 _HEAT_AND_POWER = (
     Panel(
         "power",
-        "Power and its limit",
+        "Power and limit",
         "Watts that the whole board draws, and the limit in force.",
         "Below the limit, and alike on GPUs that do the same work.",
         "A GPU that draws far less than its twins does less: compare utilisation. A changed limit is someone's"
@@ -377,7 +377,7 @@ _HEAT_AND_POWER = (
     ),
     Panel(
         "throttle-now",
-        "GPUs whose clocks are held down now, by reason",
+        "GPUs throttled now, by reason",
         "How many GPUs say that their clocks are held down, by reason. hw_slowdown is any of the other hw_ reasons, or"
         " a signal from outside.",
         "None but sw_power_cap, which is a GPU that works at its limit, as set.",
@@ -394,7 +394,7 @@ _HEAT_AND_POWER = (
     ),
     Panel(
         "throttle-reasons",
-        "Clocks held down, by reason",
+        "Throttling by reason",
         "Share of the time in which the clocks were held down, on the worst GPU for each reason.",
         "sw_power_cap is a GPU that works at its limit, as set; all other reasons are zero.",
         "Thermal reasons: cooling. hw_power_brake: the power supply. sync_boost: one GPU of the group slows the rest.",
@@ -414,7 +414,7 @@ _HEAT_AND_POWER = (
     ),
     Panel(
         "throttle-cards",
-        "Clocks held down by heat or power brake, by GPU",
+        "Thermal or power-brake throttling, by GPU",
         "Share of the time in which a GPU ran slower because of heat or a power brake, the worse of its reasons.",
         "Zero.",
         "This GPU slows every request it takes part in: cool it, or take it out of service.",
@@ -500,7 +500,7 @@ _ERRORS = (
 _MORE = (
     Panel(
         "card-table",
-        "GPUs by name, and which are divided",
+        "GPUs by name and MIG mode",
         "Each GPU of a sidecar with its name, driver and MIG mode (on: divided into instances), and its figures now.",
         "One driver version everywhere, and MIG only where you set it.",
         "A GPU whose only figure is 'seen' gives no readings: see the values that the driver could not give.",
@@ -515,7 +515,7 @@ _MORE = (
     ),
     Panel(
         "absent",
-        "Values that the driver could not give",
+        "Values not available from the driver",
         "How many values could not be had at the last reading, by reason, all GPUs together.",
         "not_supported and not_available are gaps of the GPU and stay as they are.",
         "lost: a GPU fell off the bus. unknown_error on a GPU that was fine is a failure: read the kernel log and"
@@ -638,11 +638,11 @@ def _needing(panels: tuple[Panel, ...]) -> tuple[Panel, ...]:
 BOARD = Dashboard(
     slug="gpu",
     title="vLLM / GPU",
-    question="Are the GPUs healthy, busy, and worth their power?",
+    question="Are the GPUs healthy, busy and efficient?",
     rows=(
         DashboardRow("", _needing(_TOP)),
         DashboardRow("Memory and clocks", _needing(_MEMORY)),
-        DashboardRow("Power and heat", _needing(_HEAT_AND_POWER)),
+        DashboardRow("Power and temperature", _needing(_HEAT_AND_POWER)),
         DashboardRow("Errors", _needing(_ERRORS)),
         DashboardRow("GPUs, energy, links, MIG and profiling", _needing(_MORE), collapsed=True),
     ),

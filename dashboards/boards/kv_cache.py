@@ -1,4 +1,4 @@
-"""KV cache: is there room for the requests, and is what was computed reused?"""
+"""Dashboard KV cache: free blocks, preemptions, prefix reuse."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _state(only: str) -> Query:
 BOARD = Dashboard(
     slug="kv-cache",
     title="vLLM / KV cache",
-    question="Is there room for the requests, and is what was computed reused?",
+    question="Is the KV cache large enough, and is computed prefix reused?",
     rows=(
         DashboardRow(
             "",
@@ -130,7 +130,7 @@ BOARD = Dashboard(
             ),
         ),
         DashboardRow(
-            "Room",
+            "Capacity",
             (
                 Panel(
                     "usage-by-engine",
@@ -157,7 +157,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "blocks-in-use",
-                    "Blocks: in use and there",
+                    "Blocks: in use and total",
                     "The same in blocks, vLLM's unit of allocation: a request takes whole blocks, so its last one is"
                     " half empty on average.",
                     "In use stays a tenth below what is there.",
@@ -169,7 +169,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "requests-that-fit",
-                    "Requests that fit and that run",
+                    "Requests running, and the most that fit",
                     "Capacity over the mean length of prompt and reply of what just finished, beside the requests"
                     " running. Careful: replies are counted as if all were complete, shared prefixes as if nobody"
                     " shared; the choice of a namespace or an engine leaves capacity whole.",
@@ -225,7 +225,7 @@ BOARD = Dashboard(
             ),
         ),
         DashboardRow(
-            "Reuse",
+            "Prefix cache",
             (
                 Panel(
                     "hit-ratio-by-cache",
@@ -317,7 +317,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "cache-lookups",
-                    "Requests that hit, as clients saw it",
+                    "Requests with cache hits at the client, share",
                     "Share of requests whose answer said that prompt tokens came from the cache, from the request log;"
                     " one block is enough to count. Choosing a team narrows this panel alone.",
                     "Close to 100 % where all prompts start alike.",
@@ -364,11 +364,11 @@ BOARD = Dashboard(
             ),
         ),
         DashboardRow(
-            "Life of a block (needs --kv-cache-metrics)",
+            "Block lifetime (needs --kv-cache-metrics)",
             (
                 Panel(
                     "block-lifetime",
-                    "Life of a block, p50 p95",
+                    "Block lifetime, p50 p95",
                     "From allocation to eviction, of sampled blocks: 1 % unless --kv-cache-metrics-sample says"
                     " otherwise. p95 of the time between two uses stands beside it.",
                     "Blocks live longer than the time between two uses.",
@@ -404,7 +404,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "block-lifetime-heatmap",
-                    "Life of a block, distribution",
+                    "Block lifetime, distribution",
                     "How many sampled blocks were evicted after which time, all selected models together; the last"
                     " bound is half an hour.",
                     "Most live for minutes.",
@@ -447,7 +447,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "offload-under-way",
-                    "Transfers under way",
+                    "Transfers in flight",
                     "Seconds of transfer per second, which is how many ran at once on average; transfers overlap, so it"
                     " may exceed 1.",
                     "Below 1.",
@@ -508,7 +508,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "offload-allocation",
-                    "CPU blocks asked for by one store, p95",
+                    "CPU blocks requested by one store, p95",
                     "Size of one store in blocks of the CPU cache; one of them may hold several GPU blocks.",
                     "Far below the size of the CPU cache.",
                     "Close to it, one long prompt fills the tier: enlarge it.",
@@ -562,7 +562,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "asleep",
-                    "Asleep, and how deep",
+                    "Sleep level",
                     "weights_offloaded: the weights are in CPU memory and the KV cache is gone. discard_all: the"
                     " weights are gone too. Both read 0 while the engine is awake.",
                     "Both 0 on an engine that should serve.",

@@ -1,4 +1,4 @@
-"""Latency: where does the time of a request go?"""
+"""Dashboard Latency: stages of a request and their time."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ BOARD = Dashboard(
             ),
         ),
         DashboardRow(
-            "The client's view against the engine's",
+            "Client and engine compared",
             (
                 Panel(
                     "client-ttft",
@@ -367,11 +367,11 @@ BOARD = Dashboard(
             ),
         ),
         DashboardRow(
-            "What clients ask for",
+            "Request parameters",
             (
                 Panel(
                     "max-tokens",
-                    "max_tokens asked for and reply length, p95",
+                    "max_tokens requested and reply length, p95",
                     "The limit that finished requests carried beside what was really generated. vLLM promises no memory"
                     " for the limit; a gateway that admits by it does.",
                     "Asked and generated lie within a factor of two.",
@@ -394,7 +394,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "replies-per-request",
-                    "Replies asked for per request, mean",
+                    "Replies requested per request, mean",
                     "The mean n. Each reply takes a place in the batch and KV blocks of its own beyond the shared"
                     " prompt.",
                     "1.",
@@ -429,7 +429,7 @@ BOARD = Dashboard(
             collapsed=True,
         ),
         DashboardRow(
-            "How far these figures can be trusted",
+            "Resolution and consistency",
             (
                 Panel(
                     "below-first-bound",
@@ -485,7 +485,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "requests-by-phase",
-                    "Requests in each phase at once",
+                    "Concurrent requests by phase",
                     "Seconds spent in a phase per second, which is how many requests were in it on average (Little's"
                     " law). A request is counted when it ends, so in short windows a long one comes late and all at"
                     " once.",

@@ -1,4 +1,4 @@
-"""Watch: can the figures be trusted, are the watchers themselves well?
+"""Dashboard Monitoring health: state of the monitoring itself, and reconciliation.
 
 Invariant: nothing here says how vLLM does; a fault on this board means that another board may be wrong."""
 
@@ -139,7 +139,7 @@ def _queue() -> Query:
 BOARD = Dashboard(
     slug="monitoring-health",
     title="vLLM / Monitoring health",
-    question="Can the figures be trusted: are the watchers themselves well?",
+    question="Does the monitoring itself work: scrapes, rules, notifications, request log?",
     rows=(
         DashboardRow(
             "",
@@ -161,7 +161,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "sources-up",
-                    "Sidecar's sources up",
+                    "Sidecar sources up",
                     "Whether the sidecar's last reading of each source succeeded: the engines' pages, the GPU, the"
                     " request log, the events file. A host without an NVIDIA driver has no GPU to read: not present.",
                     "All yes, or not present.",
@@ -186,7 +186,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "log-lag",
-                    "Request log: how far behind",
+                    "Request log lag",
                     "How long after its request ended the newest record was counted. It moves only when a record"
                     " arrives.",
                     "A few seconds.",
@@ -198,7 +198,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "log-against-engine",
-                    "Requests ended well: log and engine",
+                    "Successful requests: log and engine",
                     "Requests per second that ended well, as the request log knows them and as the engines count them,"
                     " all models together. Two lines and not a ratio: the log counts a little later, so that either may"
                     " be ahead for a moment.",
@@ -216,7 +216,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "coverage",
-                    "Logged, share of what engines finished",
+                    "Logged share of finished requests",
                     "Of the requests and tokens that the engines finished in this range, the part that the request log"
                     " has or may still get: the rest is sure to be missing in it.",
                     "100 %.",
@@ -280,7 +280,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "rule-failures",
-                    "Rules that failed or came too late",
+                    "Rule evaluations failed or missed",
                     "Evaluations of rules that failed, and evaluations that were left out because the one before was"
                     " not done.",
                     "Zero.",
@@ -314,7 +314,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "alerts-sent",
-                    "Alerts that did not reach Alertmanager",
+                    "Alerts not delivered to Alertmanager",
                     "Alerts that Prometheus gave up, and those that one Alertmanager did not take.",
                     "Zero.",
                     "Nobody is notified of firing alerts: check that Alertmanager is up and that its address is in"
@@ -326,20 +326,21 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "head-series",
-                    "Series in Prometheus' memory",
+                    "Prometheus head series",
                     "Series that Prometheus holds in memory; its own memory follows this number.",
                     "Level, apart from steps when engines restart.",
                     "Growth without end is churn: see samples by target for where it comes from.",
                     (queries.now(self_monitoring.HEAD_SERIES, (), "series"),),
                 ),
             ),
+            collapsed=True,
         ),
         DashboardRow(
-            "The sidecar",
+            "Sidecar",
             (
                 Panel(
                     "source-age",
-                    "Age of what each source said",
+                    "Age of the last reading, by source",
                     "Age of the newest successful reading of each source.",
                     "No older than a few readings.",
                     "Older figures are yesterday's news under today's time: see whether the source is up, and why not.",
@@ -360,7 +361,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "log-unread",
-                    "Request log: bytes not read yet",
+                    "Request log: unread bytes",
                     "Bytes that stand in a request log and have not been counted.",
                     "Zero, or falling.",
                     "Growing: the sidecar cannot keep up or cannot read the file. Its log says which; its processor"
@@ -370,7 +371,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "log-bad-lines",
-                    "Request log: lines that are no record",
+                    "Request log: invalid lines",
                     "Lines that were left out of all figures, by reason: no JSON, a field of the wrong type, out of"
                     " range, too long.",
                     "Zero.",
@@ -382,11 +383,11 @@ BOARD = Dashboard(
             ),
         ),
         DashboardRow(
-            "What the sidecar keeps and passes on",
+            "Sidecar: state, log files and spans",
             (
                 Panel(
                     "checkpoint",
-                    "Sidecar: counts are safe on disk",
+                    "Sidecar: checkpoint written",
                     "Whether what the sidecar shows of the request log was written to its file of state. Only what is"
                     " safe there is shown, so that no restart takes anything back.",
                     "yes for every sidecar.",
@@ -399,7 +400,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "checkpoint-commits",
-                    "Sidecar: writings of its state",
+                    "Sidecar: checkpoint writes",
                     "How often the state was written, per second. It is written when there is something new to keep.",
                     "Some per second while requests end, none while nobody asks.",
                     "None while bytes of the log wait to be read: it cannot be written, or the disk is very slow.",
@@ -408,7 +409,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "checkpoint-bytes",
-                    "Sidecar: size of its state",
+                    "Sidecar: checkpoint size",
                     "Bytes of the file of state: what was counted, and the ids of the last requests, by which lines"
                     " that come twice are known.",
                     "Level; it falls now and then, when the file is begun anew.",
@@ -418,7 +419,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "log-faults",
-                    "Request log: what happened to the files",
+                    "Request log: file events",
                     "Things that befell a log file, by reason: left out (long, nul, packed), a last line without its"
                     " end (torn), cut with lines unread (cut), gone at a start (gone), changed where it was read"
                     " already (reread), a rotated file that cannot be read (unreadable).",
@@ -434,7 +435,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "log-duplicates",
-                    "Request log: lines that came twice",
+                    "Request log: duplicate lines",
                     "Lines whose request was counted before. They are recognised by their ids and counted once.",
                     "Zero.",
                     "A log that is forwarded or copied back comes twice. Nothing is counted twice by it; beyond the ids"
@@ -444,7 +445,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "log-ahead",
-                    "Request log: records from the future",
+                    "Request log: records with a future time",
                     "Readings whose newest record ended more than a second after the sidecar's own time.",
                     "Zero.",
                     "The clocks of gateway and sidecar differ: set both by NTP. Until then the lag above shows 0 where"
@@ -454,7 +455,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "ttft-negative",
-                    "First tokens sooner at the client than in the engine",
+                    "TTFT at the client below TTFT in the engine",
                     "Requests whose time to first token was shorter at the gateway than the engine's own figure for it,"
                     " which cannot be.",
                     "None.",
@@ -466,7 +467,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "spans-dropped",
-                    "Sidecar: spans of requests lost, by reason",
+                    "Sidecar: spans dropped, by reason",
                     "Spans that never reached the collector: refused by it, or given up while it did not answer and the"
                     " queue was full.",
                     "None.",
@@ -477,7 +478,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "spans-sent",
-                    "Sidecar: spans of requests sent",
+                    "Sidecar: spans sent",
                     "Spans per second that the collector took, and those left out on purpose: sampled, of before the"
                     " start, or without ids.",
                     "As many as requests end, or the share of them that you sample.",
@@ -490,7 +491,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "spans-waiting",
-                    "Sidecar: spans that wait",
+                    "Sidecar: spans queued",
                     "Spans of requests that wait to be sent or are on their way.",
                     "Near zero.",
                     "Growing: the collector does not answer, or is slower than requests end. When the queue is full the"
@@ -502,7 +503,7 @@ BOARD = Dashboard(
             collapsed=True,
         ),
         DashboardRow(
-            "Log against engine, to the last token",
+            "Reconciliation of log and engine",
             (
                 Panel(
                     "logged-requests",
@@ -586,7 +587,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "books-settled",
-                    "Books settled up to, ago",
+                    "Reconciled up to, age",
                     "How long ago the newest look at the engines was that has been compared with all that the logs"
                     " could still say about it.",
                     "Half a minute, or twice the time that the longest requests take.",
@@ -597,7 +598,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "aborted-tokens",
-                    "Tokens worked on for requests that were aborted",
+                    "Tokens of aborted requests",
                     "Tokens per second that went into answers nobody has, by type. It is counted when the engine is"
                     " next idle, so it comes in steps.",
                     "A few.",
@@ -620,13 +621,13 @@ BOARD = Dashboard(
             ),
             collapsed=True,
         ),
-        DashboardRow("The gateway", (LOG, LOOP_LAG)),
+        DashboardRow("Gateway", (LOG, LOOP_LAG), collapsed=True),
         DashboardRow(
-            "Refused connections",
+            "Rejected connections",
             (
                 Panel(
                     "turned-away",
-                    "Connections refused by a listener, by reason",
+                    "Rejected connections by reason",
                     "Requests and connections that gateway and sidecar refused or cut before anybody else looked at"
                     " them.",
                     "Zero, but for handshake where something only tries whether the port is open.",
@@ -643,7 +644,7 @@ BOARD = Dashboard(
             collapsed=True,
         ),
         DashboardRow(
-            "What the sidecar could not count as it came",
+            "Sidecar: irregular input",
             (
                 Panel(
                     "log-untimed",
@@ -666,7 +667,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "folded",
-                    "Requests without a series of their own",
+                    "Requests beyond the label limit",
                     "Requests counted under __other__, because their team or model came after the table was full.",
                     "Zero.",
                     "Name your teams in the sidecar's settings: those are kept first. Many unknown models are a client"
@@ -679,7 +680,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "unknown-families",
-                    "Series of vLLM that we do not know",
+                    "Unknown vLLM series",
                     "Families on an engine's page that this release of vllm-watch does not know.",
                     "Zero.",
                     "The engine is newer than the catalogue: vllm-watch metrics check with its address names them, and"
@@ -689,7 +690,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "source-duration",
-                    "How long a reading takes, by source",
+                    "Reading duration, by source",
                     "Duration of the last reading of each source.",
                     "Far below a second.",
                     "A slow engine page is a busy API server; a slow GPU reading is the driver.",
@@ -709,11 +710,11 @@ BOARD = Dashboard(
             collapsed=True,
         ),
         DashboardRow(
-            "Prometheus' store, Alertmanager",
+            "Prometheus storage and Alertmanager",
             (
                 Panel(
                     "samples-refused",
-                    "Samples that Prometheus refused",
+                    "Samples rejected by Prometheus",
                     "Samples with a time that is taken or past, and scrapes thrown away whole because the page was too"
                     " large.",
                     "Zero.",
@@ -734,7 +735,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "config-loaded",
-                    "Configuration read",
+                    "Configuration reloads",
                     "no when the last reading of the configuration failed: the old one is still in use.",
                     "yes for both.",
                     "What you changed is not in effect: promtool check config or amtool check-config says where the"
@@ -747,7 +748,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "alertmanagers",
-                    "Alertmanagers that Prometheus knows",
+                    "Alertmanagers discovered",
                     "How many Alertmanagers Prometheus sends to.",
                     "As many as you run, and never zero.",
                     "Zero: alerts fire and nobody is notified. Add alerting to Prometheus' configuration.",
@@ -783,11 +784,11 @@ BOARD = Dashboard(
             collapsed=True,
         ),
         DashboardRow(
-            "The collector",
+            "Collector",
             (
                 Panel(
                     "spans-in",
-                    "Collector: spans taken and refused",
+                    "Collector: spans accepted and refused",
                     "Spans per second that the collector took, and that it sent back because it was full. It shows no"
                     " count before the first, so the first burst after its start is not in these curves.",
                     "Nothing refused.",
@@ -802,7 +803,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "spans-out",
-                    "Collector: spans sent and given up",
+                    "Collector: spans sent and failed",
                     "Spans per second that arrived at the trace store, and that were given up after the last retry. It"
                     " shows no count before the first, so the first burst of either is not in these curves.",
                     "Nothing given up, and as many sent as taken.",

@@ -1,4 +1,4 @@
-"""Overview: are users served well right now, and if not, where does it hurt?"""
+"""Dashboard Overview: availability, alerts, TTFT, TPOT, errors; then trends."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _engines() -> Query:
 BOARD = Dashboard(
     slug="overview",
     title="vLLM / Overview",
-    question="Are users served well right now, and if not, where does it hurt?",
+    question="Are requests served within their targets now, and if not, which part is slow or failing?",
     rows=(
         DashboardRow(
             "",

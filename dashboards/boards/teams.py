@@ -1,4 +1,4 @@
-"""Teams: who uses the service, who is refused or fails, and what does it cost?
+"""Dashboard Teams: use, rejections, errors and cost of each team.
 
 Invariant: cost and energy here are estimates by token weight at a price that one types in, and say so. What a team is
 billed
@@ -87,7 +87,7 @@ _TOP = (
     ),
     Panel(
         "failed",
-        "Failed, share of requests by team",
+        "Error ratio by team",
         "Share of a team's requests that ended in an upstream error or a timeout. Refusals are policy and not counted"
         f" here. {_EIGHT} Requests with an unknown key or model are left out: see Overview.",
         "Zero, and at most the line.",
@@ -101,7 +101,7 @@ _TOP = (
     ),
     Panel(
         "refused",
-        "Refused, share of requests by team",
+        "Rejection ratio by team",
         "Share of a team's requests that were refused, by the gateway or by the engine. "
         f"{_EIGHT} Requests with an unknown key or model are left out: see Overview.",
         "Zero while there is room; under overload it hits those who send most.",
@@ -197,7 +197,7 @@ _USE = (
     ),
     Panel(
         "cache",
-        "Prompts from the cache, share of tokens by team",
+        "Cached prompt tokens, share by team",
         f"Share of a team's prompt tokens that came from the prefix cache. The {queries.SHOWN} teams with most prompt"
         " tokens in the shown range have lines of their own.",
         "High for chats and shared templates; what is good depends on how much the prompts share.",
@@ -230,7 +230,7 @@ _TROUBLE = (
     ),
     Panel(
         "rejections",
-        "Refused, by team and reason",
+        "Rejections by team and reason",
         "Requests per second that the gateway or an engine did not admit, with the reason.",
         "None, or only those that a team's own limit refuses.",
         "team_limit and the reasons that name model, prompt, output or context: the team's terms in teams.yaml."
@@ -247,7 +247,7 @@ _TROUBLE = (
     ),
     Panel(
         "failures",
-        "Failed, by team and reason",
+        "Errors by team and reason",
         "Requests per second that ended in an upstream error or a timeout, with the reason in the request log.",
         "None.",
         "Timeouts: the engine is too slow for the limit that was set. Upstream errors: read the engine's log at that"
@@ -260,7 +260,7 @@ _TROUBLE = (
     ),
     Panel(
         "route-errors",
-        "Engine's errors by route and status",
+        "Engine errors by route and status",
         "Answers of the engine other than 2xx, by route and class of status. A stream that fails after its start, or"
         " whose client hangs up, counts as 2xx there.",
         "No 5xx; few 4xx.",
@@ -288,7 +288,7 @@ _WAITING = (
     ),
     Panel(
         "e2e-p95",
-        "Client time of a whole request, p95, by team",
+        "Client end-to-end latency, p95, by team",
         "From accepted to ended, as the gateway saw it: one request in twenty takes longer. It grows with the length"
         f" of the answers. {_SLOWEST}",
         "Steady for the same kind of requests.",
@@ -300,7 +300,7 @@ _WAITING = (
     ),
     Panel(
         "queue-share",
-        "Waiting in the gateway, share of the request time by team",
+        "Gateway queue time, share of request time by team",
         f"Seconds that a team's requests waited in the gateway over the seconds they took in all. {_EIGHT}",
         "Near zero.",
         "High for one team: it is at its limit, as set. High for all: the service is full; see the engine's own queue"
@@ -373,7 +373,7 @@ _MORE = (
     ),
     Panel(
         "cache-requests",
-        "Requests that the cache helped, share by team",
+        "Requests with cache hits, share by team",
         f"Share of a team's requests for which some of the prompt came from the prefix cache. {_EIGHT}",
         "High for chats and shared templates.",
         "High here and low in tokens: only a short beginning is shared.",
@@ -385,7 +385,7 @@ _MORE = (
     ),
     Panel(
         "gateway-answers",
-        "Gateway's answers other than 2xx",
+        "Gateway responses other than 2xx",
         "Requests per second by team, outcome and class of status that the client got; none is a client that left"
         " before it got one.",
         "Few 4xx, no 5xx.",
@@ -397,7 +397,7 @@ _MORE = (
     ),
     Panel(
         "folded",
-        "Requests of teams and models without series of their own",
+        "Requests of teams and models beyond the label limit",
         "Requests per second that were counted as __other__, because the sidecar's table of names was full or the model"
         " was never served.",
         "Zero.",
@@ -410,7 +410,7 @@ _MORE = (
     ),
     Panel(
         "known-teams",
-        "Teams with series of their own",
+        "Teams with own series",
         "How many teams the sidecar counts apart.",
         "The teams in the gateway's teams.yaml.",
         "Far more are names that come from elsewhere: see which log brings them.",
@@ -421,14 +421,14 @@ _MORE = (
 BOARD = Dashboard(
     slug="teams",
     title="vLLM / Teams",
-    question="Who uses the service, who is refused or fails, and what does it cost?",
+    question="Which teams use the service, which are rejected or see errors, and what does it cost?",
     rows=(
         DashboardRow("", _TOP),
-        DashboardRow("Use", _USE),
-        DashboardRow("Refused and failed", _TROUBLE),
-        DashboardRow("Waiting and pace", _WAITING),
-        DashboardRow("Cost and energy (estimates; the board Cost has what was attributed)", _BILL),
-        DashboardRow("Bookkeeping", _MORE, collapsed=True),
+        DashboardRow("Usage", _USE),
+        DashboardRow("Rejections and errors", _TROUBLE),
+        DashboardRow("Latency and waiting", _WAITING),
+        DashboardRow("Cost and energy (estimates; attributed values: dashboard Cost)", _BILL),
+        DashboardRow("Details", _MORE, collapsed=True),
     ),
     extra=(_PRICE,),
 )

@@ -1,4 +1,5 @@
-"""Tuning: did the last change help? Figures over time with the changes drawn in, and two windows side by side.
+"""Dashboard Tuning: effect of the last change. Figures over time with the changes drawn in, and two windows side by
+side.
 
 Invariant: the dashboard shows values and gives no verdict. Two pictures differ by chance too, and more so
 when the requests differed."""
@@ -216,7 +217,7 @@ BOARD = Dashboard(
             ),
         ),
         DashboardRow(
-            "Before and after: what users feel and what the engine makes",
+            "Before and after: latency and throughput",
             (
                 *_pair(
                     "ttft",
@@ -255,7 +256,7 @@ BOARD = Dashboard(
             ),
         ),
         DashboardRow(
-            "Is it the same load?",
+            "Load",
             (
                 _mix(
                     "mix-prompts",
@@ -278,7 +279,7 @@ BOARD = Dashboard(
             ),
         ),
         DashboardRow(
-            "What changed",
+            "Changes",
             (
                 Panel(
                     "last-events",
@@ -313,7 +314,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "engine-config",
-                    "Engines as configured",
+                    "Engine configuration",
                     "Version, cache data type and prefix caching of every engine that a sidecar reads, how many tokens"
                     " its KV cache holds, and how often its configuration changed or it started again in this range.",
                     "The version and the configuration that you meant to run, on every engine.",

@@ -1,5 +1,5 @@
-"""Levers: which one to pull, and did it help? One row for each, with what shows whether it works; first the effects
-they are pulled for."""
+"""Dashboard Tuning options: evidence for each engine option that can be changed. One row for each, with what shows
+whether it works; first the effects they are pulled for."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _deferred() -> Query:
 BOARD = Dashboard(
     slug="tuning-options",
     title="vLLM / Tuning options",
-    question="Which lever is worth pulling, and did the last one help?",
+    question="Which engine option is worth changing, and did the last change help?",
     rows=(
         DashboardRow(
             "",
@@ -261,7 +261,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "refused",
-                    "Requests refused by the engine",
+                    "Requests rejected by the engine",
                     "Refusals per second by --max-num-queued-reqs or --max-num-queued-tokens (vLLM 0.32). A refused"
                     " stream answers with status 200 and an error event, so HTTP statuses miss most of them. The"
                     " gateway's own refusals are on the Teams board.",
@@ -375,7 +375,7 @@ BOARD = Dashboard(
             (
                 Panel(
                     "lora-adapters",
-                    "Adapters that run and wait, by engine",
+                    "Adapters running and waiting, by engine",
                     "The newest set of adapters that each engine reports, how many it holds at once (max_lora), and how"
                     " long ago it last reported them. vLLM reports no traffic per adapter; with several API servers the"
                     " time means nothing.",
@@ -389,7 +389,7 @@ BOARD = Dashboard(
                 ),
                 Panel(
                     "lora-deferred",
-                    "Requests held back",
+                    "Requests deferred",
                     "Requests that wait although there is room: for a place among the loaded adapters, or for a KV"
                     " transfer.",
                     "Zero.",
@@ -577,7 +577,7 @@ BOARD = Dashboard(
             collapsed=True,
         ),
         DashboardRow(
-            "Is the batch large enough? (needs --enable-mfu-metrics)",
+            "Arithmetic intensity (needs --enable-mfu-metrics)",
             (
                 Panel(
                     "flops-per-byte",

@@ -390,3 +390,16 @@ def test_the_command_takes_the_thresholds_and_names_a_wrong_one(tmp_path):
     )
     assert 2 == done.exit_code
     assert f"{own}: thresholds.kv_cache_usag is unknown; did you mean thresholds.kv_cache_usage?" in done.output
+
+
+def test_monitoring_health_opens_with_at_most_twelve_panels():
+    (health,) = (one for one in BOARDS if one.slug == "monitoring-health")
+    assert 12 >= sum(len(row.panels) for row in health.rows if not row.collapsed)
+
+
+def test_titles_are_noun_phrases():
+    """No question, no relative clause: 'Queue time, p95', not 'Who waits' or 'What the engine adds'."""
+    titles = [title for board in BOARDS for row in board.rows for title in (row.title, *(p.title for p in row.panels))]
+    wrong = re.compile(r"^(What|Who|Which|How|Is|Are|Where)\b|\?| that | who | which |\bown way\b")
+    allowed = {"Requests running, and the most that fit"}
+    assert [] == [title for title in titles if wrong.search(title) and title not in allowed]

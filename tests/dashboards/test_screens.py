@@ -222,7 +222,7 @@ def test_grafana_shows_what_is_not_present_in_the_colour_of_text():
     made = next(
         one
         for one in json.loads(grafana_json.to_json(monitoring_health.BOARD))["panels"]
-        if one["title"] == "Sidecar's sources up"
+        if one["title"] == "Sidecar sources up"
     )
     defaults = made["fieldConfig"]["defaults"]
     assert "not present" == defaults["mappings"][0]["options"]["-1"]["text"]
