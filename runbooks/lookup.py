@@ -1,5 +1,4 @@
-"""Find what `vllm-watch runbook` shows: a page filled with the labels of an alert, which alerts fire, and what
-Prometheus answers to a page's queries.
+"""Output of `vllm-watch runbook`: page of an alert, firing alerts, live results of a page's queries.
 
 Invariant: a page is shown also when Prometheus and Alertmanager are down. An error stands in place of the answer."""
 

@@ -1,4 +1,5 @@
-"""Reads, finds, fills and checks the pages. They travel in the package, so they can be read when nothing else answers.
+"""Runbook pages: read, fill with labels, print the generated parts. They travel in the package, so they can be read
+when nothing else answers.
 
 Invariant: the value of a label is foreign text. `fill` puts it into a page so that neither Prometheus, a shell nor a
 terminal can take it for anything but a word, or leaves it out."""
@@ -8,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,17 +22,25 @@ from exporters.text import escaped_letter, markdown_table
 from runbooks.diagnosis.row import DiagnosisRow
 
 FOLDER = Path(__file__).resolve().parent
-HEADINGS = ("Meaning", "Impact", "First five minutes", "Diagnosis", "Mitigation", "Why this threshold", "Escalation")
+HEADINGS = (
+    "Do this first",
+    "Meaning",
+    "Impact",
+    "First five minutes",
+    "Diagnosis",
+    "Mitigation",
+    "Escalation",
+    "Rule and threshold",
+)
 SEVERITIES = ("critical", "warning", "info", "none")
 KEYS = ("related", "reviewed")  # of the front matter; what the alert says is not repeated there
 # printed parts, and the section that each stands in
-REGIONS = {"rule": "Meaning", "diagnosis": "Diagnosis", "threshold": "Why this threshold"}
+REGIONS = {"diagnosis": "Diagnosis", "rule": "Rule and threshold", "threshold": "Rule and threshold"}
 
 _ALERTS = {alert.name: alert for alert in ALERTS}
 _FRONT = re.compile(r"---\n(.*?)^---\n", re.DOTALL | re.MULTILINE)
 _COMMENT = re.compile(r"^<!--.*?-->\n?", re.DOTALL | re.MULTILINE)
 _FENCE = re.compile(r"\s*```\s*(\w*)")
-_TABLE = re.compile(r"(?:^\|.*(?:\n|\Z))+", re.MULTILINE)
 _NUMBERED = re.compile(r"(\d+)\. +(.*)")
 LINK = re.compile(r"\[([^\[\]]*)\]\(([^)\s]+)\)")
 MITIGATION = re.compile(r"Mitigations? (\d+(?:(?:,? (?:and|or|then) |, ?)\d+)*)")
@@ -112,17 +121,15 @@ class RunbookPage:
         return next((section.text for section in self.sections if section.heading == heading), "")
 
     def readable(self, heading: str = "") -> str:
-        """The body, or one section of it, with the table of the diagnosis as a list: no column is wide enough for a
-        query, and in a cell its bars are escaped."""
-        shown, diagnosis = (
-            f"## {heading}\n\n{self.section(heading)}\n" if heading else self.body,
-            self.section("Diagnosis"),
-        )
-        return (
-            shown.replace(diagnosis, _TABLE.sub(lambda _: _listed(self.rows), diagnosis, count=1).strip(), 1)
-            if self.rows
-            else shown
-        )
+        """Return the body, or one section of it, with each row of the diagnosis followed by its condition."""
+        rows = _listed(self.rows)
+        shown = parse(self.name, _printed(self.text, "diagnosis", rows.rstrip())) if rows else self
+        return f"## {heading}\n\n{shown.section(heading)}\n" if heading else shown.body
+
+    @property
+    def first(self) -> tuple[RunbookStep, ...]:
+        """The box at the top: what to do before any query."""
+        return tuple(_steps(self.section("Do this first")))
 
     @property
     def steps(self) -> tuple[RunbookStep, ...]:
@@ -236,13 +243,15 @@ def _steps(section: str) -> Iterator[RunbookStep]:
 
 
 def _rows(section: str) -> Iterator[DiagnosisRow]:
-    """The first table. Columns go by their titles."""
+    """Yield the rows of the first table, each with its condition: the query of the same number in the list below."""
     table = [_cells(line) for line, language in walk(section) if language is None and line.startswith("|")]
+    conditions = {step.number: step.blocks[0].text for step in _steps(section) if step.blocks}
     for cells in table[2:]:
         by_title = dict(zip(table[0], cells, strict=False))
-        condition = re.search(r"`(.+)`", by_title.get("Condition", ""))
-        cause, go_to = by_title.get("Likely cause", ""), by_title.get("Go to", "")
-        yield DiagnosisRow(by_title.get("What you see", ""), condition[1].strip() if condition else "", cause, go_to)
+        number = by_title.get("Row", "")
+        condition = conditions.get(int(number), "") if number.isdecimal() else ""
+        what, cause, go_to = (by_title.get(title, "") for title in _COLUMNS[1:])
+        yield DiagnosisRow(what, condition, cause, go_to)
 
 
 def _listed(rows: Iterable[DiagnosisRow]) -> str:
@@ -344,12 +353,21 @@ def stamped(text: str, facts: Facts) -> str:
         else f"when this has returned something for {facts.hold}"
     )
     body = _printed(text, "rule", f"It fires {holds}:\n\n```promql\n{facts.expr}\n```")
-    rows = ((row.what, f"`{row.condition}`", row.cause, row.go_to) for row in facts.rows)
-    body = _printed(body, "diagnosis", "\n".join(markdown_table(_COLUMNS, rows)))
+    body = _printed(body, "diagnosis", _diagnosis(facts.rows))
     return _printed(body, "threshold", "\n\n".join(facts.threshold))
 
 
-_COLUMNS = ("What you see", "Condition", "Likely cause", "Go to")
+_COLUMNS = ("Row", "What you see", "Likely cause", "Go to")
+
+
+def _diagnosis(rows: Sequence[DiagnosisRow]) -> str:
+    """Return the table of a diagnosis, and below it the condition of each row: no column is wide enough for a query."""
+    numbered = [(number, row.what, row.cause, row.go_to) for number, row in enumerate(rows, 1)]
+    conditions = [
+        f"{number}. {row.what}:\n\n   ```promql\n   {row.condition}\n   ```" for number, row in enumerate(rows, 1)
+    ]
+    intro = "Conditions. Each returns a result exactly when its row applies:"
+    return "\n".join([*markdown_table(_COLUMNS, numbered), "", intro, "", *conditions])
 
 
 def _printed(body: str, region: str, content: str) -> str:

@@ -81,6 +81,8 @@ def _alert_faults(page: RunbookPage, alerts: set[str]) -> Iterator[str]:
     for region, heading in REGIONS.items():
         if not printed_region(region).search(page.text):
             yield f"has no place for what is printed: <!-- printed: {region} -->, <!-- end --> under {heading}"
+    if not 1 <= len(page.first) <= 3 or "promql" in page.section("Do this first"):
+        yield "needs one to three numbered steps under Do this first, without PromQL"
     yield from _action_faults(page)
 
 

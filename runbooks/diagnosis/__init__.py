@@ -1,4 +1,4 @@
-"""Diagnosis of every alert: what may be wrong, the query that says so, and where to go.
+"""Diagnosis rows of every alert: condition in PromQL, likely cause, mitigation.
 
 `render` prints the rows into the pages."""
 

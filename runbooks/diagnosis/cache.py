@@ -10,17 +10,17 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
         DiagnosisRow(
             "requests are preempted",
             f"{promql.growth(vllm.NUM_PREEMPTIONS, '10m', ENGINE, (MODEL, INSTANCE))} > 0",
-            "more is promised than fits; the forecast has come true",
+            "running requests need more blocks than the cache has",
             "[VLLMPreemptionsSustained](VLLMPreemptionsSustained.md)",
             finding="kv-bound",
         ),
         DiagnosisRow(
-            "nobody waits, nobody is preempted",
+            "no request waits and none is preempted",
             f"max by (instance, model_name) ({at(vllm.KV_CACHE_USAGE, MODEL, INSTANCE)}) > 0.9 "
             "unless on (instance, model_name) ("
             f"{promql.current(vllm.NUM_REQUESTS_WAITING, ENGINE, (MODEL, INSTANCE))} > 0 "
             f"or {promql.growth(vllm.NUM_PREEMPTIONS, '10m', ENGINE, (MODEL, INSTANCE))} > 0)",
-            "the engine is used well",
+            "the load fits the engine; there is nothing to fix",
             "Mitigation 1",
         ),
         DiagnosisRow(
@@ -28,28 +28,28 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             f"{promql.current(vllm.NUM_REQUESTS_WAITING, ENGINE, (MODEL, INSTANCE))} > 0 "
             "unless on (instance, model_name) "
             f"{promql.growth(vllm.NUM_PREEMPTIONS, '10m', ENGINE, (MODEL, INSTANCE))} > 0",
-            "memory is the limit, and admission still holds",
+            "cache memory is the limit; the engine admits no more than fits",
             "Mitigation 2, then 4",
             finding="kv-full",
         ),
         DiagnosisRow(
-            "another engine of the model has much more room",
+            "another engine of the model uses over 30 percentage points less of its cache",
             f"max by (instance, model_name) ({at(vllm.KV_CACHE_USAGE, MODEL, INSTANCE)}) - on (model_name) "
             f"group_left () min by (model_name) ({at(vllm.KV_CACHE_USAGE, MODEL)}) > 0.3",
-            "routing gives this one the long requests",
+            "the routing sends the long requests to this engine",
             "Mitigation 4",
         ),
         DiagnosisRow(
-            "prompts are a third longer than yesterday",
+            "prompts are over 30 % longer than yesterday",
             f"sum by (model_name) (rate({at(vllm.REQUEST_PROMPT_TOKENS, MODEL, part='_sum')}[30m])) / sum by "
             f"(model_name) (rate({at(vllm.REQUEST_PROMPT_TOKENS, MODEL, part='_count')}[30m])) > 1.3 * sum by "
             f"(model_name) (rate({at(vllm.REQUEST_PROMPT_TOKENS, MODEL, part='_sum')}[30m] offset 1d)) / sum by "
             f"(model_name) (rate({at(vllm.REQUEST_PROMPT_TOKENS, MODEL, part='_count')}[30m] offset 1d))",
-            "a changed template, more retrieved text, growing chat histories",
+            "a changed template, more retrieved text, or longer chat histories",
             "Mitigation 3",
         ),
         DiagnosisRow(
-            "the cache is smaller than yesterday",
+            "the cache is over 5 % smaller than yesterday",
             f"{promql.worst(sidecar.KV_CAPACITY, ('model_name', 'upstream'), (MODEL,))} < 0.95 * "
             f"{promql.worst(sidecar.KV_CAPACITY, ('model_name', 'upstream'), (MODEL,), offset='1d')}",
             "a restart with other options, or with less free memory on the GPU",
@@ -62,21 +62,21 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             f"max by (instance, model_name) (max_over_time({at(vllm.KV_CACHE_USAGE, MODEL, INSTANCE)}[10m])) > "
             "0.9 and on (instance, model_name) "
             f"{promql.current(vllm.NUM_REQUESTS_WAITING, ENGINE, (MODEL, INSTANCE))} > 0",
-            "more is asked for than this engine holds",
+            "running requests need more cache than this engine has",
             "Mitigation 1, then 3",
             finding="kv-bound",
         ),
         DiagnosisRow(
-            "answers are a third longer than yesterday",
+            "answers are over 30 % longer than yesterday",
             f"sum by (model_name) (rate({at(vllm.REQUEST_GENERATION_TOKENS, MODEL, part='_sum')}[30m])) / sum by "
             f"(model_name) (rate({at(vllm.REQUEST_GENERATION_TOKENS, MODEL, part='_count')}[30m])) > 1.3 * sum by "
             f"(model_name) (rate({at(vllm.REQUEST_GENERATION_TOKENS, MODEL, part='_sum')}[30m] offset 1d)) / sum "
             f"by (model_name) (rate({at(vllm.REQUEST_GENERATION_TOKENS, MODEL, part='_count')}[30m] offset 1d))",
-            "a larger `max_tokens`, or the model rambles; answers grow after admission, which no admission sees",
+            "a larger `max_tokens`, or longer answers of the model; answers grow after admission",
             "Mitigation 2",
         ),
         DiagnosisRow(
-            "prompts are a third longer than yesterday",
+            "prompts are over 30 % longer than yesterday",
             f"sum by (model_name) (rate({at(vllm.REQUEST_PROMPT_TOKENS, MODEL, part='_sum')}[30m])) / sum by "
             f"(model_name) (rate({at(vllm.REQUEST_PROMPT_TOKENS, MODEL, part='_count')}[30m])) > 1.3 * sum by "
             f"(model_name) (rate({at(vllm.REQUEST_PROMPT_TOKENS, MODEL, part='_sum')}[30m] offset 1d)) / sum by "
@@ -85,67 +85,61 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "Mitigation 2",
         ),
         DiagnosisRow(
-            "few requests, each many times",
+            "few requests are preempted, some of them more than three times",
             "histogram_quantile(0.99, sum by (instance, model_name, le) (rate("
             f"{at(vllm.REQUEST_NUM_PREEMPTIONS, MODEL, INSTANCE, part='_bucket')}[10m]))) > 3 "
             "and on (instance, model_name) "
             f"{promql.per_second(vllm.NUM_PREEMPTIONS, '10m', ENGINE, (MODEL, INSTANCE))} / "
             f"{promql.per_second(vllm.REQUEST_SUCCESS, '10m', ENGINE, (MODEL, INSTANCE))} < 0.5",
-            "some very long requests among short ones",
+            "a few very long requests among short ones",
             "Mitigation 3",
         ),
         DiagnosisRow(
-            "the cache is smaller than yesterday",
+            "the cache is over 5 % smaller than yesterday",
             f"{promql.worst(sidecar.KV_CAPACITY, ('model_name', 'upstream'), (MODEL,))} < 0.95 * "
             f"{promql.worst(sidecar.KV_CAPACITY, ('model_name', 'upstream'), (MODEL,), offset='1d')}",
             "a restart with other options, or with less free memory on the GPU",
             "Mitigation 4",
         ),
         DiagnosisRow(
-            "the cache was never full",
+            "cache use was never above 0.9 in ten minutes",
             f"{promql.per_second(vllm.NUM_PREEMPTIONS, '5m', ENGINE, (MODEL, INSTANCE))} > 0 "
             "unless on (instance, model_name) max by (instance, model_name) (max_over_time("
             f"{at(vllm.KV_CACHE_USAGE, MODEL, INSTANCE)}[10m])) > 0.9",
-            (
-                "somebody resets the cache under running requests (`/reset_prefix_cache` of the development "
-                "endpoints), or it fills between two scrapes"
-            ),
+            "a client resets the cache (development endpoint `/reset_prefix_cache`), or it fills between two scrapes",
             "Mitigation 5",
         ),
     ),
     "VLLMKVCacheThrashing": (
         DiagnosisRow(
-            "work fell while as many run",
+            "over 30 % fewer tokens than an hour ago, with at least as many running requests",
             f"{promql.per_second(vllm.GENERATION_TOKENS, '5m', ENGINE, (MODEL, INSTANCE))} < 0.7 * "
             f"{promql.per_second(vllm.GENERATION_TOKENS, '5m', ENGINE, (MODEL, INSTANCE), offset='1h')} "
             "and on (instance, model_name) "
             f"{promql.average(vllm.NUM_REQUESTS_RUNNING, '5m', ENGINE, (MODEL, INSTANCE))} >= sum by (instance, "
             f"model_name) (avg_over_time({at(vllm.NUM_REQUESTS_RUNNING, MODEL, INSTANCE)}[5m] offset 1h))",
-            "it thrashes: work is repeated",
+            "the engine computes preempted requests again",
             "Mitigation 1, at once",
         ),
         DiagnosisRow(
-            "more wait than run",
+            "more requests wait than run",
             f"{promql.current(vllm.NUM_REQUESTS_WAITING, ENGINE, (MODEL, INSTANCE))} > "
             f"{promql.current(vllm.NUM_REQUESTS_RUNNING, ENGINE, (MODEL, INSTANCE))}",
-            "more is asked for than this engine can do at all",
+            "demand exceeds what this engine can do",
             "Mitigation 1, then 3",
         ),
         DiagnosisRow(
-            "another engine of the model has much more room",
+            "another engine of the model uses over 30 percentage points less of its cache",
             f"max by (instance, model_name) ({at(vllm.KV_CACHE_USAGE, MODEL, INSTANCE)}) - on (model_name) "
             f"group_left () min by (model_name) ({at(vllm.KV_CACHE_USAGE, MODEL)}) > 0.3",
-            "routing",
+            "the routing sends this engine too many requests",
             "Mitigation 2",
         ),
         DiagnosisRow(
-            "the gateway holds nobody back",
+            "the gateway has not lowered its slots",
             f"max by (instance, model_name) ({at(vllm.KV_CACHE_USAGE, MODEL, INSTANCE)}) > 0.95 "
             f"and on () sum({at(gateway.SLOTS)}) >= sum({at(gateway.SLOTS_LIMIT)})",
-            (
-                "it lowers its slots by itself above `kv_usage` (default 0.9) and after each preemption: it "
-                "cannot read this engine's figures (its log says so), or requests pass by it"
-            ),
+            "it cannot read this engine's metrics (its log says so), or requests bypass it",
             "Mitigation 1",
         ),
         DiagnosisRow(
@@ -155,36 +149,36 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "[rollback](rollback.md)",
         ),
         DiagnosisRow(
-            "hardly anybody is preempted",
+            "fewer than 0.1 preemptions per finished request",
             f"{promql.per_second(vllm.NUM_PREEMPTIONS, '10m', ENGINE, (MODEL, INSTANCE))} / "
             f"{promql.per_second(vllm.REQUEST_SUCCESS, '10m', ENGINE, (MODEL, INSTANCE))} < 0.1",
-            "a full engine at its edge, which works",
+            "the engine runs at its limit and still works",
             "Mitigation 4",
         ),
     ),
     "VLLMCacheHitsCollapsed": (
         DiagnosisRow(
-            "an engine began again within the hour",
+            "an engine restarted within the last hour",
             f"sum by (instance, model_name) (resets({at(vllm.PREFIX_CACHE_QUERIES, MODEL)}[1h])) > 0",
-            "its cache is cold and fills with traffic",
+            "its cache is empty and fills with traffic",
             "Mitigation 1",
         ),
         DiagnosisRow(
-            "an engine is new",
+            "the model has more engines than an hour ago",
             f"count by (model_name) (count by (instance, model_name) ({at(vllm.NUM_REQUESTS_RUNNING, MODEL)})) > "
             f"count by (model_name) (count by (instance, model_name) ({at(vllm.NUM_REQUESTS_RUNNING, MODEL)} "
             "offset 1h))",
-            "its cache is cold, and what one engine has computed does not help another",
+            "the new engine's cache is empty; an engine cannot use the blocks of another",
             "Mitigation 1, then 3",
         ),
         DiagnosisRow(
-            "running requests fill the cache",
+            "running requests use over 90 % of the cache",
             f"max by (model_name) (max_over_time({at(vllm.KV_CACHE_USAGE, MODEL)}[30m])) > 0.9",
-            "blocks are evicted before anyone asks for them again",
+            "cached blocks are evicted before another request needs them",
             "[VLLMKVCacheNearlyFull](VLLMKVCacheNearlyFull.md)",
         ),
         DiagnosisRow(
-            "one engine hits, another does not",
+            "the hit ratios of two engines differ by more than 0.3",
             f"max by (model_name) (sum by (instance, model_name) (rate({at(vllm.PREFIX_CACHE_HITS, MODEL)}[30m])) "
             f"/ sum by (instance, model_name) (rate({at(vllm.PREFIX_CACHE_QUERIES, MODEL)}[30m]))) - min by "
             f"(model_name) (sum by (instance, model_name) (rate({at(vllm.PREFIX_CACHE_HITS, MODEL)}[30m])) / sum "
@@ -193,39 +187,36 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "Mitigation 3",
         ),
         DiagnosisRow(
-            "a team's prompts hit a third less than over its day",
+            "a team's cached share of prompt tokens is a third below its daily share",
             f"{promql.per_second(sidecar.TOKENS, '30m', BY_TEAM, (eq('type', 'cached'), MODEL))} / "
             f"{promql.per_second(sidecar.TOKENS, '30m', BY_TEAM, (eq('type', 'prompt'), MODEL))} < 0.67 * "
             f"{promql.per_second(sidecar.TOKENS, '1d', BY_TEAM, (eq('type', 'cached'), MODEL))} / "
             f"{promql.per_second(sidecar.TOKENS, '1d', BY_TEAM, (eq('type', 'prompt'), MODEL))}",
-            "its template changed near the start: a date, a name, an id, another order of tools",
+            "its template changed near the start: a date, a name, an id, or another order of tools",
             "Mitigation 2",
         ),
         DiagnosisRow(
-            "a team sends twice its share of the day",
+            "a team sends over twice its daily share of the prompt tokens",
             f"{promql.per_second(sidecar.TOKENS, '30m', BY_TEAM, (eq('type', 'prompt'), MODEL))} / on () "
             f"group_left () sum(rate({at(sidecar.TOKENS, eq('type', 'prompt'), MODEL)}[30m])) > 2 * "
             f"{promql.per_second(sidecar.TOKENS, '1d', BY_TEAM, (eq('type', 'prompt'), MODEL))} / on () "
             f"group_left () sum(rate({at(sidecar.TOKENS, eq('type', 'prompt'), MODEL)}[1d]))",
-            "other traffic, which shares nothing and evicts what others share",
+            "new traffic without shared prefixes evicts the blocks of other traffic",
             "Mitigation 4",
         ),
     ),
     "VLLMAcceptanceLow": (
         DiagnosisRow(
-            "it was a fifth higher yesterday",
+            "acceptance is over 20 % lower than yesterday",
             f"{promql.per_second(vllm.SPEC_DECODE_NUM_ACCEPTED_TOKENS, '30m', where=(MODEL,))} / "
             f"{promql.per_second(vllm.SPEC_DECODE_NUM_DRAFT_TOKENS, '30m', where=(MODEL,))} < 0.8 * "
             f"{promql.per_second(vllm.SPEC_DECODE_NUM_ACCEPTED_TOKENS, '30m', where=(MODEL,), offset='1d')} / "
             f"{promql.per_second(vllm.SPEC_DECODE_NUM_DRAFT_TOKENS, '30m', where=(MODEL,), offset='1d')}",
-            (
-                "other traffic: another language, prose instead of code, a higher temperature, an adapter that "
-                "the draft does not know"
-            ),
+            "other language, prose instead of code, higher temperature, or an adapter that the draft does not know",
             "Mitigation 1, then 4",
         ),
         DiagnosisRow(
-            "the first token is often wrong",
+            "the first drafted token is rejected in over half of the drafts",
             (
                 promql.per_second(
                     vllm.SPEC_DECODE_NUM_ACCEPTED_TOKENS_PER_POS, "30m", where=(eq("position", "0"), MODEL)
@@ -236,7 +227,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "Mitigation 4",
         ),
         DiagnosisRow(
-            "the first is mostly right, late ones hardly ever",
+            "the first drafted token is mostly accepted, a later one in under 20 % of the drafts",
             (
                 promql.per_second(
                     vllm.SPEC_DECODE_NUM_ACCEPTED_TOKENS_PER_POS, "30m", ("model_name", "position"), (MODEL,)
@@ -254,16 +245,13 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             finding="speculative-decoding",
         ),
         DiagnosisRow(
-            "more than 32 requests run at once",
+            "more than 32 requests run on an engine",
             f"{promql.average(vllm.NUM_REQUESTS_RUNNING, '30m', ENGINE, (MODEL,))} > 32",
-            (
-                "with five tokens a draft that is about 200 tokens a step, where arithmetic and no longer memory "
-                "is the limit of current GPUs: drafts are not free any more"
-            ),
+            "in large batches compute, not memory, is the limit: rejected tokens cost time",
             "Mitigation 3",
         ),
         DiagnosisRow(
-            "something was changed within the day",
+            "a change was recorded within the last day",
             f"time() - {promql.current(sidecar.EVENT_TIME, ('kind',), (eq('kind', 'change|version|config'),))} < 86400",
             "another model, adapter, draft or release",
             "[rollback](rollback.md)",

@@ -1,4 +1,4 @@
-"""One line of a page's Diagnosis, and the selectors that its query is made of."""
+"""One row of a diagnosis, and the selectors of its condition."""
 
 from __future__ import annotations
 

@@ -9,59 +9,59 @@ from runbooks.diagnosis.row import BY_INSTANCE, BY_TEAM, INSTANCE, JOB, Diagnosi
 ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
     "VLLMGatewayDown": (
         DiagnosisRow(
-            "records still come in",
+            "the sidecar still reads new log records",
             f"sum(increase({at(sidecar.LOG_LINES)}[2m])) > 0",
-            "it serves; the metrics port, its address or the network to Prometheus is at fault",
+            "the gateway serves its clients; the metrics port, its address or the network to Prometheus fails",
             "Mitigation 1",
         ),
         DiagnosisRow(
-            "nobody listens",
+            "scrapes fail at once: nothing listens on the metrics port",
             f"{at(prometheus.UP, JOB)} == 0 and {at(prometheus.SCRAPE_DURATION, JOB)} < 0.9",
-            "the process ended, or does not start",
+            "the process ended or does not start",
             "Mitigation 2, then 3",
         ),
         DiagnosisRow(
-            "scrapes run into their time limit",
+            "scrapes run into the scrape timeout",
             f"{at(prometheus.UP, JOB)} == 0 and {at(prometheus.SCRAPE_DURATION, JOB)} >= 0.9",
-            "it hangs or has no processor time, its host is gone, or packets are dropped",
+            "the process hangs or gets no CPU time, its host is down, or packets are dropped",
             "Mitigation 4",
         ),
         DiagnosisRow(
-            "its event loop was late before",
+            "the p95 of the event loop lag was above 250 ms before",
             f"histogram_quantile(0.95, sum by (le) (rate({at(gateway.LOOP_LAG, JOB, part='_bucket')}[15m]))) > 0.25",
-            "no processor time left: very many streams, or another program on its machine",
+            "no CPU time left: very many streams, or another program on the host",
             "Mitigation 4",
         ),
         DiagnosisRow(
-            "it could not write its log before",
+            "the gateway could not write its request log before",
             f"max by (instance) (max_over_time({at(gateway.LOG_WAITING, JOB)}[30m])) > 0 "
             f"and max by (instance) (increase({at(gateway.LOG_ERRORS, JOB)}[30m])) > 0",
-            "a full disk or lost permissions; started again it would refuse to start",
+            "a full disk or missing permissions; after a restart the gateway would refuse to start",
             "Mitigation 3",
         ),
         DiagnosisRow(
-            "it could not take `teams.yaml` over before",
+            "a reload of `teams.yaml` failed within the last day",
             f"{promql.growth(gateway.RELOADS, '1d', BY_INSTANCE, (eq('result', 'failed'), JOB))} > 0",
-            ("a mistake in the file: while it ran the former terms stayed in force; started again it refuses to start"),
+            "a mistake in the file: the former limits stayed in force; after a restart the gateway refuses to start",
             "Mitigation 3",
         ),
         DiagnosisRow(
-            "the engines are down as well",
+            "all engines of a job are down as well",
             f"group by (job) ({at(prometheus.UP, eq('job', 'vllm.*'))}) "
             f"unless group by (job) ({at(prometheus.UP, eq('job', 'vllm.*'))} == 1)",
-            "the host or the network that they share",
+            "a fault of the host or the network that they share",
             "[VLLMEngineDown](VLLMEngineDown.md)",
         ),
     ),
     "VLLMGatewayGone": (
         DiagnosisRow(
-            "records still come in",
+            "the sidecar still reads new log records",
             f"sum(increase({at(sidecar.LOG_LINES)}[2m])) > 0",
-            "it serves; only its target is lost",
+            "the gateway serves its clients; only its scrape target is lost",
             "Mitigation 3",
         ),
         DiagnosisRow(
-            "the same address under another job",
+            "the same address is scraped under another job",
             f"group by (job, instance) ({at(prometheus.UP)}) "
             f"and on (instance) last_over_time({at(prometheus.UP, JOB)}[1d]) "
             f"unless on (job, instance) last_over_time({at(prometheus.UP, JOB)}[1d])",
@@ -69,73 +69,73 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "Mitigation 1",
         ),
         DiagnosisRow(
-            "it was down before it left",
+            "the last scrape of the target failed",
             f"last_over_time({at(prometheus.UP, JOB)}[1d]) == 0",
-            "it crashed or was evicted, and then removed",
+            "the gateway crashed or was evicted, and was then removed",
             "Mitigation 2",
         ),
         DiagnosisRow(
-            "it answered until it left",
+            "the last scrape of the target succeeded",
             f"last_over_time({at(prometheus.UP, JOB)}[1d]) == 1",
-            "evicted, scaled to nothing, deleted, or taken out of the configuration",
+            "evicted, scaled to zero, deleted, or removed from the scrape configuration",
             "Mitigation 2, then 1",
         ),
         DiagnosisRow(
-            "the sidecar left with it",
+            "the target of the sidecar is lost as well",
             f'last_over_time({recorded.JOBS}{{job="sidecar"}}[1d]) '
             f"unless group by (cluster, namespace, job) ({at(prometheus.UP)})",
-            "they share a pod: its node or its claim is gone",
+            "both run in one pod: its node or its volume claim is gone",
             "Mitigation 2",
         ),
     ),
     "VLLMSidecarDown": (
         DiagnosisRow(
-            "nobody listens",
+            "the scrape fails at once: nothing listens on the port",
             f"{at(prometheus.UP, JOB, INSTANCE)} == 0 and {at(prometheus.SCRAPE_DURATION)} < 0.9",
-            "the process ended, or does not start",
+            "the process ended or does not start",
             "Mitigation 1, then 2",
         ),
         DiagnosisRow(
-            "the scrape runs into its time limit",
+            "the scrape runs into the scrape timeout",
             f"{at(prometheus.UP, JOB, INSTANCE)} == 0 and {at(prometheus.SCRAPE_DURATION)} >= 0.9",
-            "it hangs, has no processor time, or packets are dropped",
+            "the process hangs or gets no CPU time, or packets are dropped",
             "Mitigation 3",
         ),
         DiagnosisRow(
-            "it started several times within the hour",
+            "the sidecar started several times within the hour",
             f"changes({at(sidecar.SIDECAR_START, INSTANCE)}[1h]) >= 2",
-            "it is killed again and again: memory, or a health check without patience",
+            "it is killed repeatedly: out of memory, or a health check with too short a timeout",
             "Mitigation 4",
         ),
         DiagnosisRow(
-            "it had megabytes of the log before it",
+            "more than 50 MB of the log were unread",
             f"max_over_time({at(sidecar.LOG_BYTES_BEHIND, INSTANCE)}[30m]) > 50e6",
-            "a long log after a start, or a writer faster than the reader",
+            "a long log after a start, or records are written faster than they are read",
             "Mitigation 3",
         ),
         DiagnosisRow(
             "the gateway cannot write its log either",
             f"max by (instance) (increase({at(gateway.LOG_ERRORS)}[10m])) > 0",
-            "the disk or the volume that both use",
+            "a fault of the disk or the volume that both use",
             "[VLLMRequestLogUnwritable](VLLMRequestLogUnwritable.md)",
         ),
         DiagnosisRow(
-            "no engine answers either",
+            "no engine answers Prometheus either",
             f"max({at(prometheus.UP, eq('job', 'vllm.*'))}) == 0",
-            "the host or the network that they share",
+            "a fault of the host or the network that they share",
             "[VLLMEngineDown](VLLMEngineDown.md)",
         ),
     ),
     "VLLMSidecarGone": (
         DiagnosisRow(
-            "the gateway left with it",
+            "the target of the gateway is lost as well",
             f'last_over_time({recorded.JOBS}{{job="gateway"}}[1d]) '
             f"unless group by (cluster, namespace, job) ({at(prometheus.UP)})",
-            "they share a pod, and that is gone",
+            "both run in one pod, and the pod is gone",
             "[VLLMGatewayGone](VLLMGatewayGone.md)",
         ),
         DiagnosisRow(
-            "the same address under another job",
+            "the same address is scraped under another job",
             f"group by (job, instance) ({at(prometheus.UP)}) "
             f"and on (instance) last_over_time({at(prometheus.UP, JOB)}[1d]) "
             f"unless on (job, instance) last_over_time({at(prometheus.UP, JOB)}[1d])",
@@ -143,35 +143,35 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "Mitigation 1",
         ),
         DiagnosisRow(
-            "it was down before it left",
+            "the last scrape of the target failed",
             f"last_over_time({at(prometheus.UP, JOB)}[1d]) == 0",
-            "it crashed, and was then removed",
+            "the sidecar crashed and was then removed",
             "Mitigation 2",
         ),
         DiagnosisRow(
-            "it answered until it left",
+            "the last scrape of the target succeeded",
             f"last_over_time({at(prometheus.UP, JOB)}[1d]) == 1",
-            "deleted, scaled to nothing, or taken out of the configuration",
+            "deleted, scaled to zero, or removed from the scrape configuration",
             "Mitigation 1, then 2",
         ),
     ),
     "VLLMSidecarSourceFailing": (
         DiagnosisRow(
-            "an engine that Prometheus cannot reach either",
+            "an engine fails, and Prometheus cannot reach an engine either",
             f"{at(sidecar.SOURCE_UP, eq('kind', 'engine'), INSTANCE, filled('source'))} == 0 "
             f"and on () {at(prometheus.UP, eq('job', 'vllm.*'))} == 0",
-            "the engine",
+            "the engine is down or cannot be reached",
             "[VLLMEngineUnreachable](VLLMEngineUnreachable.md)",
         ),
         DiagnosisRow(
-            "an engine, and Prometheus reaches all of them",
+            "an engine fails, and Prometheus reaches all engines",
             f"{at(sidecar.SOURCE_UP, eq('kind', 'engine'), INSTANCE, filled('source'))} == 0 "
             f"unless on () {at(prometheus.UP, eq('job', 'vllm.*'))} == 0",
-            ("a wrong `url` in `engines`, no network from the sidecar, or a page that takes longer than `timeout_s`"),
+            "a wrong `url` in `engines`, no network from the sidecar, or a scrape slower than `timeout_s`",
             "Mitigation 3",
         ),
         DiagnosisRow(
-            "something answers that is no engine's page",
+            "the address answers, but not with the metrics of an engine",
             (
                 promql.growth(
                     sidecar.SOURCE_ERRORS,
@@ -181,11 +181,11 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
                 )
                 + " > 0"
             ),
-            "a wrong port or path, or a proxy between that wants a login",
+            "a wrong port or path, or a proxy in between that requires a login",
             "Mitigation 3",
         ),
         DiagnosisRow(
-            "the log's file is not there, or is no file",
+            "the log file is missing, or is not a regular file",
             (
                 promql.growth(
                     sidecar.SOURCE_ERRORS,
@@ -195,14 +195,11 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
                 )
                 + " > 0"
             ),
-            (
-                "it was rotated and nobody has asked since; or the gateway writes elsewhere; or a folder stands "
-                "in its place"
-            ),
+            "rotated, and no request since; or the gateway writes to another path; or a directory has that name",
             "Mitigation 1, then 2",
         ),
         DiagnosisRow(
-            "permission is refused",
+            "permission is denied",
             (
                 promql.growth(
                     sidecar.SOURCE_ERRORS,
@@ -212,11 +209,11 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
                 )
                 + " > 0"
             ),
-            "owner, group or mode of the file or of a folder above it changed",
+            "owner, group or mode of the file or of a parent directory changed",
             "Mitigation 2",
         ),
         DiagnosisRow(
-            "the events file fails otherwise",
+            "the events file fails for another reason",
             (
                 promql.growth(
                     sidecar.SOURCE_ERRORS,
@@ -226,13 +223,13 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
                 )
                 + " > 0"
             ),
-            "a full disk, a read-only volume, or another process that keeps its lock",
+            "a full disk, a read-only volume, or another process that keeps the file locked",
             "Mitigation 4",
         ),
     ),
     "VLLMCheckpointFailing": (
         DiagnosisRow(
-            "it fails again and again, and permission is not the word",
+            "writes keep failing, and permission is not the reason",
             (
                 f"{promql.current(sidecar.CHECKPOINT_UP, BY_INSTANCE, (INSTANCE,))} == 0 "
                 "unless on (instance) "
@@ -244,11 +241,11 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
                 )
                 + " > 0"
             ),
-            "a full disk or quota, a volume that became read-only, a network file system that is gone",
+            "a full disk or quota, a volume that became read-only, or a network file system that is gone",
             "Mitigation 1, then 2",
         ),
         DiagnosisRow(
-            "permission is refused",
+            "permission is denied",
             (
                 promql.growth(
                     sidecar.SOURCE_ERRORS,
@@ -258,60 +255,60 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
                 )
                 + " > 0"
             ),
-            "owner or mode of the folder changed, or the sidecar runs as somebody else",
+            "owner or mode of the directory changed, or the sidecar runs as another user",
             "Mitigation 2",
         ),
         DiagnosisRow(
             "the gateway cannot write its log either",
             f"{promql.current(sidecar.CHECKPOINT_UP, BY_INSTANCE, (INSTANCE,))} == 0 "
             f"and on () sum(increase({at(gateway.LOG_ERRORS)}[5m])) > 0",
-            "the disk that both write to",
-            "Mitigation 1, at once: there records are lost in the end",
+            "a fault of the disk that both write to",
+            "Mitigation 1 at once: the gateway loses records when its memory is used up",
         ),
     ),
     "VLLMSpansDropped": (
         DiagnosisRow(
-            "the collector refuses",
+            "the collector rejects spans",
             f"{promql.growth(sidecar.SPANS_DROPPED, '10m', BY_INSTANCE, (eq('reason', 'refused'), INSTANCE))} > 0",
-            "a wrong path or key in `otlp`, or something that is no collector; or a rule of the collector's",
+            "a wrong path or key in `otlp`, an endpoint that is not a collector, or a rule of the collector",
             "Mitigation 1",
         ),
         DiagnosisRow(
-            "it could not be had",
+            "the collector does not accept spans in time",
             (
                 promql.growth(
                     sidecar.SPANS_DROPPED, "10m", BY_INSTANCE, (eq("reason", "timeout|unavailable"), INSTANCE)
                 )
                 + " > 0"
             ),
-            "the collector is down or full, or the network between",
+            "the collector is down or full, or the network in between fails",
             "Mitigation 2",
         ),
         DiagnosisRow(
-            "the queue is full while the collector takes spans",
+            "the queue is full while the collector accepts spans",
             f"{promql.growth(sidecar.SPANS_DROPPED, '10m', BY_INSTANCE, (eq('reason', 'queue_full'), INSTANCE))} > 0",
-            "more requests than one connection can carry, or a collector that answers slowly",
+            "more requests than one connection can carry, or a slow collector",
             "Mitigation 3",
         ),
         DiagnosisRow(
-            "a defect of ours",
+            "the sidecar cannot convert a record to a span",
             f"{promql.growth(sidecar.SPANS_DROPPED, '10m', BY_INSTANCE, (eq('reason', 'defect'), INSTANCE))} > 0",
-            "a record that this release cannot make a span of; the sidecar's log has the trace",
+            "a fault of this release of the sidecar; its log has the traceback",
             "Mitigation 4",
         ),
     ),
     "VLLMTeamLabelOverflow": (
         DiagnosisRow(
-            "many teams sent something within the hour",
+            "40 teams or more sent requests within the hour",
             f"count({promql.growth(sidecar.REQUESTS, '1h', BY_TEAM, (INSTANCE,))} > 0) >= 40",
             "there are more teams than the limit",
             "Mitigation 1",
         ),
         DiagnosisRow(
-            "few of the teams with a place sent anything",
+            "fewer than 40 of the teams with series of their own sent requests",
             f"count({promql.growth(sidecar.REQUESTS, '1h', BY_TEAM, (INSTANCE,))} > 0) < 40 "
             f"or (max({at(sidecar.TEAMS, INSTANCE)}) unless on () max({at(sidecar.REQUESTS, INSTANCE)}))",
-            "names that are used once hold the places: a log whose writer puts users, keys or ids into `team`",
+            "names used only once fill the table: the writer of the log puts users, keys or IDs into `team`",
             "Mitigation 2",
         ),
     ),

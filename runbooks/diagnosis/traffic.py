@@ -20,13 +20,13 @@ from runbooks.diagnosis.row import (
 ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
     "VLLMErrorRatioHigh": (
         DiagnosisRow(
-            "no connection, or it broke",
+            "the gateway could not connect, or the connection broke",
             "sum by (reason) ("
             f"{at(sidecar.REASONS, eq('reason', 'upstream_down|connect_timeout|upstream_reset'), MODEL)} - ("
             f"{at(sidecar.REASONS, eq('reason', 'upstream_down|connect_timeout|upstream_reset'), MODEL)} offset "
             f"10m or {at(sidecar.REASONS, eq('reason', 'upstream_down|connect_timeout|upstream_reset'), MODEL)} * "
             "0)) > 0",
-            "an engine is down, restarts, or the network between",
+            "an engine is down or restarts, or the network between them fails",
             "[VLLMEngineDown](VLLMEngineDown.md)",
         ),
         DiagnosisRow(
@@ -38,17 +38,17 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "Mitigation 1, then 2",
         ),
         DiagnosisRow(
-            "timeouts of the engine",
+            "requests exceed the gateway's time limits",
             "sum by (reason) ("
             f"{at(sidecar.REASONS, eq('reason', 'prefill_timeout|decode_timeout|total_timeout'), MODEL)} - ("
             f"{at(sidecar.REASONS, eq('reason', 'prefill_timeout|decode_timeout|total_timeout'), MODEL)} offset "
             f"10m or {at(sidecar.REASONS, eq('reason', 'prefill_timeout|decode_timeout|total_timeout'), MODEL)} * "
             "0)) > 0",
-            "requests take longer than the gateway waits: it is full, or it stands still",
+            "the engine is full, or it hangs",
             "[VLLMQueueTimeHigh](VLLMQueueTimeHigh.md), [VLLMEngineFrozen](VLLMEngineFrozen.md)",
         ),
         DiagnosisRow(
-            "the engine does not accept the gateway's key",
+            "the engine rejects the gateway's key",
             f"sum by (reason) ({at(sidecar.REASONS, eq('reason', 'upstream_auth'), MODEL)} - ("
             f"{at(sidecar.REASONS, eq('reason', 'upstream_auth'), MODEL)} offset 10m "
             f"or {at(sidecar.REASONS, eq('reason', 'upstream_auth'), MODEL)} * 0)) > 0",
@@ -56,39 +56,39 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "Mitigation 4",
         ),
         DiagnosisRow(
-            "the gateway stopped, or failed itself",
+            "the gateway stopped or had an internal error",
             f"sum by (reason) ({at(sidecar.REASONS, eq('reason', 'gateway_stopped|gateway_error'), MODEL)} - ("
             f"{at(sidecar.REASONS, eq('reason', 'gateway_stopped|gateway_error'), MODEL)} offset 10m "
             f"or {at(sidecar.REASONS, eq('reason', 'gateway_stopped|gateway_error'), MODEL)} * 0)) > 0",
-            "a restart that cut what still ran, or a defect; its log has the traceback",
+            "a restart cut requests in flight, or the gateway has a defect; its log has the traceback",
             "Mitigation 5",
         ),
         DiagnosisRow(
-            "clients are slow to send",
+            "clients send their request bodies too slowly",
             f"sum by (reason) ({at(sidecar.REASONS, eq('reason', 'body_timeout'), MODEL)} - ("
             f"{at(sidecar.REASONS, eq('reason', 'body_timeout'), MODEL)} offset 10m "
             f"or {at(sidecar.REASONS, eq('reason', 'body_timeout'), MODEL)} * 0)) > 0",
-            "a client's upload took longer than `timeouts.body_s`: its network, not the service",
+            "an upload took longer than `timeouts.body_s`: the client's network, not the service",
             "Mitigation 3",
         ),
     ),
     "VLLMEngineRejecting": (
         DiagnosisRow(
-            "it makes no token",
+            "the engine generates no tokens",
             f"{promql.per_second(vllm.GENERATION_TOKENS, '5m', ENGINE, (MODEL, INSTANCE))} == 0",
-            "it stands still, and its queue filled up to the limit",
+            "it hangs, and its queue filled up to the limit",
             "[VLLMEngineFrozen](VLLMEngineFrozen.md)",
         ),
         DiagnosisRow(
-            "the cache is full",
+            "the KV cache is over 90 % full",
             f"max by (instance, model_name) ({at(vllm.KV_CACHE_USAGE, MODEL, INSTANCE)}) > 0.9 "
             "and on (instance, model_name) "
             f"{promql.growth(vllm.ADMISSION_REJECTIONS, '5m', ENGINE, (MODEL, INSTANCE))} > 0",
-            "the limit does its work: more is asked for than fits",
+            "the limit works as intended: more is requested than fits",
             "Mitigation 1, then 2",
         ),
         DiagnosisRow(
-            "nobody waits and the cache has room",
+            "no request waits and the KV cache has room",
             (
                 promql.growth(
                     vllm.ADMISSION_REJECTIONS, "5m", ENGINE, (eq("reason", "max_num_queued_reqs"), MODEL, INSTANCE)
@@ -98,11 +98,11 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
                 f"and max by (instance, model_name) (max_over_time({at(vllm.KV_CACHE_USAGE, MODEL, INSTANCE)}[5m])) < "
                 "0.8)"
             ),
-            "the limit is below what the engine can do; it counts running requests too",
+            "the limit is below what the engine can serve; it counts running requests, too",
             "Mitigation 4",
         ),
         DiagnosisRow(
-            "tokens are the limit",
+            "the limit on queued tokens rejects requests",
             (
                 promql.growth(
                     vllm.ADMISSION_REJECTIONS, "5m", ENGINE, (eq("reason", "max_num_queued_tokens"), MODEL, INSTANCE)
@@ -113,57 +113,50 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "Mitigation 3",
         ),
         DiagnosisRow(
-            "another engine of the model refuses nothing",
+            "another engine of the model rejects no requests",
             f"count by (model_name) ({promql.growth(vllm.ADMISSION_REJECTIONS, '5m', ENGINE, (MODEL,))} == 0) > 0",
-            "uneven routing",
+            "requests are routed unevenly",
             "Mitigation 2",
         ),
         DiagnosisRow(
-            "most of the refused are of one team",
+            "over 60 % of the rejected requests are of one team",
             f"{promql.per_second(sidecar.REASONS, '5m', BY_TEAM, (eq('reason', 'engine_busy'), MODEL))} / on () "
             f"group_left () sum(rate({at(sidecar.REASONS, eq('reason', 'engine_busy'), MODEL)}[5m])) > 0.6",
-            "a burst, or a client that sends again without waiting",
+            "a burst, or a client that retries without waiting",
             "Mitigation 1",
         ),
     ),
     "VLLMGatewayRejecting": (
         DiagnosisRow(
-            "unknown keys since `teams.yaml` was read again",
+            "keys are unknown since `teams.yaml` was last read",
             f"sum by (reason) ({at(sidecar.REASONS, eq('reason', 'unknown_key'), TEAM)} - ("
             f"{at(sidecar.REASONS, eq('reason', 'unknown_key'), TEAM)} offset 10m "
             f"or {at(sidecar.REASONS, eq('reason', 'unknown_key'), TEAM)} * 0)) > 0 "
             f"and on () (sum(increase({at(gateway.RELOADS, eq('result', 'ok'))}[1h])) > 0 "
             f"or min(time() - {at(prometheus.PROCESS_START, eq('job', 'gateway'))}) < 3600)",
-            "a team's hash is missing from it",
+            "a team's key hash is missing from `teams.yaml`",
             "Mitigation 2",
         ),
         DiagnosisRow(
-            "no key, or one that no team has",
+            "requests have no key, or a key that no team has",
             f"sum by (reason) ({at(sidecar.REASONS, eq('reason', 'no_key|unknown_key'), TEAM)} - ("
             f"{at(sidecar.REASONS, eq('reason', 'no_key|unknown_key'), TEAM)} offset 10m "
             f"or {at(sidecar.REASONS, eq('reason', 'no_key|unknown_key'), TEAM)} * 0)) > 0",
-            (
-                "a client with an old key, one of another service, or the engine's key; a health check that "
-                "posts, a proxy that drops the header, or an unknown client"
-            ),
+            "a wrong key, a health check that posts, a proxy that drops the header, or an unknown client",
             "Mitigation 1",
         ),
         DiagnosisRow(
-            "bodies are too large or broken",
+            "request bodies are too large or invalid",
             "sum by (reason) ("
             f"{at(sidecar.REASONS, eq('reason', 'body_too_large|bad_body|uncountable|bodies_full'), TEAM)} - ("
             f"{at(sidecar.REASONS, eq('reason', 'body_too_large|bad_body|uncountable|bodies_full'), TEAM)} offset "
             f"10m or {at(sidecar.REASONS, eq('reason', 'body_too_large|bad_body|uncountable|bodies_full'), TEAM)} "
             "* 0)) > 0",
-            (
-                "images or documents inside the request; a body that is no JSON, or a client or proxy that breaks "
-                "off or announces another length than it sends; more texts in one request than can be counted; "
-                "`bodies_full`: many large ones wait at once"
-            ),
+            "images or documents in the body, invalid JSON, a wrong length, or many large bodies at once",
             "Mitigation 3, or 1",
         ),
         DiagnosisRow(
-            "the team's terms do not allow it",
+            "the team's limits do not allow the request",
             (
                 "sum by (reason) ("
                 + at(
@@ -191,11 +184,11 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
                 )
                 + " * 0)) > 0"
             ),
-            "a client that asks for another model or for more than before, or terms that were changed",
+            "the client requests another model or more than before, or the limits were changed",
             "Mitigation 1, or 3",
         ),
         DiagnosisRow(
-            "it has reached a limit of its own: too many in flight, or it waits beside free slots",
+            "the team is at a limit of its own, or it waits while slots are free",
             f"sum by (reason) ({at(sidecar.REASONS, eq('reason', 'team_limit'), TEAM)} - ("
             f"{at(sidecar.REASONS, eq('reason', 'team_limit'), TEAM)} offset 10m "
             f"or {at(sidecar.REASONS, eq('reason', 'team_limit'), TEAM)} * 0)) > 0 "
@@ -204,104 +197,101 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             f"or {at(sidecar.REASONS, eq('reason', 'queue_full|est_wait|queue_ttl'), TEAM)} * 0)) > 0 "
             f"and on () sum(avg_over_time({at(gateway.RUNNING)}[5m])) < 0.9 * sum(avg_over_time("
             f"{at(gateway.SLOTS)}[5m])))",
-            (
-                "`max_in_flight`, `max_running`, the `ceiling` of its band, or `tokens` of the capacity; often a "
-                "client that does not wait after a refusal"
-            ),
+            "`max_in_flight`, `max_running`, band `ceiling` or capacity `tokens`; often a client without back-off",
             "Mitigation 1, then 4",
             finding="rejections-by-team-limit",
         ),
         DiagnosisRow(
-            "it waits too long, and slots were lowered",
+            "requests wait too long, and the gateway has lowered its slots",
             f"sum by (reason) ({at(sidecar.REASONS, eq('reason', 'queue_full|est_wait|queue_ttl'), TEAM)} - ("
             f"{at(sidecar.REASONS, eq('reason', 'queue_full|est_wait|queue_ttl'), TEAM)} offset 10m "
             f"or {at(sidecar.REASONS, eq('reason', 'queue_full|est_wait|queue_ttl'), TEAM)} * 0)) > 0 "
             f"and on () sum({at(gateway.SLOTS)}) < sum({at(gateway.SLOTS_LIMIT)})",
-            "an engine queues, preempts or has a full cache, and the gateway holds back",
+            "an engine queues, preempts or has a full cache, and the gateway holds back requests",
             "[VLLMQueueTimeHigh](VLLMQueueTimeHigh.md), [VLLMKVCacheThrashing](VLLMKVCacheThrashing.md)",
         ),
         DiagnosisRow(
-            "it waits too long, all slots are open and taken",
+            "requests wait too long, and all slots are open and in use",
             f"sum by (reason) ({at(sidecar.REASONS, eq('reason', 'queue_full|est_wait|queue_ttl'), TEAM)} - ("
             f"{at(sidecar.REASONS, eq('reason', 'queue_full|est_wait|queue_ttl'), TEAM)} offset 10m "
             f"or {at(sidecar.REASONS, eq('reason', 'queue_full|est_wait|queue_ttl'), TEAM)} * 0)) > 0 "
             f"and on () sum(avg_over_time({at(gateway.RUNNING)}[5m])) >= 0.9 * sum(avg_over_time("
             f"{at(gateway.SLOTS)}[5m])) unless on () sum({at(gateway.SLOTS)}) < sum({at(gateway.SLOTS_LIMIT)})",
-            "more is asked for than there is, or others go first",
+            "more is requested than the engines can serve, or other teams go first",
             "Mitigation 5",
             finding="rejections-by-gateway",
         ),
         DiagnosisRow(
-            "the gateway is stopping",
+            "the gateway is shutting down",
             f"sum by (reason) ({at(sidecar.REASONS, eq('reason', 'draining'), TEAM)} - ("
             f"{at(sidecar.REASONS, eq('reason', 'draining'), TEAM)} offset 10m "
             f"or {at(sidecar.REASONS, eq('reason', 'draining'), TEAM)} * 0)) > 0",
-            "a restart, or one after the other",
+            "a restart, or repeated restarts",
             "Mitigation 6",
         ),
     ),
     "VLLMClientHangupsRising": (
         DiagnosisRow(
-            "the first token comes late",
+            "the 95th percentile of TTFT is above 2.5 s",
             "histogram_quantile(0.95, sum by (model_name, le) (rate("
             f"{at(vllm.TIME_TO_FIRST_TOKEN, MODEL, part='_bucket')}[5m]))) > 2.5",
-            "a queue, or long prefills; those who left after waiting are in this figure only if they got a token",
+            "a queue or long prefills; clients that left before the first token are not in this value",
             "[VLLMTTFTHigh](VLLMTTFTHigh.md), [VLLMQueueTimeHigh](VLLMQueueTimeHigh.md)",
         ),
         DiagnosisRow(
-            "tokens come slowly",
+            "the 95th percentile of the gaps between tokens is above 0.1 s",
             "histogram_quantile(0.95, sum by (model_name, le) (rate("
             f"{at(vllm.INTER_TOKEN_LATENCY, MODEL, part='_bucket')}[5m]))) > 0.1",
-            "a large batch, preemptions, a slow GPU",
+            "a large batch, preemptions or a slow GPU",
             "[VLLMInterTokenLatencyHigh](VLLMInterTokenLatencyHigh.md)",
         ),
         DiagnosisRow(
-            "requests run and nothing is made",
+            "requests run and no tokens are generated",
             f"{promql.current(vllm.NUM_REQUESTS_RUNNING, where=(MODEL,))} > 0 "
             f"unless on (model_name) {promql.per_second(vllm.GENERATION_TOKENS, '2m', where=(MODEL,))} > 0",
-            "an engine stands still",
+            "an engine hangs",
             "[VLLMEngineFrozen](VLLMEngineFrozen.md)",
         ),
         DiagnosisRow(
-            "nearly all are of one team",
+            "over 80 % of the disconnects are of one team",
             f"{promql.per_second(sidecar.REQUESTS, '5m', BY_TEAM, (eq('outcome', 'client_abort'), MODEL))} / on "
             f"() group_left () sum(rate({at(sidecar.REQUESTS, eq('outcome', 'client_abort'), MODEL)}[5m])) > 0.8",
-            "a new release of its client, its timeout, its proxy",
+            "a new release of its client, its timeout, or its proxy",
             "Mitigation 2",
         ),
         DiagnosisRow(
-            "clients stop reading",
+            "clients stop reading the stream (`client_stalled`)",
             f"{promql.per_second(sidecar.REASONS, '5m', BY_REASON, (eq('reason', 'client_stalled'), MODEL))} > 0",
-            "a client or proxy that cannot keep up with the stream",
+            "a client or proxy cannot keep up with the stream",
             "Mitigation 2",
         ),
         DiagnosisRow(
-            "answers are half as long again as yesterday",
+            "answers are 1.5 times as long as yesterday",
             f"sum by (model_name) (rate({at(vllm.REQUEST_GENERATION_TOKENS, MODEL, part='_sum')}[30m])) / sum by "
             f"(model_name) (rate({at(vllm.REQUEST_GENERATION_TOKENS, MODEL, part='_count')}[30m])) > 1.5 * sum by "
             f"(model_name) (rate({at(vllm.REQUEST_GENERATION_TOKENS, MODEL, part='_sum')}[30m] offset 1d)) / sum "
             f"by (model_name) (rate({at(vllm.REQUEST_GENERATION_TOKENS, MODEL, part='_count')}[30m] offset 1d))",
-            "people stop an answer that rambles; a stop button is a client disconnect too",
+            "people stop long answers; a stop button is a client disconnect, too",
             "Mitigation 3",
         ),
     ),
     "VLLMAnswersCutOff": (
         DiagnosisRow(
-            "nearly all answers, to the last",
+            "over 95 % of the answers are cut off",
             f"{promql.per_second(vllm.REQUEST_SUCCESS, '30m', where=(eq('finished_reason', 'length'), MODEL))} / "
             f"{promql.per_second(vllm.REQUEST_SUCCESS, '30m', where=(MODEL,))} > 0.95",
-            "a load test that asks for a fixed length",
+            "a load test that requests a fixed length",
             "Mitigation 1",
         ),
         DiagnosisRow(
-            "nearly all are of one team",
+            "over 80 % of the cut-off answers are of one team",
             f"{promql.per_second(sidecar.FINISHES, '30m', BY_TEAM, (eq('finish_reason', 'length'), MODEL))} / on "
             f"() group_left () sum(rate({at(sidecar.FINISHES, eq('finish_reason', 'length'), MODEL)}[30m])) > 0.8",
             "its client's `max_tokens`",
             "Mitigation 2",
         ),
         DiagnosisRow(
-            "`max_tokens` is less than twice what answers need",
+            "the median `max_tokens` is less than twice the median answer",
             "histogram_quantile(0.5, sum by (model_name, le) (rate("
             f"{at(vllm.REQUEST_PARAMS_MAX_TOKENS, MODEL, part='_bucket')}[30m]))) < 2 * histogram_quantile(0.5, "
             f"sum by (model_name, le) (rate({at(vllm.REQUEST_GENERATION_TOKENS, MODEL, part='_bucket')}[30m])))",
@@ -309,55 +299,55 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "Mitigation 2",
         ),
         DiagnosisRow(
-            "prompts are a third longer than yesterday",
+            "prompts are over 30 % longer than yesterday",
             f"sum by (model_name) (rate({at(vllm.REQUEST_PROMPT_TOKENS, MODEL, part='_sum')}[30m])) / sum by "
             f"(model_name) (rate({at(vllm.REQUEST_PROMPT_TOKENS, MODEL, part='_count')}[30m])) > 1.3 * sum by "
             f"(model_name) (rate({at(vllm.REQUEST_PROMPT_TOKENS, MODEL, part='_sum')}[30m] offset 1d)) / sum by "
             f"(model_name) (rate({at(vllm.REQUEST_PROMPT_TOKENS, MODEL, part='_count')}[30m] offset 1d))",
-            "prompts leave no room for the answer; see step 3",
+            "prompts leave no room for the answer (step 3)",
             "Mitigation 4",
         ),
         DiagnosisRow(
-            "answers are a third longer than yesterday",
+            "answers are over 30 % longer than yesterday",
             f"sum by (model_name) (rate({at(vllm.REQUEST_GENERATION_TOKENS, MODEL, part='_sum')}[30m])) / sum by "
             f"(model_name) (rate({at(vllm.REQUEST_GENERATION_TOKENS, MODEL, part='_count')}[30m])) > 1.3 * sum by "
             f"(model_name) (rate({at(vllm.REQUEST_GENERATION_TOKENS, MODEL, part='_sum')}[30m] offset 1d)) / sum "
             f"by (model_name) (rate({at(vllm.REQUEST_GENERATION_TOKENS, MODEL, part='_count')}[30m] offset 1d))",
-            "the model rambles or does not stop: template, generation config, quantization, adapter",
+            "the model does not stop: chat template, generation config, quantization or adapter",
             "Mitigation 3",
         ),
     ),
     "VLLMCostOverBudget": (
         DiagnosisRow(
-            "half as many tokens as over the day",
+            "the last hour had less than half the token rate of the day",
             f"{promql.per_second(vllm.PROMPT_TOKENS, '1h', BY_CLUSTER, (CLUSTER,))} + "
             f"{promql.per_second(vllm.GENERATION_TOKENS, '1h', BY_CLUSTER, (CLUSTER,))} < 0.5 * ("
             f"{promql.per_second(vllm.PROMPT_TOKENS, '1d', BY_CLUSTER, (CLUSTER,))} + "
             f"{promql.per_second(vllm.GENERATION_TOKENS, '1d', BY_CLUSTER, (CLUSTER,))})",
-            "night, a weekend, or clients that do not come through",
+            "night, a weekend, or clients whose requests do not arrive",
             "Mitigation 1",
         ),
         DiagnosisRow(
-            "an engine ran nothing for an hour",
+            "an engine ran no request for an hour",
             f"{promql.highest(vllm.NUM_REQUESTS_RUNNING, '1h', ENGINE, (CLUSTER,))} == 0",
-            "more engines than the load needs, or one that gets no traffic",
+            "more engines than the load needs, or an engine that gets no traffic",
             "Mitigation 2",
         ),
         DiagnosisRow(
-            "a GPU did nothing for an hour",
+            "a GPU was under 5 % busy for an hour",
             f"max by (uuid) (max_over_time({at(gpu.UTILIZATION, CLUSTER)}[1h])) < 0.05",
             "no engine uses it, or its engine is gone",
             "Mitigation 2",
         ),
         DiagnosisRow(
-            "there are more GPUs than yesterday, or the price changed",
+            "the GPUs cost over 5 % more per hour than yesterday",
             f"{promql.current(sidecar.GPU_COST, ('cluster', 'currency'), (CLUSTER,))} > 1.05 * "
             f"{promql.current(sidecar.GPU_COST, ('cluster', 'currency'), (CLUSTER,), offset='1d')}",
             "new hosts, or a new price in `sidecar.yaml`",
             "Mitigation 2, then 4",
         ),
         DiagnosisRow(
-            "more than half of it is idle",
+            "over half of the cost is idle time (`__idle__`)",
             (
                 promql.per_second(
                     attributed.COST, "1h", BY_CLUSTER, (eq("basis", "allocation"), eq("team", "__idle__"), CLUSTER)
@@ -369,7 +359,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "Mitigation 1 or 2",
         ),
         DiagnosisRow(
-            "two sidecars tell of one GPU",
+            "two sidecars report the same GPU",
             f"count by (cluster, uuid) ({at(gpu.INFO, CLUSTER)}) > 1",
             "its cost is counted twice",
             "Mitigation 3",
@@ -377,7 +367,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
         DiagnosisRow(
             "an engine does not answer its scrape",
             f"{at(prometheus.UP, eq('job', 'vllm.*'))} == 0",
-            "its tokens are missing, its GPUs are not",
+            "its tokens are missing, its GPUs still cost",
             "[VLLMEngineUnreachable](VLLMEngineUnreachable.md)",
         ),
     ),

@@ -1,5 +1,4 @@
-"""The included dashboards as a live page over any Prometheus, for people without Grafana; runbook pages at
-/runbooks/<AlertName>.
+"""Built-in web server: the dashboards over any Prometheus, and runbooks at /runbooks/<AlertName>.
 
     view.py        what a page's address asks for: time range and choices                                 pure
     charts.py      a panel and Prometheus' answers -> what is drawn; the page's JavaScript draws it       pure

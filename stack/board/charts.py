@@ -1,4 +1,4 @@
-"""Turn a panel and the answers of Prometheus into plain values, names and times, which static/draw.js draws.
+"""Chart data of a panel from Prometheus' results; static/draw.js draws it.
 
 The only module that uses plotly, of which only the JavaScript file is read: its Python is never imported, because that
 takes longer than the page."""

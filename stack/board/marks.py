@@ -1,4 +1,4 @@
-"""Annotations and what Prometheus answered -> lines and regions over every chart, as Grafana reads the same queries.
+"""Annotations over all charts, from the same queries as Grafana's.
 
 Source: Grafana's packages/grafana-prometheus, annotations.ts: samples above zero and at most one step apart are one
 region, the step being 60 s where the annotation names none; with useValueForTime each value is a time in

@@ -1,4 +1,4 @@
-"""The choices at the top of a board: what Prometheus is asked for them, and what is offered."""
+"""Variables of a dashboard: the queries for their values, and the offered choices."""
 
 from __future__ import annotations
 

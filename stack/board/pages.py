@@ -1,4 +1,4 @@
-"""Render the HTML of the built-in server: the shell of a dashboard, whose JavaScript draws the rest, and runbook pages.
+"""HTML of the built-in server: dashboards (drawn by JavaScript) and runbook pages.
 
 The only module that uses markdown-it."""
 
@@ -175,6 +175,7 @@ def runbook_page(page: runbook_pages.RunbookPage, labels: Mapping[str, str], liv
     page: filled with `labels`, those of an alert. live: the results of its queries, which then stand below them; None
     where they were not evaluated."""
     heading, end, body = _rendered(page.readable(), live.answers if live else {}).partition("</h1>")
+    first, heading_after, rest = body.partition('<h2 id="meaning">') if page.first else ("", "", body)
     return _render(
         "runbook.html",
         title=page.name,
@@ -184,7 +185,8 @@ def runbook_page(page: runbook_pages.RunbookPage, labels: Mapping[str, str], liv
         labels=sorted(labels.items()),
         live=live and _now(page, live),
         evaluate_url=f"/runbooks/{page.name}?{urlencode({'live': '1', **labels})}",
-        body=Markup(body),
+        first=Markup(first),
+        body=Markup(heading_after + rest),
     )
 
 

@@ -1,4 +1,4 @@
-"""Run the command: serve until a signal, or write one page. Errors are one sentence for the user."""
+"""`vllm-watch board`: serve until a signal, or write one HTML file. Errors are one sentence for the user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serves the boards: who may ask, what is asked of Prometheus for a panel, and the routes."""
+"""HTTP server of the dashboards: routes, authentication, queries of a panel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Boards with their figures as one static page: for reports and incident reviews, opened without network or server."""
+"""Dashboards with their data as one static HTML file, for reports and incident reviews."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Parse the address of a page: a time range and choices, written as Grafana writes them, so that one link fits
-both.
+"""Time range and variables of an address, in Grafana's format.
 
 `/d/vllm-watch-overview?var-model_name=llama&from=now-1h&to=now&viewPanel=17`"""
 

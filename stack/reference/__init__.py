@@ -1,5 +1,4 @@
-"""The reference pages below docs/: every series, every alert and every runbook page, printed from the values that the
-stack itself reads.
+"""Generated reference pages below docs/.
 
 Invariant: nothing here is a fact of its own but the words by which a symptom is called; what a page says of a series, a
 rule or a page stands there."""
@@ -9,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from stack.reference import alerts, metrics, runbooks, upgrades
+from stack.reference import alerts, metrics, modules, runbooks, upgrades
 
 FOLDER = Path("docs/reference")
 
@@ -20,3 +19,4 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield FOLDER / "alerts.md", alerts.page()
     yield FOLDER / "runbooks.md", runbooks.page()
     yield FOLDER / "upgrades.md", upgrades.page()
+    yield FOLDER / "modules.md", modules.page()

@@ -1,5 +1,4 @@
-"""docs/reference/alerts.md: every alert with its number, its panel, its page and its drill, and every recorded
-series."""
+"""docs/reference/alerts.md: alerts with threshold, panel, runbook and drill; recorded series."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/reference/metrics.md: the whole catalogue, a topic at a time."""
+"""docs/reference/metrics.md: the catalogue by topic."""
 
 from __future__ import annotations
 

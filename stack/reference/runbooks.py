@@ -1,4 +1,4 @@
-"""docs/reference/runbooks.md: which page to open, by what somebody says, by alert, and without one."""
+"""docs/reference/runbooks.md: runbooks by symptom and by alert."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ def _page() -> Iterator[str]:
     yield from (
         "# Runbooks",
         "",
-        PRINTED.format(source="`runbooks/*.md`, `alerts/*.py` and `stack/drill/drills.py`"),
+        PRINTED.format(
+            source="`runbooks/*.md`, `alerts/*.py`, `stack/drill/drills.py`; of symptoms `stack/reference/runbooks.py`"
+        ),
         "",
     )
     yield from (

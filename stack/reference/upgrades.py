@@ -1,4 +1,4 @@
-"""docs/reference/upgrades.md: what changes for an operator with each release of vLLM, newest first.
+"""docs/reference/upgrades.md: changes for operators by vLLM release, newest first.
 
 Which series came, went and were renamed is the catalogue's to say; by hand are only the notes, each with its grade and
 its source."""

@@ -1,4 +1,4 @@
-"""Find the users of each series: panels, alerts and recorded series, also through recorded series."""
+"""Users of each series: panels, alerts and recorded series, also indirect ones."""
 
 from __future__ import annotations
 

@@ -39,12 +39,17 @@ reviewed: 2026-03-01
 ---
 # VLLMKVCacheNearlyFull
 
+## Do this first
+
+1. Check if it answers.
+
+   ```bash
+   curl -sS http://{{instance}}/health
+   ```
+
 ## Meaning
 
 The cache of an engine, e.g. that of `llama`, is nearly full. Then it preempts.
-
-<!-- printed: rule -->
-<!-- end -->
 
 ## Impact
 
@@ -72,11 +77,29 @@ Nobody notices yet. It stands in [another page](VLLMEngineDown.md#meaning).
 ## Diagnosis
 
 <!-- printed: diagnosis -->
-| What you see | Condition | Likely cause | Go to |
+| Row | What you see | Likely cause | Go to |
 |---|---|---|---|
-| preemptions | `rate(vllm:num_preemptions_total{instance=~"{{instance}}"}[5m]) > 0` | promised twice | Mitigation 2, then 1 |
-| full and quiet | `vllm:num_requests_running{instance=~"{{instance}}",engine=~"0\|1"} < 1` | long ones | Mitigation 1 |
-| the engine is gone | `sum(rate(vllm:x[)` | it died | [VLLMEngineDown](VLLMEngineDown.md) |
+| 1 | preemptions | promised twice \| or more | Mitigation 2, then 1 |
+| 2 | full and quiet | long ones | Mitigation 1 |
+| 3 | the engine is gone | it died | [VLLMEngineDown](VLLMEngineDown.md) |
+
+Conditions:
+
+1. preemptions:
+
+   ```promql
+   rate(vllm:num_preemptions_total{instance=~"{{instance}}"}[5m]) > 0
+   ```
+2. full and quiet:
+
+   ```promql
+   vllm:num_requests_running{instance=~"{{instance}}",engine=~"0|1"} < 1
+   ```
+3. the engine is gone:
+
+   ```promql
+   sum(rate(vllm:x[)
+   ```
 <!-- end -->
 
 ## Mitigation
@@ -84,17 +107,20 @@ Nobody notices yet. It stands in [another page](VLLMEngineDown.md#meaning).
 1. **Send less.** Slowly.
 2. **Add one.** Undo: take it away.
 
-## Why this threshold
+## Escalation
+
+Call someone.
+
+## Rule and threshold
+
+<!-- printed: rule -->
+<!-- end -->
 
 <!-- printed: threshold -->
 <!-- end -->
 
 Seldom wrong.
-
-## Escalation
-
-Call someone.
-"""  # noqa: E501
+"""
 OTHER = (
     PAGE.replace("VLLMKVCacheNearlyFull", "VLLMEngineDown", 1)
     .replace("VLLMEngineDown]", "VLLMKVCacheNearlyFull]")
@@ -151,7 +177,9 @@ def test_a_page_is_read_into_values():
         book.DiagnosisRow("the engine is gone", "sum(rate(vllm:x[)", "it died", "[VLLMEngineDown](VLLMEngineDown.md)")
         == read.rows[2]
     )
-    assert 'engine=~"0|1"' in read.rows[1].condition, "a bar inside a cell is escaped in Markdown alone"
+    assert 'engine=~"0|1"' in read.rows[1].condition
+    assert "promised twice | or more" == read.rows[0].cause, "a bar inside a cell is escaped in Markdown alone"
+    assert ["curl -sS http://{{instance}}/health"] == [block.text for block in read.first[0].blocks]
     assert "<!--" not in read.body
     assert read.body.startswith("# VLLMKVCacheNearlyFull\n")
 
@@ -247,8 +275,9 @@ HOSTILE = [
 def test_any_value_becomes_a_matcher_for_just_this_value(value):
     """In a block and in a table, as the real parser of PromQL reads it."""
     text = (
-        '```promql\nup{instance=~"{{instance}}",job="x"}\n```\n## Diagnosis\n\n| What you see | Condition | Likely'
-        ' cause | Go to |\n|---|---|---|---|\n| a | `up{instance=~"{{instance}}",job="x"}` | b | c |\n'
+        '```promql\nup{instance=~"{{instance}}",job="x"}\n```\n## Diagnosis\n\n| Row | What you see | Likely'
+        " cause | Go to |\n|---|---|---|---|\n| 1 | a | b | c |\n\n1. a:\n\n   ```promql\n"
+        '   up{instance=~"{{instance}}",job="x"}\n   ```\n'
     )
     filled = book.fill(text, {"instance": value})
     assert len(text.splitlines()) == len(filled.splitlines()), "no value makes a line"
@@ -332,7 +361,8 @@ def test_printed_parts_follow_the_alert_and_the_rest_stays():
         in stamped
     )
     assert "<!-- printed: threshold -->\n90 %. Because.\n\nSource: us.\n<!-- end -->\n\nSeldom wrong." in stamped
-    assert '| full | `x{a=~"b\\|c"} > 1` | it is full | Mitigation 1 |\n<!-- end -->' in stamped
+    assert "| 1 | full | it is full | Mitigation 1 |\n\n" in stamped
+    assert '1. full:\n\n   ```promql\n   x{a=~"b|c"} > 1\n   ```\n<!-- end -->' in stamped
     assert FACTS.rows == page(stamped).rows
     assert stamped == book.stamped(stamped, FACTS)
     added = [line for line in stamped.splitlines() if line not in PAGE.splitlines()]
@@ -375,14 +405,16 @@ def test_a_whole_book_has_no_fault(folder):
         ("related: [VLLMEngineDown]", "related: [VLLMX]", "is related to VLLMX, which is no alert"),
         ("reviewed: 2026-03-01", "reviewed: lately", "no date"),
         ("# VLLMKV", "# VLLMXV", "does not open with its name"),
-        ("## Impact", "## Effect", "instead of Meaning, Impact"),
+        ("## Impact", "## Effect", "instead of Do this first, Meaning, Impact"),
         ("Seldom", "TODO", "holds a TODO"),
         ("<!-- printed: rule -->", "", "<!-- printed: rule -->"),
         ("VLLMEngineDown.md#meaning", "VLLMX.md", "links to VLLMX.md, which is no page"),
         ("VLLMEngineDown.md#meaning", "VLLMEngineDown.md#gist", "no heading is called so"),
         ("VLLMEngineDown.md#meaning", "#gist", "no heading is called so"),
         ("VLLMEngineDown.md#meaning", "../README.md", "which is no page"),
-        ("`sum(rate(vllm:x[)`", "it is so", "has no condition for 'the engine is gone'"),
+        ("3. the engine is gone:", "4. the engine is gone:", "has no condition for 'the engine is gone'"),
+        ("1. Check if", "Check if", "one to three numbered steps under Do this first"),
+        ("```bash\n   curl", "```promql\n   curl", "under Do this first, without PromQL"),
         ("Mitigation 2, then 1", "Mitigation 2, then 3", "to Mitigation 3"),
         ("Mitigation 2, then 1", "whoever knows", "neither to Mitigation N nor to a page"),
         ("2. **Add", "3. **Add", "number its steps from 1 under Mitigation"),
@@ -564,8 +596,8 @@ def test_a_name_or_a_label_chooses_among_alerts():
         (("--list", "enginedown"), "", 2, "choose NAME, --list"),
         (("--live",), "", 2, "name a page"),
         (("enginedown", "--label", "instance"), "", 2, "is no label; write it like instance="),
-        (("enginedown", "--section", "x"), "", 2, "should begin one of Meaning, Impact"),
-        (("enginedown", "--section", "m"), "", 2, "Meaning, Impact"),
+        (("enginedown", "--section", "x"), "", 2, "should begin one of Do this first, Meaning"),
+        (("enginedown", "--section", "m"), "", 2, "Do this first, Meaning"),
         (("enginedown", "--live", "--prometheus", "x"), "", 2, "write it like http://127.0.0.1:9090"),
         (("preempts",), "", 2, "'preempts' may mean one of these:\n  VLLMEngineDown  The cache"),
         (("zebra",), "", 1, "no page has 'zebra'; vllm-watch runbook --list has them all"),
@@ -665,7 +697,7 @@ def prometheus(part, tmp_path_factory, eventually):
             process.terminate()
 
 
-ONE_HOLDS = PAGE.replace('"} < 1`', '"} > 1`')
+ONE_HOLDS = PAGE.replace('"} < 1\n', '"} > 1\n')
 
 
 @pytest.mark.prometheus
@@ -675,7 +707,7 @@ def test_only_the_row_that_holds_is_marked(prometheus):
     live = asyncio.run(lookup.ask(shown, {}, address(prometheus), time.time()))
     assert [False, True, None] == [live.answers[row.condition].holds for row in shown.rows]
     text = lookup.as_text(shown, HERE, live)
-    now = text.partition("## Now")[2].partition("## Meaning")[0]
+    now = text.partition("## Now")[2].partition("## Do this first")[0]
     assert "The threshold is 90 % (0.9)." in now
     assert re.search(r"The rule's expression: holds\n +0\.93 ", now)
     assert re.search(r"1\. How full is it\?\n +0\.93  instance=10\.0\.0\.1:8000\n", now)
@@ -756,7 +788,7 @@ def test_text_page_has_no_markup_for_tools():
         "# VLLMKVCacheNearlyFull\n\n- severity: warning\n- panel:"
         " http://127.0.0.1:3000/d/vllm-watch-overview?viewPanel="
     )
-    assert "- related: VLLMEngineDown\n- reviewed: 2026-03-01\n\n## Meaning\n" in text
+    assert "- related: VLLMEngineDown\n- reviewed: 2026-03-01\n\n## Do this first\n" in text
     assert "another page (VLLMEngineDown)" in text
     assert (
         "- the engine is gone: it died. Go to VLLMEngineDown.\n\n  ```promql\n  sum(rate(vllm:x[)\n  ```\n\n##"

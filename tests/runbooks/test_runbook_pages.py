@@ -104,7 +104,7 @@ def test_a_page_can_be_read_at_night(page):
     assert 2 <= len(page.steps) <= 6
     assert 2 <= len(page.rows) <= 8
     assert 1 <= len(page.mitigations) <= 6
-    assert len(page.body.splitlines()) <= 150
+    assert len(page.body.splitlines()) <= 150 + 6 * len(page.rows)  # a condition takes six lines
     for step in page.mitigations:
         missing = [word for word in ("Expected", "Verify", "Undo") if word.lower() not in step.text.lower()]
         assert not missing, f"Mitigation {step.number} says nothing of {missing}: {step.text}"
@@ -332,7 +332,8 @@ def started(text: str) -> list[tuple[str, str]]:
 
 @each_alerts_page
 def test_nothing_in_the_first_five_minutes_changes_anything(page):
-    for text in (block.text for step in page.steps for block in step.blocks if block.language == "bash"):
+    steps = (*page.first, *page.steps)
+    for text in (block.text for step in steps for block in step.blocks if block.language == "bash"):
         written = re.findall(r"(?<![&>])>>?\s*([^\s&|;>]+)", re.sub(r"'[^']*'|\"[^\"]*\"", "Q", text))
         kept = [file for file in written if file != "/dev/null" and not re.fullmatch(r"[\w-]+\.(txt|log)", file)]
         assert not kept, f"writes {kept}, which is neither evidence in a file of its own nor /dev/null: {text}"
@@ -342,6 +343,49 @@ def test_nothing_in_the_first_five_minutes_changes_anything(page):
                 f"{program} is not known to be read-only; look, then add it to READ_ONLY: {text}"
             )
             assert re.fullmatch(READ_ONLY[program], arguments), f"{program} {arguments} may change something: {text}"
+
+
+# Page -> steps that only one platform has, with the reason.
+ONE_PLATFORM: dict[tuple[str, str], str] = {}
+
+
+def platforms(step: runbook_page.RunbookStep) -> set[str]:
+    text = "\n".join([step.text, *(block.text for block in step.blocks)])
+    return {tool for tool in ("docker compose", "kubectl") if re.search(rf"\b{tool}\b", text)}
+
+
+@each_alerts_page
+def test_every_step_names_compose_and_kubernetes_or_neither(page):
+    for section, steps in (("first", page.first), ("steps", page.steps), ("mitigations", page.mitigations)):
+        for step in steps:
+            alone = (page.name, f"{section} {step.number}") in ONE_PLATFORM
+            assert alone == (len(platforms(step)) == 1), f"{section} {step.number}: {step.text}"
+
+
+# Objects that belong to no namespace.
+CLUSTER_WIDE = r"(?:cordon|uncordon|drain|(?:describe|get|top) nodes?|version)\b"
+
+
+@each_page
+def test_every_kubectl_command_names_its_place(page):
+    """A namespace or all of them; in a pod of ours, which has several containers, also the container. In an engine's
+    pod the first one is the engine."""
+    for command in re.findall(r"kubectl [^\n`|]*", "\n".join([*run(page), *code_spans(page)])):
+        if not re.match(rf"kubectl {CLUSTER_WIDE}", command):
+            assert re.match(r"kubectl (-n \S+ |get .* (-A|--all-namespaces)\b)", command), command
+        if re.search(r" (exec|logs) ", command) and re.search(r"(?i)gateway|sidecar", page.name + command):
+            assert " -c " in command, command
+
+
+def code_spans(page: RunbookPage) -> list[str]:
+    return re.findall(r"`(kubectl [^`]*)`", page.body)
+
+
+@each_alerts_page
+def test_the_table_of_the_diagnosis_can_be_read(page):
+    for row in page.rows:
+        for cell in (row.what, row.cause, row.go_to):
+            assert len(cell) <= 120, cell
 
 
 @pytest.mark.parametrize(

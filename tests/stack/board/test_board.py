@@ -914,7 +914,7 @@ class TestRunbookLinks:
         (first,) = re.findall(r'<pre class="result">(.*?)</pre>', now, re.DOTALL)
         assert first.split()[0] == "0.97", "the value that fired, of this engine alone"
         assert "10.0.0.1" not in first
-        assert "nobody waits, nobody is preempted" in now
+        assert "no request waits and none is preempted" in now
         assert "requests are preempted" not in now
         assert HOSTILE not in text, "as HTML: a label is text"
 
