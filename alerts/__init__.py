@@ -1,0 +1,1 @@
+"""Alerts as code: thresholds, rules, recording rules, SLOs, routing."""

@@ -1,4 +1,4 @@
-"""This deployment's own thresholds, from what Prometheus recorded of its engines, a saved bench and its targets.
+"""Thresholds of a deployment, from its Prometheus, a saved bench and its targets.
 
 Invariant: every number has its reason, and where the evidence is thin the default stays and the reason says what
 was lacking. None is looser than what breaks a target; one that is looser than the default says so."""

@@ -1,4 +1,4 @@
-"""Recording rules for the dashboard Fleet (weeks), by place and model, and by team: all a long-term store has to keep.
+"""Recording rules for the dashboard Fleet (weeks).
 
 Invariant: no label here grows with the number of engines. Two hundred engines of ten models in four places are ten to
 forty series of a kind, so a year of them can be read; the single engine is found in the Prometheus that scraped it,

@@ -1,5 +1,4 @@
-"""Lint of alerts and recording rules, beyond promtool: it accepts a rate of a gauge, a quantile without `le`, an
-unknown series and a label that the result lost.
+"""Lint of alerts and recording rules, beyond promtool.
 
 Invariant: rules are checked by their content and the catalogue, never by the code that made them, so that a
 deployment's own rules can be checked as well. Inhibition is checked by routing.py, construction by rules.py. EXCEPTIONS

@@ -1,4 +1,4 @@
-"""Read what engines did over some weeks from a Prometheus, for thresholds that follow from it."""
+"""Observed use of engines over weeks, from a Prometheus, for derived thresholds."""
 
 from __future__ import annotations
 

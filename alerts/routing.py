@@ -1,4 +1,4 @@
-"""Configuration of Alertmanager, generated from the alerts: routes, receivers and inhibition.
+"""Alertmanager configuration, generated: routes, receivers, inhibition, notification texts.
 
 Invariants of inhibition (`inhibitions` raises for a violation):
 - The source is at least as severe as the target. A ticket never inhibits a page.

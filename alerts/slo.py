@@ -1,4 +1,4 @@
-"""Recording rules and burn-rate alerts of service level objectives.
+"""Service level objectives: recording rules, burn-rate windows and alerts.
 
 factor = share of the budget x period / long window. A pair of windows fires when both burn faster than factor x (1 -
 objective); the short one ends the alert soon after the fault ends. Source: Google, The Site Reliability Workbook,

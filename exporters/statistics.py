@@ -1,6 +1,6 @@
 """Statistics: quantiles, Student's t and power, Holm, Kolmogorov-Smirnov, least squares, block bootstrap.
 
-Invariant: arithmetic on numbers alone; no run, request or metric is known here. tests/stack/tuning/test_statistics.py
+Invariant: arithmetic on numbers alone; no run, request or metric is known here. tests/exporters/test_statistics.py
 holds each function against SciPy, which is no dependency of the product (CONTRIBUTING.md, decisions)."""
 
 from __future__ import annotations

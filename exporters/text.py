@@ -1,4 +1,4 @@
-"""Text functions for all packages: durations, Markdown tables, untrusted text on a terminal, files.
+"""Text functions for all packages: durations, sizes, Markdown tables, untrusted text on a terminal, atomic writes.
 
 Invariant: this module imports nothing of ours, so that every package may use it."""
 

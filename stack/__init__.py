@@ -1,0 +1,1 @@
+"""Programs: gateway, lab, benchmarks, tuning, capacity, doctor, board, deployment, command line."""

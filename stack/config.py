@@ -1,5 +1,4 @@
-"""Configuration files as frozen objects, as `exporters/config.py` reads them, and the one file that is read with what
-it names."""
+"""Configuration files of commands, with the files that they include."""
 
 from __future__ import annotations
 

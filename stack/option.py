@@ -1,4 +1,4 @@
-"""Opt: what a command line says of a struct's field. Structs lie below stack/cli, so this knows no click."""
+"""Opt: command-line option of a struct's field. Structs lie below stack/cli, so this knows no click."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every printed file as (path, text): what `render` writes and the tests compare."""
+"""Generated files: path and text of each, for `render` and the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder that holds our packages: the checkout, or site-packages of an installation."""
+"""Folder that holds the packages: the checkout, or site-packages of an installation."""
 
 from __future__ import annotations
 

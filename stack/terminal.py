@@ -1,4 +1,4 @@
-"""Width of what commands print."""
+"""Width of printed tables."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""The child process that asks NVML: a line in, one JSON line out. It is a process of its own because a call into a
-stuck driver
-returns to nobody: it can only be killed, and here killing it costs nothing.
+"""Child process that reads NVML: a line in, one JSON line out. It is a process of its own because a call into a stuck
+driver returns to nobody: it can only be killed, and here killing it costs nothing.
 
 Invariant: pynvml is imported here and nowhere else, and nothing of this project is imported, so that a new child starts
 in milliseconds. An answer is {"gpus": [fields of GpuReading], "xids": {uuid: [numbers since the last answer]}} or

@@ -1,0 +1,1 @@
+"""Network: HTTP servers and clients with TLS, authentication and bounds."""

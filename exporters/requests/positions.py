@@ -1,4 +1,4 @@
-"""Positions in line files: what was read of a file, and what its content implies. Pure.
+"""Positions in line files, and recognition of a file by its content after rotation or compression. Pure.
 
 Invariant: a file is recognised by fingerprints of its bytes. Names and inodes are only hints."""
 

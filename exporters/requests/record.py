@@ -1,4 +1,4 @@
-"""RequestRecord <-> one JSON line: written by the gateway, read by everything else.
+"""RequestRecord: fields, limits (1,000 bytes a line), and its JSON line.
 
 Invariant: unknown is null, never 0; no prompt or reply text; at most 1,000 bytes per line, typically 600."""
 

@@ -1,4 +1,4 @@
-"""Tail of growing line files through rotation, truncation and crashes.
+"""Tail of growing line files through rotation, truncation, compression and crashes.
 
 Invariant: a line is returned once, after its newline arrived. Content identifies what was read: a position holds
 fingerprints of the bytes before it; names and inodes are only hints. So reading continues after a rename, in a copy

@@ -1,2 +1,1 @@
-"""Before deploying: what a model and its KV cache take, how many users fit, on which GPU or slice, at what cost. Pure
-arithmetic."""
+"""Capacity planning: memory of model and KV cache, users, GPU, cost. Pure arithmetic."""

@@ -1,5 +1,4 @@
-"""Plan `vllm-watch capacity` from options, a worksheet, a model's files and request logs, as plans for one or several
-GPUs; and those plans as tables."""
+"""Input of `vllm-watch capacity`: options, worksheet, model files and request logs into plans."""
 
 from __future__ import annotations
 

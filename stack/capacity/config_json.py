@@ -1,4 +1,4 @@
-"""A config.json read with suspicion: every number is checked before anything is computed from it."""
+"""Reader of a model's config.json, with every number checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The longest request of a model, as vLLM 0.32 derives max_model_len from its configuration.
+"""Longest request of a model, as vLLM 0.32 derives max_model_len.
 
 Source: vllm/config/model.py, _get_and_verify_max_len; transformers_utils/model_arch_config_convertor.py,
 derive_max_model_len_and_key; the configuration classes of transformers 5 for what a file leaves out.

@@ -1,4 +1,4 @@
-"""Families of models by the names in their config.json, and what their files leave unsaid."""
+"""Model families by name, and defaults that their config.json omits."""
 
 from __future__ import annotations
 

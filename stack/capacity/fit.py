@@ -1,5 +1,4 @@
-"""Check whether a model fits a GPU or slice; where it does not, find which single change would make it fit, checked by
-the same arithmetic. Pure."""
+"""Check if a model fits a GPU, and the single changes that would make it fit. Pure."""
 
 from __future__ import annotations
 

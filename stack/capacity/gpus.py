@@ -1,4 +1,4 @@
-"""GPUs and their MIG slices, with the bytes that a process can really use.
+"""Table of GPUs and MIG profiles with usable memory; parsing of --gpu.
 
 A slice's name is rounded up: a 1g.18gb of an H200 has 16.0 GiB. Where a source prints two figures (drivers differ) the
 smaller one stands. Bandwidth and bf16 throughput without sparsity are the vendors' data sheets; a slice has its share

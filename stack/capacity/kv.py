@@ -1,4 +1,4 @@
-"""Compute what the KV cache of vLLM 0.32 takes and holds: bytes per token and request, blocks, tokens, concurrency.
+"""KV cache arithmetic of vLLM 0.32: bytes per token, blocks, concurrency.
 
 Computed as vLLM does it, step by step: a page per layer (v1/kv_cache_interface.py), layers of one kind in groups of
 equal size that draw their blocks from one pool (v1/core/kv_cache_utils.py: get_kv_cache_groups,

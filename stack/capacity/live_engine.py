@@ -1,4 +1,4 @@
-"""Read memory and options of a running engine from its metrics and its start-up log."""
+"""Memory and options of a running engine, from metrics and start-up log."""
 
 from __future__ import annotations
 

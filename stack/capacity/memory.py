@@ -1,4 +1,4 @@
-"""Compute the memory beside the KV cache: weights, activations, what CUDA and NCCL take, CUDA graphs.
+"""Memory beside the KV cache: weights, activations, CUDA, NCCL, CUDA graphs.
 
 vLLM measures these at start-up (v1/worker/gpu_worker.py, determine_available_memory) and gives the rest of
 gpu_memory_utilization to the KV cache. Here the weights are computed; the others are figures measured elsewhere, and

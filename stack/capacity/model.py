@@ -1,5 +1,4 @@
-"""A model's shape, read from its config.json: what each layer keeps in the KV cache, how many parameters, how many
-bytes of weights.
+"""Shape of a model from config.json: layers, KV heads, parameters, experts.
 
 Which layers see a window, share a cache or keep a state is decided as vLLM 0.32 and the configuration classes of
 transformers that it uses decide it (model_executor/models, transformers_utils/model_arch_config_convertor.py). A family

@@ -1,5 +1,4 @@
-"""Compute how many requests a GPU's cache holds, how many replicas the traffic needs and why, and what that costs.
-Pure.
+"""Plan: concurrent requests per GPU, replicas for the traffic, cost. Pure.
 
 Invariant: a value is arithmetic on known sizes, or is called a bound, or is absent. Only a measurement shows how fast
 a GPU is with a model: what memory bandwidth and arithmetic allow is a bound, and the real GPU stays below it."""

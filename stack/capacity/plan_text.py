@@ -1,4 +1,4 @@
-"""A plan as text for a person."""
+"""Text of a plan."""
 
 from __future__ import annotations
 

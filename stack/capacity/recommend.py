@@ -1,4 +1,4 @@
-"""Derive from a plan: options of `vllm serve`, and limits for the gateway, each with its reason. Pure."""
+"""Recommended `vllm serve` options and gateway limits from a plan, with reasons. Pure."""
 
 from __future__ import annotations
 

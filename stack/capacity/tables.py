@@ -1,4 +1,4 @@
-"""The answer of a capacity study as text and tables."""
+"""Tables and text of a capacity study."""
 
 from __future__ import annotations
 

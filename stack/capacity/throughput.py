@@ -1,4 +1,4 @@
-"""Rates at which a model can be computed and its weights read: operations and bytes of a step."""
+"""Throughput bounds: operations and bytes of a step against a GPU's rates."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Traffic of the engines: how often, how long prompts and replies are, how fast replies come. Little's law makes
-requests and tokens of it.
+"""Traffic model: rates, prompt and output lengths, concurrency by Little's law. Little's law makes requests and
+tokens of it.
 
 Invariant: what nobody said stays None, and what is impossible is refused; no figure is made up."""
 

@@ -1,4 +1,4 @@
-"""A running engine's own word about its KV cache, beside what our arithmetic makes of the same configuration.
+"""Comparison of a running engine's KV cache with the worksheet's arithmetic.
 
 Invariant: both sides speak of one configuration. What the engine reports (block size, data type, longest
 request) is taken from it, and where a plan had it otherwise that is said; so a difference is one of arithmetic or of

@@ -1,5 +1,4 @@
-"""Parameters counted from a model's shape, and the bytes that they take: by quantization, or as the files themselves
-say.
+"""Parameter count of a model, and bytes by quantization or file size.
 
 Counted are the matrices; norms and biases are left out, which is below 0.1 % of any model of use. Source of the shapes:
 vLLM 0.32, model_executor/models."""

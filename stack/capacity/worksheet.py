@@ -1,5 +1,4 @@
-"""The capacity worksheet: a YAML file with four parts (model, traffic, targets, tuning) in which any value may still be
-empty. Read, understood, and returned filled in.
+"""Capacity worksheet: YAML with model, traffic, targets and tuning. Read, understood, and returned filled in.
 
 Invariant: numbers may be written as people write them (8B, 16k, 500ms), and one that can be read in two ways is
 refused."""

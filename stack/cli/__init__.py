@@ -1,6 +1,6 @@
-"""The command `vllm-watch`: options, one call, output. One module for each topic, imported only when it is meant: a
-sidecar or gateway that runs for months does not carry the libraries of the boards. Only this folder imports
-click."""
+"""Table of all commands of `vllm-watch`, and the groups of `--help`. One module for each topic, imported only when it
+is meant: a sidecar or gateway that runs for months does not carry the libraries of the boards. Only this folder
+imports click."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vllm-watch alerts`: rules with a deployment's thresholds and links, their receivers, and their inputs."""
+"""`vllm-watch alerts`: list, export and derive rules, receivers and thresholds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vllm-watch board`: the boards without Grafana."""
+"""`vllm-watch board`: serve dashboards and runbooks without Grafana."""
 
 from __future__ import annotations
 

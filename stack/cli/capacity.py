@@ -1,4 +1,4 @@
-"""`vllm-watch capacity`: how many users fit, on which GPU or slice, at what cost."""
+"""`vllm-watch capacity`: users, GPU and cost of a deployment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vllm-watch cost`: who used how much, and for how much."""
+"""`vllm-watch cost`: usage and cost by team and model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vllm-watch dashboards`: our boards as files, or pushed to a Grafana."""
+"""`vllm-watch dashboards`: export as files, push to a Grafana."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets of the compose stack: `vllm-watch secrets`."""
+"""`vllm-watch secrets`: secrets of the compose stack."""
 
 from __future__ import annotations
 

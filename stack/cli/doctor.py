@@ -1,4 +1,4 @@
-"""`vllm-watch doctor`: which resource is the bottleneck, what says so, and which one lever to pull first."""
+"""`vllm-watch doctor`: bottleneck, evidence, first option to change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vllm-watch drill`: alerts seen to fire, and to go."""
+"""`vllm-watch drill`: fault injection with the alert that must fire and resolve."""
 
 from __future__ import annotations
 

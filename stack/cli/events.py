@@ -1,4 +1,4 @@
-"""`vllm-watch annotate` and `vllm-watch events`: what was changed, when and by whom."""
+"""`vllm-watch annotate` and `vllm-watch events`: record and list changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vllm-watch kubernetes`: the stack as manifests."""
+"""`vllm-watch kubernetes`: export manifests."""
 
 from __future__ import annotations
 

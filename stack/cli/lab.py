@@ -1,4 +1,4 @@
-"""`vllm-watch lab`: a real vLLM on this machine, watched by the whole stack."""
+"""`vllm-watch lab`: install and run the stack on a vLLM CPU build."""
 
 from __future__ import annotations
 

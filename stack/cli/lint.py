@@ -1,5 +1,4 @@
-"""`vllm-watch lint`: rules, dashboards and runbooks, checked beyond what promtool and Grafana refuse. For
-development."""
+"""`vllm-watch lint`: rules, dashboards and runbooks, beyond promtool and Grafana. For development."""
 
 from __future__ import annotations
 

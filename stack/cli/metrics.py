@@ -1,4 +1,4 @@
-"""`vllm-watch metrics`: the catalogue, and what of it a page or a dashboard holds."""
+"""`vllm-watch metrics`: list the catalogue, check an endpoint or a dashboard, drift, buckets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of several commands that read our numbers or ask a Prometheus."""
+"""Options that several commands share: addresses, durations, thresholds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vllm-watch render`: every printed file from its source."""
+"""`vllm-watch render`: write or check all generated files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vllm-watch runbook`: what to do about an alert."""
+"""`vllm-watch runbook`: find, fill and evaluate a runbook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A page of series that a person names: on a live engine, or in a file."""
+"""Exposition given by the user: a URL or a file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`vllm-watch sidecar`. The process that runs pays for every import, so what only another command needs is imported by
-that one."""
+"""`vllm-watch sidecar`: serve, explain, backfill. The process that runs pays for every import, so what only another
+command needs is imported by that one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Click options made from a struct's fields, so that name, type, default and help of a value stand once."""
+"""Click options from a struct's fields, so that name, type, default and help are written once."""
 
 from __future__ import annotations
 

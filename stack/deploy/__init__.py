@@ -1,0 +1,1 @@
+"""Deployment: compose, Prometheus, fleet, Kubernetes."""

@@ -1,5 +1,4 @@
-"""Make what compose.secure.yml needs at its start: for each service a folder with its certificate, its password, and
-who may ask it.
+"""Credentials of compose.secure.yml: certificate, password and permitted clients of each service.
 
 A folder is a volume of its own, mounted where that service reads it and nowhere else; its files can be opened by that
 service's user only.

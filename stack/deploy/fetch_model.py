@@ -1,4 +1,4 @@
-"""Fetches a model into HF_HOME before the engine starts, because the engine has no way out.
+"""Download of a model into HF_HOME before the engine starts, which has no access to the internet.
 
 Runs inside vLLM's image, by its Python and its huggingface_hub; not part of the vllm-watch command.
 MODEL is a Hugging Face name, or a folder that is used as it is. HF_TOKEN_PATH names a file that may be empty.

@@ -1,5 +1,4 @@
-"""Make what compose.mig.yml needs at its start: every team's slice from the environment, for the sidecar, and each
-team's own key and teams.yaml.
+"""First start of compose.mig.yml: each team's MIG instance, key and teams.yaml.
 
 The compose service `init` runs `python -m stack.deploy.slices`, a team's own one adds the team's name. As in init.py,
 what exists is never replaced; the sidecar's file alone is written anew at each start, because it follows the

@@ -1,1 +1,1 @@
-"""While running: which resource is the bottleneck, what says so, and which one lever to pull first."""
+"""Doctor: bottleneck of a running engine, evidence, first option to change."""

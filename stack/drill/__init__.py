@@ -1,5 +1,4 @@
-"""Drills: a fault put into a real vLLM and its watchers, the alert seen to arrive, the fault taken away, the alert seen
-to go.
+"""Drills: inject a fault into a real vLLM or its monitoring, and require the alert to fire and to resolve.
 
     drills.py      alert -> drill, or why there is none                                                   pure
     faults.py      one function for each fault; leaving its block takes the fault away

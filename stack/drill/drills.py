@@ -1,5 +1,5 @@
-"""Alert -> the drill that proves it, or the reason why there is none. Drills of one engine run in the order of this
-table."""
+"""Table of drills: the fault of each alert, or the reason why there is none. Drills of one engine run in the order of
+this table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults, one function for each: entering the block makes it so, leaving it takes it away again.
+"""Faults of processes, as context managers: entering injects the fault, leaving undoes it.
 
 A process that was killed is started again when the block ends as planned; where it ends otherwise, the lab is repaired
 before the next drill. What would outlive us (a stopped process, a moved file) is taken back in any case. Here stand

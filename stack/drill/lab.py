@@ -1,5 +1,4 @@
-"""The lab that drills run in: a real engine and its watchers, which can be hurt and fixed, and what its Prometheus and
-Alertmanager say.
+"""Lab of the drills: a real engine with its monitoring, and access to Prometheus and Alertmanager.
 
 Every drill begins with a Prometheus that has forgotten all, so that no earlier one is in its windows, and with every
 process running."""

@@ -1,4 +1,4 @@
-"""Faults of what watches: sidecar, Prometheus, Alertmanager, the receiver of spans."""
+"""Faults of the monitoring: sidecar, Prometheus, Alertmanager, span receiver."""
 
 from __future__ import annotations
 

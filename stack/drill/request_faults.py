@@ -1,4 +1,4 @@
-"""Faults of requests and their log: refused, cut, forged, late, too many teams."""
+"""Faults of requests and their log: rejected, cut off, forged, late, too many teams."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`vllm-watch drill`: each fault put in, its alert seen at Alertmanager, the fault taken away, the alert seen to go;
-and the table of it."""
+"""`vllm-watch drill`: run drills one after the other, and print the table of results."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Requests to the lab's engine, through the gateway or past it, for as long as a block lasts. All of it stays on this
-machine and is bounded."""
+"""Background requests to the lab's engine, through the gateway or past it. All of it stays on this machine and is
+bounded."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The gateway in front of vLLM: who asked, what it cost, how it ended; one request record per request, streams
-untouched.
+"""Gateway in front of vLLM: authentication, admission, request log.
 
 `run` is the process, `serve` the same inside a running loop, `make_key` a new key for a team."""
 

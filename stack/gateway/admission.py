@@ -1,4 +1,5 @@
-"""Admission: choose the next request for the engines. Pure: without sockets and clocks; every call brings the time.
+"""Admission: choice of the next request for the engines. Pure: without sockets and clocks; every call brings the
+time.
 
 Laws. A request waits, runs or is gone, and every count is the number of requests in such a state. No slot stays free
 while somebody may take it. A full queue is divided among the teams that use it (`queue_share.py`): a request within its

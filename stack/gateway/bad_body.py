@@ -1,5 +1,5 @@
-"""Sentence for a body that the gateway cannot read. It gives the place of the mistake, never content: that may be a
-prompt or a key."""
+"""Error message for a body that the gateway cannot read. It gives the place of the mistake, never content: that may
+be a prompt or a key."""
 
 from __future__ import annotations
 

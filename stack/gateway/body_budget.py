@@ -1,4 +1,4 @@
-"""Budget of request bytes in memory: while they come, while they wait for a slot, and until an engine has them.
+"""Budget of request bytes in memory, from the first byte until an engine has them.
 
 Invariant: where there are several teams none holds more than a part of it, so that one key with large bodies leaves
 room for others. No clock, no waiting."""

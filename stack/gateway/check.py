@@ -1,4 +1,4 @@
-"""Explain the gateway's files in numbers that a person can check: shares, slots, times, and what looks odd.
+"""`vllm-watch gateway check`: explanation of teams.yaml in numbers, and its warnings.
 
 Slots are reckoned as admission.py does it and shares as routing.py does; nothing is decided here."""
 

@@ -1,4 +1,4 @@
-"""Cross-origin requests (CORS, as the Fetch standard has it): which web pages may use the gateway from a browser. Pure.
+"""Cross-origin requests (CORS, Fetch standard): web pages that may use the gateway from a browser. Pure.
 
 Invariant: an answer that any origin may read ("*") never allows credentials."""
 

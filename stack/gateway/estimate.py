@@ -1,5 +1,4 @@
-"""Estimate the tokens of a request before the engine has counted them: the prompt from its bytes, the output from what
-its team got before.
+"""Token estimates before the engine has counted: prompt from bytes, output from earlier requests.
 
 Invariants: an estimate orders and protects; records carry the engine's own counts. The one estimate that reaches a bill
 is that of a stream whose usage never came, in a field of its own. Only answers of an engine teach anything, and what is

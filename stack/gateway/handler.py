@@ -1,4 +1,4 @@
-"""One request on its way: what it asks for, whether and when it may, and which engine answers.
+"""Handling of one request: body, admission, choice of engine, retries.
 
 Invariants: a client's key never reaches the engine. A client that leaves takes its upstream connection with it, which
 makes the engine stop working for it. Another upstream is tried only while the client has been sent nothing. Bodies are

@@ -1,4 +1,4 @@
-"""Asks each engine how it is and how full, for as long as the gateway runs; and takes note of what the data path meets.
+"""Health of engines: periodic probes, and failures that the data path observed.
 
 Invariant: nothing that an engine sends, or does not send, ends the watching, and no more than PAGE_BYTES of it are
 kept. A

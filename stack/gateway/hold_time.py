@@ -1,5 +1,4 @@
-"""Mean time that requests hold a slot, learned from those that ended and from those that still run. Pure: every call
-brings the time.
+"""Mean time that requests hold a slot, from ended and running ones. Pure: every call brings the time.
 
 The memory fades with time and not with each request: a burst of short requests within a second says little about the
 long ones of the last minute. Requests that run already longer than the mean are evidence too, so a team cannot keep its

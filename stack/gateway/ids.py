@@ -1,5 +1,4 @@
-"""Request ids and W3C trace context: honoured when a client sends good ones, made otherwise. Pure; `new_hex` brings the
-randomness."""
+"""Request ids and W3C trace context: validated or generated. Pure; `new_hex` brings the randomness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Isolation of teams that share engines: salts of the prefix cache, and ids of stored responses that name their team.
+"""Isolation of teams that share engines: salts of the prefix cache, ids of stored responses.
 
 Invariant: both are HMACs under a secret of the gateway, so a team can neither compute nor choose what belongs to
 another team, and replicas with the same secret agree without sharing any state. Nothing here logs the secret or

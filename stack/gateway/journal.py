@@ -1,5 +1,4 @@
-"""Journal of a request log: how many requests were accepted and how many records were written, for the report after a
-crash.
+"""Journal of the request log: accepted requests and written records, to report losses after a crash.
 
 Invariant: counting never waits for the disk and never raises. Counts are plain integers; a thread copies them, at most
 every EVERY_S, into a small file beside the log. The file survives SIGKILL and an out-of-memory kill, not a power cut.

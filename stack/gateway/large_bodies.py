@@ -1,4 +1,4 @@
-"""Work on large bodies apart from the event loop, so that streams go on meanwhile.
+"""Parsing of large bodies in a child process, so that streams continue.
 
 A thread is enough up to HUGE_BYTES. Beyond that one call of the decoder holds the interpreter lock for 20 to 40 ms, and
 the event loop takes that lock more than once for an event of a stream; so a huge body is read in a process of its own

@@ -1,4 +1,4 @@
-"""Derive from the engines' metrics how many requests may be there at once, and which engine is healthy.
+"""Concurrency limits and health of engines, derived from their metrics.
 
 Pure: pages, samples and times come in. Invariant: figures only ever take away from capacity.slots, and only while they
 are fresh. llm-d's flow control takes an old figure for a full engine; here it counts for nothing, since a missed scrape

@@ -1,4 +1,4 @@
-"""Writes request records to an append-only file, off the event loop.
+"""Writer of request records: append-only file, off the event loop, rotation.
 
 Invariant: `write` never waits and never raises. A line reaches the file within 50 ms, or stays in a bounded buffer
 until the disk takes it again.

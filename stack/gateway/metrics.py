@@ -1,4 +1,4 @@
-"""The gateway's own metrics, under the names of the catalogue; served on a port of their own."""
+"""Metrics of the gateway itself, on a port of their own."""
 
 from __future__ import annotations
 

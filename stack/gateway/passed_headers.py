@@ -1,4 +1,4 @@
-"""Headers of a request on its way through: the client's key, and what is passed on in each direction."""
+"""Headers that pass through the gateway in each direction, and the client's key."""
 
 from __future__ import annotations
 

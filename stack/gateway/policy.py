@@ -1,4 +1,4 @@
-"""Structure of teams.yaml: who may request how much, who goes first, and which engines answer.
+"""Structure of teams.yaml: limits, bands, models and upstreams.
 
 Invariant: everything here is data. Admission, routing and the data path read it and never write it, so a reload is an
 exchange of one value."""

@@ -1,5 +1,4 @@
-"""The data path: who asks, and for what kind of thing; every request in is one visit, and every visit to a token route
-one record.
+"""Entry of every request: authentication, route, and hand-over to the handler.
 
 Invariant: whatever happens, a POST to a token route leaves exactly one record, and what it was admitted to is given
 back."""

@@ -1,4 +1,4 @@
-"""Division of a full queue among the teams that use it, in places or in tokens.
+"""Division of a full queue among the teams that use it.
 
 Each team that has requests waiting, or that asks now, owns one unit (one place, or the tokens of an average place). The
 remainder goes to the best rank first, and within a rank by weight; what a team does not use, others may borrow until

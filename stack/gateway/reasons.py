@@ -1,4 +1,4 @@
-"""Vocabulary of the field `reason`, why a request failed, and the reading of an engine's answer.
+"""Reasons of failure and rejection: the values of the field `reason`, and their HTTP status.
 
 Invariant: a reason belongs to exactly one outcome, so that counting by reason and counting by outcome agree. An ok
 request has none."""

@@ -1,4 +1,4 @@
-"""Ends of a request in the vocabulary of reasons, and the error bodies that clients read."""
+"""Error responses to clients: body and headers for each reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Read an engine's reply: tokens, timings, how it finished. Pure; fed with decoded objects, whole or one per event.
+"""Reader of an engine's reply: tokens, timings, finish reason. Pure; fed with decoded objects, whole or one per
+event.
 
 Knows chat and text completions, embeddings, the responses API and the messages API. Unknown shapes are no error: what
 is not said stays None."""

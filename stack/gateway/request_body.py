@@ -1,4 +1,4 @@
-"""Read what a request asks for, in tokens, without touching it; and make the changes that the gateway makes to it.
+"""Reader of a request body: model, prompt size, limits; and the gateway's changes to it.
 
 Invariants: a body is decoded once, into its top-level fields as bytes; text is measured where it lies and never becomes
 Python objects. What the engine's schema (pydantic) would understand is understood here too, so that nothing escapes

@@ -1,4 +1,4 @@
-"""Fields of a request body that are not decoded until they are needed, read as the engine's schema takes them."""
+"""Raw fields of a request body, decoded on demand as the engine's schema takes them."""
 
 from __future__ import annotations
 

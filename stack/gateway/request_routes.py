@@ -1,4 +1,4 @@
-"""Read the body of each route: its prompts, its limit of output, its media."""
+"""Body fields of each API route: prompts, output limit, media."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request on its way through the gateway, and the record it leaves. Pure: times are put in by the data path."""
+"""State of one request in the gateway, and its record. Pure: times are put in by the data path."""
 
 from __future__ import annotations
 

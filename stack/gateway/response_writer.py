@@ -1,4 +1,4 @@
-"""Answers on their way back to the client, byte for byte: whole replies, event streams, refusals.
+"""Writer of responses to the client: replies, event streams, rejections.
 
 Invariants: another upstream may be tried only while the client has been sent nothing, so a reply that may still be
 replaced is held until its first content. What runs for every token has no layer too many."""

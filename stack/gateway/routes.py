@@ -1,4 +1,4 @@
-"""Which paths are served: those that leave a record, those that are only passed on, and how both may be spelled."""
+"""Paths that the gateway serves: recorded ones, passed ones, and their spellings."""
 
 from __future__ import annotations
 

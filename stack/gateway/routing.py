@@ -1,4 +1,4 @@
-"""Which upstream answers a request, and under which name the model is asked for there.
+"""Choice of upstream and variant for a request, and the model's name there.
 
 Invariant: a choice is a pure function of the policy, the request and what is healthy: no state, no clock, no
 randomness. Two gateways with one policy choose alike, and so does the same gateway after a restart."""

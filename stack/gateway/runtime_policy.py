@@ -1,4 +1,4 @@
-"""Prepare teams.yaml for the data path: keys, names, routes and the headers of each upstream.
+"""Compiled teams.yaml for the data path: keys, names, routes, upstream headers.
 
 Invariant: one value, exchanged as a whole. A request keeps the terms under which it came, so a reload in its middle
 changes nothing for it."""

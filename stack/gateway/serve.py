@@ -1,4 +1,4 @@
-"""Runs the gateway: two listening sockets, the log, the watchers, and an orderly end."""
+"""Start and orderly end of the gateway: listeners, log, health probes."""
 
 from __future__ import annotations
 

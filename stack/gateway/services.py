@@ -1,4 +1,4 @@
-"""Services that all requests of the gateway share: a frozen value that the proxy and the request handler read."""
+"""Services that all requests share, as a frozen value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find the team of a request and its rights: teams.yaml, checked as a whole, and the look-up from a key to its team.
+"""Look-up of a request's team and rights from its key; loading and checks of teams.yaml.
 
 Invariant: the file holds SHA-256 hashes of keys, never keys; a key is shown once, when it is made. Keys carry 192
 random bits, so a plain hash is enough, and a look-up by hash takes the same time for a key that is nearly right as for

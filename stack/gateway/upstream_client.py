@@ -1,5 +1,4 @@
-"""HTTP/1.1 to the engines, on httptools: a request goes out in one write; a body is handed on in the very call of the
-event loop that received it.
+"""HTTP/1.1 client to the engines, on httptools, with a connection pool.
 
 aiohttp's client, which the watchers use, wakes a task for every piece of a body; for a stream of tokens that is most of
 what a gateway costs (docs/internals/benchmark-gateway.md). Invariants: nothing is retried, followed, unpacked or added

@@ -1,0 +1,1 @@
+"""Lab: the whole stack as processes on a vLLM CPU build."""

@@ -1,4 +1,4 @@
-"""The figures that operators live by, asked of a Prometheus over its HTTP API."""
+"""Headline metrics in the terminal, from Prometheus' HTTP API."""
 
 from __future__ import annotations
 

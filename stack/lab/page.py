@@ -1,4 +1,4 @@
-"""The lab's own small server: which of its processes are up, as metrics.
+"""Metrics of the lab itself: which of its processes are up.
 
 It lives in the lab's process, so that a process that is down is reported also when Prometheus itself is."""
 

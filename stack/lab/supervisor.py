@@ -1,5 +1,5 @@
-"""Starts, watches and stops the lab's processes. Each lives in a group of its own; the group, and nothing else, is
-ended with it."""
+"""Supervisor of the lab's processes: start in order, watch, stop by process group. Each lives in a group of its own;
+the group, and nothing else, is ended with it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Writes a tiny Llama with random weights and a tokenizer of its own: a real model for a real engine, made here,
-fetched from nowhere.
+"""Tiny Llama with random weights and its tokenizer, written locally.
 
 Run by the engine's Python, which has torch and transformers; we have neither. The same seed writes the same files."""
 

@@ -1,5 +1,4 @@
-"""A small mixed workload through the gateway: streams that share a system prompt, short completions, one long prompt
-now and then.
+"""Background requests of the lab: streams with a shared prefix, short completions, one long prompt.
 
 It is bounded: a few requests a second, each of at most 96 tokens, and it ends with the lab."""
 

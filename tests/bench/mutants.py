@@ -45,7 +45,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "stack/gateway/prompt_size.py": (f"{GATEWAY}gateway_ask.py", f"{GATEWAY}gateway_bounds.py"),
     "stack/gateway/sse.py": (f"{GATEWAY}sse_scanner.py",),
     "stack/capacity/kv.py": (f"{CAPACITY}memory.py", f"{CAPACITY}kv.py"),
-    "exporters/statistics.py": ("tests/stack/tuning/test_statistics.py",),
+    "exporters/statistics.py": ("tests/exporters/test_statistics.py",),
     "exporters/requests/tail.py": (f"{REQUESTS}tail.py", f"{REQUESTS}archives.py"),
     "exporters/requests/positions.py": (f"{REQUESTS}tail.py", f"{REQUESTS}archives.py"),
     "exporters/requests/counters.py": (

@@ -1,5 +1,4 @@
-"""Compute the series of a fleet, which Prometheus stores, and the samples of one scrape, from which sample_limit is
-set.
+"""Series and samples of a fleet: what Prometheus stores, and sample_limit of a scrape.
 
 Invariant: nothing is counted twice. What a team, a model, a GPU or an upstream costs is computed from the catalogue
 (labels, kinds, bounds) and from the vocabularies of the code that fills the labels; what vLLM shows is counted on pages

@@ -1,5 +1,4 @@
-"""Prometheus' configuration for a fleet, printed whole: one file for a Prometheus that keeps everything itself, and one
-for each long-term store.
+"""Prometheus configuration files for a fleet: standalone, and one for each long-term store.
 
 Invariant: Prometheus has no include for remote_write, and promtool must see what will run; so what the files share
 stands here once and each is printed whole. Limits come from stack/deploy/fleet/budget.py, what a long-term store is

@@ -1,5 +1,4 @@
-"""The objects as files: base/ with everything, overlays/example/ to be copied and changed, components/ for a gateway of
-somebody else's.
+"""Exported Kubernetes files: base/, overlays/example/, components/ for another gateway.
 
 Invariant: a secret is never written, only its name."""
 

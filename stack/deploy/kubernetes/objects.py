@@ -1,4 +1,4 @@
-"""The objects in base/*.yaml, with their $WORDS filled in, and the names that Python shares with them."""
+"""Kubernetes objects of base/*.yaml with their $WORDS filled in."""
 
 from __future__ import annotations
 

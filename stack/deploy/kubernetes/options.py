@@ -1,4 +1,5 @@
-"""Options of a deployment on Kubernetes. Combinations that cannot work are rejected here, in one sentence."""
+"""Options of `vllm-watch kubernetes export`, and their checks. Combinations that cannot work are rejected here, in
+one sentence."""
 
 from __future__ import annotations
 

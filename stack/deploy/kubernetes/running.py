@@ -1,5 +1,5 @@
-"""The running parts: the gateway with its sidecar in one pod (base/gateway.yaml), the board (base/board.yaml), and the
-configuration that they mount. Every container is unprivileged and may write only to its own volumes.
+"""Deployments: gateway with sidecar (base/gateway.yaml), board (base/board.yaml), and their configuration. Every
+container is unprivileged and may write only to its own volumes.
 
 The sidecar stands in the gateway's pod because the request log is a file there, not for the engine's sake: engines are
 read over HTTP. GPUs are not: NVML sees those of its own node only, so here the sidecar's `gpu` is off and dcgm-exporter

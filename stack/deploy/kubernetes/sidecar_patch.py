@@ -1,4 +1,4 @@
-"""Our sidecar in the pods of somebody else's gateway: components for kustomize (base/component.yaml).
+"""Sidecar in the pods of another gateway: kustomize components (base/component.yaml).
 
 The sidecar's state lies on the volume of the log, so both are there or both are gone: a log without the state would be
 counted once more. One replica and Recreate, as with our own gateway: each sidecar would count the same engines, and a

@@ -1,4 +1,4 @@
-"""Checks for an engine that stands still, fails requests or refuses them."""
+"""Checks for a hung engine, failed and rejected requests."""
 
 from __future__ import annotations
 

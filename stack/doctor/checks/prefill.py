@@ -1,4 +1,4 @@
-"""Checks for first tokens that are late: long prompts, a prefix cache that does not help, the API server."""
+"""Checks for late first tokens: long prompts, prefix cache, API server."""
 
 from __future__ import annotations
 

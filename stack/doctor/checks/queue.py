@@ -1,4 +1,4 @@
-"""Checks for requests that wait in the engine: for a place, for KV blocks, or for more than the engine can do."""
+"""Checks for requests that wait in the engine: for a slot, for KV blocks, for capacity."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""While running: which resource is the bottleneck, what says so, and which one lever to pull first."""
+"""Tuning matrix: one row for each bottleneck."""

@@ -1,4 +1,4 @@
-"""Rows of what clients notice and no engine shows: slow streams, disconnects, quality."""
+"""Rows of what only clients observe: slow streams, disconnects, quality."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of answers that come slowly or pause."""
+"""Rows of slow or pausing token generation."""
 
 from __future__ import annotations
 

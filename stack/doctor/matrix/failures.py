@@ -1,4 +1,4 @@
-"""Rows of requests that fail or are refused: engines that stand still, errors, limits, wrong requests."""
+"""Rows of failed and rejected requests: hung engines, errors, limits, wrong requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of first tokens that are late."""
+"""Rows of late first tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of requests that wait: for KV blocks, for a place in the engine or the gateway, for an adapter."""
+"""Rows of waiting requests: KV blocks, slots of engine or gateway, adapters."""
 
 from __future__ import annotations
 

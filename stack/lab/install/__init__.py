@@ -1,4 +1,4 @@
-"""The real parts the lab and the tests run on: where they are, and how they come to be there.
+"""Table of the programs that lab and tests need: where each is found or how it is installed.
 
 `find` looks and installs nothing; `ensure` installs what is missing into the cache, a folder outside the checkout. Only
 Chromium, Node and dockerd are installed on the system itself, and only when we are root: they need libraries and kernel

@@ -1,6 +1,5 @@
-"""Debian's Alertmanager reads its templates from one absolute folder that is written into the program and exists only
-when the package is installed. Here it is unpacked without root, so the program gets a path of the same length, relative
-to the folder it is started in."""
+"""Alertmanager from Debian, with its templates moved: the program reads them from one absolute folder. Here it is
+unpacked without root, so the program gets a path of the same length, relative to the folder it is started in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An OpenTelemetry Collector with core components, built from Debian's Go packages: no ready binary is packaged there.
+"""OpenTelemetry Collector with core components, built from Debian's Go packages.
 
 The sources and the compiler take about 2 GB while building and are removed afterwards; the program is 30 MB."""
 

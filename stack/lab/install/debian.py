@@ -1,5 +1,4 @@
-"""Programs from Debian's archive, two ways: unpacked into the cache from newer suites (no root, nothing on the system
-changes), or, for what needs many libraries, installed by the system's apt when we are root.
+"""Packages from Debian: unpacked into the cache, or installed by apt as root.
 
 Invariant: the mirror is the one this machine is configured with."""
 

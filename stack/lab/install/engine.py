@@ -1,4 +1,4 @@
-"""The engine: a real vLLM built for CPU, in a Python environment of its own, and the tiny model it serves.
+"""vLLM's CPU build in its own Python environment, and the tiny model.
 
 torch's sister packages are left out on purpose: their usual builds want CUDA libraries and break the import; vLLM runs
 without them."""

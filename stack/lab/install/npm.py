@@ -1,5 +1,4 @@
-"""Packages of npm, in folders of the cache: Grafana's own types of its dashboards, and the compiler that checks JSON
-against them.
+"""Packages of npm: Grafana's dashboard types, and the TypeScript compiler that checks JSON against them.
 
 Nothing of them is run but the compiler; install scripts are refused. npm asks the registry that this machine is
 configured with."""

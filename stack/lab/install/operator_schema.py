@@ -1,5 +1,4 @@
-"""Schemas of the Prometheus Operator's objects: validators made from its CRDs, types, and the compiler that finds
-unknown fields.
+"""Schemas of the Prometheus Operator's objects, from its CRDs.
 
 Packages of npm, in a folder of the cache; nothing of them but the validators and the compiler is run."""
 

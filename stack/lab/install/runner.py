@@ -1,4 +1,4 @@
-"""Running the installers of others: every step is shown, logged, stoppable, and its failure becomes one sentence."""
+"""Runner of external installers: progress, log, cancellation, one sentence for a failure."""
 
 from __future__ import annotations
 
