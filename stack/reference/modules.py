@@ -30,9 +30,9 @@ def _lines() -> Iterator[str]:
     modules = sorted((path for package in PACKAGES for path in (ROOT / package).rglob("*.py")), key=_order)
     for folder, files in groupby(modules, key=lambda path: path.parent):
         yield from (f"## {folder.relative_to(ROOT).as_posix()}/", "")
-        yield from table(
-            ("module", "contents"), ((f"`{file.name}`", text) for file in files if (text := _purpose(file)))
-        )
+        rows = ((f"`{file.name}`", text) for file in files if (text := _purpose(file)))
+        yield from table(("module", "contents"), rows)
+    yield from ("Test status: [modules (reference)](../internals/test-status.md#modules-reference).", "")
 
 
 def _order(path: Path) -> tuple[int, Path, bool, str]:
