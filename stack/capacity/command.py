@@ -30,22 +30,29 @@ _FULL_NAMES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32":
 class CapacityOptions:
     """The options. values: those that a worksheet may have too; what is given goes before it."""
 
-    model: Annotated[Path | None, Opt(help="A model's folder, or its config.json.")] = None
+    model: Annotated[Path | None, Opt(help="Model folder or config.json.")] = None
     gpus: Annotated[
-        tuple[str, ...], Opt(name="--gpu", metavar="NAME", help="Such as H200 or H200/1g.18gb; several are compared.")
+        tuple[str, ...],
+        Opt(name="--gpu", metavar="NAME", help="GPU, such as H200, H200/1g.18gb or 24GB; repeatable to compare."),
     ] = ()
-    slices: Annotated[bool, Opt(help="Compare each GPU with its MIG slices.")] = False
+    slices: Annotated[bool, Opt(help="Compare each GPU with its MIG profiles.")] = False
     worksheet: Annotated[
         Path | None,
-        Opt(name="--traffic", metavar="YAML", file=True, help="A worksheet; any of its values may be empty."),
+        Opt(name="--traffic", metavar="YAML", file=True, help="Capacity worksheet; any of its values may be empty."),
     ] = None
     logs: Annotated[
-        tuple[Path, ...], Opt(name="--log", file=True, help="Request logs, for lengths, times and rate as they were.")
+        tuple[Path, ...],
+        Opt(name="--log", file=True, help="Request log, for measured lengths, times and rate; repeatable."),
     ] = ()
     values: Worksheet = field(default_factory=Worksheet)
     measured_per_s: Annotated[
         float | None,
-        Opt(name="--measured-rate", metavar="R", read=worksheet.count, help="At which one replica kept its targets."),
+        Opt(
+            name="--measured-rate",
+            metavar="R",
+            read=worksheet.count,
+            help="Measured request rate at which one replica met its targets.",
+        ),
     ] = None
     prices: Annotated[Path | None, Opt(file=True, help="prices.yaml; see docs/guides/cost.md.")] = None
 

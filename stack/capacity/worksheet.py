@@ -176,7 +176,7 @@ class Worksheet:
         str | None,
         Key("model", _word, written=str | None),
         Opt(
-            name="--served-model-name", metavar="NAME", help="As clients ask for it; only its lines of the logs count."
+            name="--served-model-name", metavar="NAME", help="Model name in the request logs; other lines are ignored."
         ),
     ] = None
     p50_prompt_tokens: Annotated[float | None, Key("traffic", tokens)] = None
@@ -186,17 +186,17 @@ class Worksheet:
     requests_per_second: Annotated[
         float | None,
         Key("traffic", count, also=("rate_per_s",)),
-        Opt(name="--rate", metavar="R", read=count, help="New requests a second."),
+        Opt(name="--rate", metavar="R", read=count, help="New requests per second."),
     ] = None
     concurrent_users: Annotated[
         float | None,
         Key("traffic", count, also=("users",)),
-        Opt(name="--users", metavar="N", read=count, help="People at work at once, instead of a rate."),
+        Opt(name="--users", metavar="N", read=count, help="Concurrent users, instead of --rate."),
     ] = None
     think_time: Annotated[
         float | None,
         Key("traffic", think, also=("think_time_s",)),
-        Opt(name="--think", metavar="TIME", read=think, help="From a reply to their next request."),
+        Opt(name="--think", metavar="TIME", read=think, help="Think time of a user between reply and next request."),
     ] = None
     cached_share: Annotated[float | None, Key("traffic", _share)] = None
     ttft_p95: Annotated[float | None, Key("targets", partial(seconds, most=60.0))] = None
@@ -206,24 +206,27 @@ class Worksheet:
         int | None,
         msgspec.Meta(ge=1),
         Key("tuning", _whole),
-        Opt(name="--tp", help="GPUs that share every layer.  [default: 1]"),
+        Opt(name="--tp", help="Tensor-parallel GPUs.  [default: 1]"),
     ] = None
     pipeline_parallel_size: Annotated[
         int | None,
         msgspec.Meta(ge=1),
         Key("tuning", _whole),
-        Opt(name="--pp", help="GPUs that have layers of their own.  [default: 1]"),
+        Opt(name="--pp", help="Pipeline-parallel GPUs.  [default: 1]"),
     ] = None
     max_model_len: Annotated[
-        int | None, Key("model", tokens), Opt(metavar="N", read=tokens, help="[default: what the model was made for]")
+        int | None, Key("model", tokens), Opt(metavar="N", read=tokens, help="Context length.  [default: the model's]")
     ] = None
     kv_cache_dtype: Annotated[
         str | None,
         Key("tuning", _word, written=str | None),
-        Opt(name="--kv-dtype", metavar="TYPE", help="Of the KV cache: auto, fp8, ...  [default: auto]"),
+        Opt(name="--kv-dtype", metavar="TYPE", help="Type of the KV cache: auto, fp8, ...  [default: auto]"),
     ] = None
     gpu_memory_utilization: Annotated[
-        float | None, msgspec.Meta(gt=0, le=1), Key("tuning", _memory_share), Opt(help="[default: vLLM's own]")
+        float | None,
+        msgspec.Meta(gt=0, le=1),
+        Key("tuning", _memory_share),
+        Opt(help="Share of GPU memory for vLLM.  [default: vLLM's own]"),
     ] = None
     enable_prefix_caching: Annotated[bool | None, Key("tuning", _yes, written=bool | str | None)] = None
     speculative_config: Annotated[str | None, Key("tuning", _speculative, written=str | dict[str, Any] | None)] = None
@@ -232,10 +235,12 @@ class Worksheet:
         int | None,
         msgspec.Meta(ge=1),
         Key("tuning", _whole),
-        Opt(help="[default: what the cache holds of the traffic]"),
+        Opt(help="Concurrent requests.  [default: what the KV cache holds]"),
     ] = None
     max_num_batched_tokens: Annotated[
-        int | None, Key("tuning", tokens), Opt(metavar="N", read=tokens, help="[default: vLLM's own for the GPU]")
+        int | None,
+        Key("tuning", tokens),
+        Opt(metavar="N", read=tokens, help="Token budget of a step.  [default: vLLM's own for the GPU]"),
     ] = None
     gpu: str | None = None
 

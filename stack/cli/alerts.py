@@ -40,7 +40,7 @@ def alerts_group() -> None:
 
 
 @alerts_group.command("export")
-@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="The folder to write to.")
+@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Output folder.")
 @RUNBOOK_BASE
 @DASHBOARD_BASE
 @THRESHOLDS
@@ -50,19 +50,17 @@ def alerts_group() -> None:
     type=click.Choice(list(routing.RECEIVERS)),
     default="none",
     show_default=True,
-    help="How Alertmanager notifies people; none: not at all.",
+    help="Receiver of notifications; none: do not notify.",
 )
-@click.option(
-    "--deadman", is_flag=True, help="Also tell a service that expects to hear from VLLMWatchdog every few minutes."
-)
+@click.option("--deadman", is_flag=True, help="Send VLLMWatchdog to a dead man's switch service.")
 @click.option(
     "--secrets",
     default=routing.SECRETS,
     show_default=True,
     metavar="DIR",
-    help="Where Alertmanager finds the files with its secrets.",
+    help="Folder of secret files, as Alertmanager sees it.",
 )
-@click.option("--force", is_flag=True, help="Overwrite files that did not come from here, or were changed since.")
+@click.option("--force", is_flag=True, help="Overwrite files that vllm-watch did not write, or that were edited.")
 @AS_JSON
 def alerts_export(
     out: Path,
@@ -124,7 +122,7 @@ def alerts_list(thresholds: Path | None, as_json: bool) -> None:
     "--page",
     "target",
     metavar="URL|FILE",
-    help="A vLLM server or a file with its page: is every latency bound one of its buckets?",
+    help="vLLM server or saved exposition: check that every latency bound is a bucket.",
 )
 @click.option(
     "--out",
@@ -133,7 +131,7 @@ def alerts_list(thresholds: Path | None, as_json: bool) -> None:
 )
 @RUNBOOK_BASE
 @DASHBOARD_BASE
-@click.option("--force", is_flag=True, help="Overwrite a slo.yaml that did not come from here, or was changed since.")
+@click.option("--force", is_flag=True, help="Overwrite a slo.yaml that vllm-watch did not write, or that was edited.")
 @HTTP_CONFIG
 @AS_JSON
 def alerts_slo(
@@ -201,29 +199,27 @@ def alerts_slo(
     show_default=True,
     metavar="TIME",
     callback=duration,
-    help="How far back to look.",
+    help="Time range to read.",
 )
 @click.option(
     "--bench",
     "bench_folder",
     type=click.Path(path_type=Path),
-    help="A saved bench with several loads: where the engine's knee is.",
+    help="Saved bench with several loads, to find the engine's saturation point.",
 )
-@click.option("--variant", metavar="NAME", help="Which variant of the bench is deployed, of several.")
+@click.option("--variant", metavar="NAME", help="Deployed variant, if the bench has several.")
 @click.option(
     "--worksheet",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A capacity worksheet, for its targets; else the objectives count.",
+    help="Capacity worksheet whose targets to use.  [default: the objectives]",
 )
-@click.option("--model", metavar="NAME", help="Look at this model alone.  [default: all; the strictest number counts]")
+@click.option("--model", metavar="NAME", help="Use only this model.  [default: all; the strictest value wins]")
 @THRESHOLDS
 @SLO
 @click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the file for --thresholds there instead of printing it.",
+    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the thresholds file instead of printing it."
 )
-@click.option("--force", is_flag=True, help="Overwrite a file that did not come from here, or was changed since.")
+@click.option("--force", is_flag=True, help="Overwrite a file that vllm-watch did not write, or that was edited.")
 @TOKEN_FILE
 @USER_FILE
 @HTTP_CONFIG

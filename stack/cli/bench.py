@@ -31,10 +31,7 @@ from stack.terminal import output_width
 from stack.tuning.run_comparison import smallest_effect
 
 T = TypeVar("T")
-SEED_HELP = (
-    "Seed of prompts, lengths, times and the order of the variants; an engine that saw it has the prompts in its cache."
-    "  [default: drawn]"
-)
+SEED_HELP = "Seed of prompts, lengths, times and order; a used seed finds its prompts in the cache.  [default: random]"
 NO_LIMIT = 1 << 40  # tokens, where the engine does not say
 FIGURES = (
     "ttft_ms.p50",
@@ -64,39 +61,28 @@ def bench() -> None:
     required=True,
     envvar=ENGINE_URL,
     show_envvar=True,
-    help="Address of vLLM, such as http://127.0.0.1:8000.",
+    help="URL of vLLM, such as http://127.0.0.1:8000.",
 )
-@click.option("--model", help="The served name, where there are several.")
+@click.option("--model", help="Served model name, if there are several.")
 @click.option(
     "--api-key-file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A key for the engine, sent as a bearer token.",
+    help="File with an API key for the engine, sent as bearer token.",
 )
 @click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="The folder to write.  [default: bench-WORKLOAD-TIME]",
+    "--out", type=click.Path(path_type=Path, file_okay=False), help="Output folder.  [default: bench-WORKLOAD-TIME]"
 )
-@click.option(
-    "--only",
-    multiple=True,
-    metavar="NAME|POINT",
-    help="Only this workload of the file, or this load, such as c8; may be given more than once.",
-)
-@click.option(
-    "--runs", type=click.IntRange(1, 1000), help="How often each load is run.  [default: as the workload says, else 6]"
-)
-@click.option("--requests", type=click.IntRange(1), help="Requests in a run, whatever the workload says.")
-@click.option(
-    "--scale", type=float, help="Multiply every length, for a context that is too short; printed with the results."
-)
+@click.option("--only", multiple=True, metavar="NAME|POINT", help="Only this workload or load, such as c8; repeatable.")
+@click.option("--runs", type=click.IntRange(1, 1000), help="Runs of each load.  [default: from the workload, else 6]")
+@click.option("--requests", type=click.IntRange(1), help="Requests in a run; overrides the workload.")
+@click.option("--scale", type=float, help="Factor for every length, to fit a shorter context.")
 @click.option("--seed", type=int, help=SEED_HELP)
 @click.option(
     "--engine-log",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="What vLLM printed when it started: weights and KV bytes.",
+    help="vLLM's start-up log, for memory of weights and KV cache.",
 )
-@click.option("--name", default="", help="What this is, for the report.")
+@click.option("--name", default="", help="Title for the report.")
 @AS_JSON
 def bench_run(
     what: str,
@@ -189,7 +175,7 @@ def bench_list(as_json: bool) -> None:
 
 @bench.command("import")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="The folder to write.")
+@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Output folder.")
 def bench_import(files: tuple[Path, ...], out: Path) -> None:
     """Import results of `vllm bench serve` or AIPerf.
 

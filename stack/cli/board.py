@@ -22,42 +22,36 @@ from stack.cli.options import HTTP_CONFIG, PROMETHEUS_URL, THRESHOLDS, TOKEN_FIL
     metavar="URL",
     envvar=PROMETHEUS_URL,
     show_envvar=True,
-    help="Address of Prometheus, with its path if it has one.",
+    help="URL of Prometheus, with its path if it has one.",
 )
 @TOKEN_FILE
 @USER_FILE
 @HTTP_CONFIG
-@click.option("--listen", default="127.0.0.1:9402", show_default=True, metavar="HOST:PORT")
+@click.option(
+    "--listen", default="127.0.0.1:9402", show_default=True, metavar="HOST:PORT", help="Address to listen on."
+)
 @click.option(
     "--web-config",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="TLS and logins of this page: Prometheus' web.yml.",
+    help="TLS and auth of this server (Prometheus web.yml format).",
 )
 @click.option(
-    "--allow-host",
-    "allowed",
-    multiple=True,
-    metavar="NAME",
-    help="A name, besides loopback, under which browsers may ask.",
+    "--allow-host", "allowed", multiple=True, metavar="NAME", help="Host name that browsers may use, besides loopback."
 )
 @click.option(
     "--scrape-interval",
     "scrape_s",
     metavar="TIME",
     callback=duration,
-    help="By default Prometheus is asked for it, else 15s.",
+    help="Scrape interval.  [default: read from Prometheus, else 15s]",
 )
 @click.option(
     "--snapshot",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write one static page with its figures instead of serving.",
+    help="Write one static HTML file with its data instead of serving.",
 )
 @click.option(
-    "--board",
-    "slugs",
-    multiple=True,
-    metavar="SLUG",
-    help="With --snapshot: only this board; may be given more than once.",
+    "--board", "slugs", multiple=True, metavar="SLUG", help="With --snapshot: only this dashboard; repeatable."
 )
 @click.option(
     "--from",
@@ -65,9 +59,9 @@ from stack.cli.options import HTTP_CONFIG, PROMETHEUS_URL, THRESHOLDS, TOKEN_FIL
     default="now-1h",
     show_default=True,
     metavar="TIME",
-    help="With --snapshot: now-6h, 2026-03-01T12:00:00Z or ms.",
+    help="With --snapshot: start, such as now-6h, 2026-03-01T12:00:00Z or ms.",
 )
-@click.option("--to", "end", default="now", show_default=True, metavar="TIME", help="With --snapshot.")
+@click.option("--to", "end", default="now", show_default=True, metavar="TIME", help="With --snapshot: end.")
 @THRESHOLDS
 def board_command(
     url: str,

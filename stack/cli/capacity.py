@@ -27,16 +27,11 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 
 @click.command("capacity")
 @options_of(command.CapacityOptions, "asked")
-@click.option(
-    "--live",
-    "url",
-    metavar="URL",
-    help="Compare with an engine that runs: what it says of its cache, and what is in use.",
-)
-@click.option("--engine-log", type=FILE, help="With --live: its start-up log.")
-@click.option("--api-key-file", type=FILE, help="With --live: holds the engine's API key.")
+@click.option("--live", "url", metavar="URL", help="URL of a running engine to compare with.")
+@click.option("--engine-log", type=FILE, help="With --live: start-up log of the engine.")
+@click.option("--api-key-file", type=FILE, help="With --live: file with the engine's API key.")
 @HTTP_CONFIG
-@click.option("--fill", is_flag=True, help="Print the worksheet filled in, and nothing else.")
+@click.option("--fill", is_flag=True, help="Print only the completed worksheet.")
 @AS_JSON
 def capacity_command(
     asked: command.CapacityOptions,

@@ -14,7 +14,7 @@ import click
 
 from stack.config import BadConfig
 
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 class UsageMistake(click.ClickException):

@@ -34,10 +34,10 @@ from stack.terminal import output_width
     "logs",
     multiple=True,
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Request logs instead; once for each file.",
+    help="Request log to read instead; repeatable.",
 )
 @click.option(
-    "--since", "since_s", metavar="TIME", callback=duration, help="How far back.  [default: 24h; with --log all of it]"
+    "--since", "since_s", metavar="TIME", callback=duration, help="Time range.  [default: 24h; with --log all lines]"
 )
 @click.option(
     "--prices",
@@ -45,15 +45,19 @@ from stack.terminal import output_width
     type=click.Path(path_type=Path, dir_okay=False),
     help="prices.yaml; see docs/guides/cost.md.",
 )
+@click.option("--gpus", multiple=True, metavar="N|MODEL=N", help="With --log: number of GPUs of a model.  [default: 1]")
 @click.option(
-    "--gpus", multiple=True, metavar="N|MODEL=N", help="With --log: how many GPUs a model runs on.  [default: 1]"
+    "--by",
+    type=click.Choice(["team", "model", "team,model"]),
+    default="team,model",
+    show_default=True,
+    help="Labels of a row.",
 )
-@click.option("--by", type=click.Choice(["team", "model", "team,model"]), default="team,model", show_default=True)
 @TOKEN_FILE
 @USER_FILE
 @HTTP_CONFIG
 @AS_JSON
-@click.option("--csv", "as_csv", is_flag=True, help="The rows and their total as CSV.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print rows and total as CSV.")
 def cost_command(
     url: str | None,
     logs: tuple[Path, ...],
@@ -69,9 +73,9 @@ def cost_command(
 ) -> None:
     """Report GPU hours, energy, tokens and cost per team.
 
-    Idle, aborted and unattributed time have rows; the total is their sum.
+    Idle, aborted and unattributed time have rows of their own; the total is the sum of all rows.
 
-    How much of a shared GPU was whose is an estimate of share; what is shared out is exact.
+    The share of each team in a shared GPU is an estimate; the sum over teams is exact.
 
     \b
     Example:  vllm-watch cost --prometheus http://127.0.0.1:9090 --since 24h

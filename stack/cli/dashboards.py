@@ -25,21 +25,24 @@ def dashboards() -> None:
 
 _PROFILE = click.option(
     "--profile", type=click.Choice([p.value for p in Profile]), default=Profile.FULL.value, show_default=True,
-    help="engine: only what vLLM's own series can fill.",
+    help="engine: only panels that vLLM's own series fill.",
 )  # fmt: skip
 
 
 @dashboards.command("export")
-@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="The folder to write to.")
+@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Output folder.")
 @_PROFILE
 @click.option(
     "--format", "use", type=click.Choice(["import", "provisioning"]), default="import", show_default=True,
-    help="import: for Grafana's import dialog. provisioning: read-only boards and the provider file beside them.",
+    help=(
+        "import: for Grafana's import dialog. provisioning: read-only dashboards with a"
+        " provider file."
+    ),
 )  # fmt: skip
-@click.option("--path", help="Where Grafana will see the folder; by default --out itself.")
+@click.option("--path", help="Path of the folder as Grafana sees it.  [default: --out]")
 @RUNBOOK_BASE
 @THRESHOLDS
-@click.option("--force", is_flag=True, help="Overwrite files that did not come from here.")
+@click.option("--force", is_flag=True, help="Overwrite files that vllm-watch did not write.")
 @AS_JSON
 def dashboards_export(
     out: Path,
@@ -53,7 +56,7 @@ def dashboards_export(
 ) -> None:
     """Write the dashboards as JSON files.
 
-    The data source is a variable: nothing has to be replaced before an import.
+    The data source is a variable, so the files can be imported unchanged.
 
     \b
     Example:  vllm-watch dashboards export --out boards --format provisioning --path /var/lib/grafana/vllm
@@ -111,33 +114,35 @@ def _say_where_runbooks_are(runbook_base: str | None) -> None:
 
 
 @dashboards.command("push")
-@click.option("--grafana", "url", required=True, metavar="URL", help="Where Grafana is, with its path if it has one.")
+@click.option("--grafana", "url", required=True, metavar="URL", help="URL of Grafana, with its path if it has one.")
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
-    help=f"A service account's token; else {grafana_client.TOKEN_VARIABLE} is read.",
+    help=f"File with a service account token.  [default: {grafana_client.TOKEN_VARIABLE}]",
 )
 @click.option(
-    "--user-file", type=click.Path(path_type=Path), help="user:password, for a Grafana without service accounts."
+    "--user-file",
+    type=click.Path(path_type=Path),
+    help="File with user:password, for a Grafana without service accounts.",
 )
 @click.option(
     "--folder",
     default=grafana_folders.FOLDER,
     show_default=True,
-    help="Title or uid, for boards that are new; others stay where they are.",
+    help="Folder (title or uid) for new dashboards; existing ones are not moved.",
 )
-@click.option("--datasource", metavar="NAME", help="Name or uid of the Prometheus that the boards open with.")
+@click.option("--datasource", metavar="NAME", help="Default Prometheus data source (name or uid) of the dashboards.")
 @_PROFILE
 @RUNBOOK_BASE
 @THRESHOLDS
-@click.option("--dry-run", is_flag=True, help="Say what would change, panel by panel, and change nothing.")
-@click.option("--force", is_flag=True, help="Overwrite a board under our uid that is not ours.")
+@click.option("--dry-run", is_flag=True, help="Print the changes panel by panel; change nothing.")
+@click.option("--force", is_flag=True, help="Overwrite a foreign dashboard that has the same uid.")
 @click.option(
     "--api",
     type=click.Choice(["auto", "newer", "older"]),
     default="auto",
     show_default=True,
-    help="Which of Grafana's two APIs to use.",
+    help="Grafana API to use.",
 )
 @AS_JSON
 def dashboards_push(
@@ -156,9 +161,9 @@ def dashboards_push(
 ) -> None:
     """Create or update the dashboards in Grafana.
 
-    Equal dashboards are left alone.
+    Unchanged dashboards are skipped.
 
-    Exit 1 when a board was refused, 2 when nothing could be done.
+    Exit 1 if a dashboard was refused, 2 if nothing could be done.
 
     \b
     Example:  GRAFANA_TOKEN=$(cat token) vllm-watch dashboards push --grafana http://127.0.0.1:3000 --dry-run

@@ -14,7 +14,7 @@ from stack.deploy import init
 
 @click.command()
 @click.option(
-    "--folder", type=click.Path(path_type=Path), help="Where they are; by default the compose stack's volume."
+    "--folder", type=click.Path(path_type=Path), help="Folder of the secrets.  [default: the compose stack's volume]"
 )
 @click.option(
     "--grafana",
@@ -22,7 +22,7 @@ from stack.deploy import init
     envvar="VLLM_WATCH_GRAFANA_URL",
     default="http://127.0.0.1:3000",
     show_default=True,
-    help="To be printed.",
+    help="URL to print.",
 )
 @click.option(
     "--gateway",
@@ -30,7 +30,7 @@ from stack.deploy import init
     envvar="VLLM_WATCH_GATEWAY_URL",
     default="http://127.0.0.1:8000",
     show_default=True,
-    help="To be printed.",
+    help="URL to print.",
 )
 @AS_JSON
 def secrets(folder: Path | None, grafana: str, gateway: str, as_json: bool) -> None:

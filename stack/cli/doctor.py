@@ -48,45 +48,49 @@ class DoctorOptions:
     """Options of `vllm-watch doctor`."""
 
     for_s: Annotated[
-        float, Opt(name="--for", metavar="TIME", read=parse_duration, write=_typed, help="Between two looks at URL.")
+        float,
+        Opt(
+            name="--for", metavar="TIME", read=parse_duration, write=_typed, help="Time between the two scrapes of URL."
+        ),
     ] = 30.0
     gateway_url: Annotated[
-        str | None, Opt(name="--gateway", metavar="URL", help="With URL: the gateway's metrics address as well.")
+        str | None, Opt(name="--gateway", metavar="URL", help="With URL: metrics address of the gateway.")
     ] = None
-    prometheus_url: Annotated[str | None, Opt(name="--prometheus", metavar="URL", help="Ask a Prometheus instead.")] = (
-        None
-    )
+    prometheus_url: Annotated[
+        str | None, Opt(name="--prometheus", metavar="URL", help="URL of a Prometheus to query instead.")
+    ] = None
     window_s: Annotated[
         float,
         Opt(
-            name="--window", metavar="TIME", read=parse_duration, write=_typed, help="With --prometheus: how far back."
+            name="--window",
+            metavar="TIME",
+            read=parse_duration,
+            write=_typed,
+            help="With --prometheus: time range to read.",
         ),
     ] = 900.0
-    model: Annotated[str | None, Opt(metavar="NAME", help="This model alone, as the engine's page calls it.")] = None
+    model: Annotated[str | None, Opt(metavar="NAME", help="Only this model (label model_name).")] = None
     before: Annotated[
-        Path | None, Opt(file=True, exists=True, help="A saved page of an engine; with --after and --seconds.")
+        Path | None, Opt(file=True, exists=True, help="Saved exposition of an engine; with --after and --seconds.")
     ] = None
-    after: Annotated[Path | None, Opt(file=True, exists=True, help="The same engine's page later.")] = None
+    after: Annotated[Path | None, Opt(file=True, exists=True, help="Later exposition of the same engine.")] = None
     gateway_before: Annotated[
-        Path | None, Opt(file=True, exists=True, help="A saved page of the gateway, beside --before.")
+        Path | None, Opt(file=True, exists=True, help="Saved exposition of the gateway; with --before.")
     ] = None
-    gateway_after: Annotated[Path | None, Opt(file=True, exists=True, help="The same later, beside --after.")] = None
-    seconds: Annotated[float | None, msgspec.Meta(ge=0.1), Opt(help="How much later.")] = None
+    gateway_after: Annotated[
+        Path | None, Opt(file=True, exists=True, help="Later exposition of the gateway; with --after.")
+    ] = None
+    seconds: Annotated[float | None, msgspec.Meta(ge=0.1), Opt(help="Seconds between the two.")] = None
     logs: Annotated[
         tuple[Path, ...],
-        Opt(
-            name="--log",
-            file=True,
-            exists=True,
-            help="A request log of the same time; once for each file. Packed ones end in .gz.",
-        ),
+        Opt(name="--log", file=True, exists=True, help="Request log of the same time, also .gz; repeatable."),
     ] = ()
     words: Annotated[
-        str | None,
-        Opt(name="--workload", metavar="WORDS", help=f"Before there is traffic: what to expect of {advice.NAMES}."),
+        str | None, Opt(name="--workload", metavar="WORDS", help=f"Print what to expect of a workload: {advice.NAMES}.")
     ] = None
     goal: Annotated[
-        str | None, Opt(choices=tuple(one.name for one in advice.GOALS), help="First and second lever for a goal.")
+        str | None,
+        Opt(choices=tuple(one.name for one in advice.GOALS), help="Print the first two options to change for a goal."),
     ] = None
     thresholds: Annotated[Path | None, THRESHOLDS] = None
     token_file: Annotated[Path | None, TOKEN_FILE] = None

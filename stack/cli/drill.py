@@ -12,13 +12,11 @@ from stack.drill import drills, run
 
 @click.command("drill")
 @click.argument("alerts", nargs=-1, metavar="[ALERT|fast|all]...")
+@click.option("--list", "only_list", is_flag=True, help="List every alert with its drill, or the reason for none.")
 @click.option(
-    "--list", "only_list", is_flag=True, help="Every alert with its drill, or why there is none; starts nothing."
+    "--port-offset", type=click.IntRange(0, 50000), default=2000, show_default=True, help="Number to add to every port."
 )
-@click.option(
-    "--port-offset", type=click.IntRange(0, 50000), default=2000, show_default=True, help="Add this to every port."
-)
-@click.option("--json", "as_json", is_flag=True, help="The same as JSON; what happens meanwhile goes to stderr.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; progress goes to stderr.")
 def drill_command(alerts: tuple[str, ...], only_list: bool, port_offset: int, as_json: bool) -> None:
     """Inject a fault and check that its alert fires.
 

@@ -39,13 +39,13 @@ class EventLogOptions:
             name="--events",
             envvar=FILE_VARIABLE,
             file=True,
-            help=f"The file of events; else {FILE_VARIABLE} is read, else that of the lab that runs here.",
+            help=f"Events file.  [default: {FILE_VARIABLE}, else the running lab's]",
         ),
     ] = None
     sidecar_url: Annotated[
-        str | None, Opt(name="--sidecar", metavar="URL", help="A sidecar elsewhere, which owns its file.")
+        str | None, Opt(name="--sidecar", metavar="URL", help="URL of a sidecar that owns the events file.")
     ] = None
-    sidecar_token_file: Annotated[Path | None, Opt(help="The token of its events_token_file.")] = None
+    sidecar_token_file: Annotated[Path | None, Opt(help="File with the sidecar's events token.")] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +53,9 @@ class GrafanaLogin:
     """Login of the Grafana that gets copies."""
 
     token_file: Annotated[
-        Path | None, Opt(help="A service account's token for Grafana; else GRAFANA_TOKEN is read.")
+        Path | None, Opt(help="File with a Grafana service account token.  [default: GRAFANA_TOKEN]")
     ] = None
-    user_file: Annotated[Path | None, Opt(help="user:password for Grafana.")] = None
+    user_file: Annotated[Path | None, Opt(help="File with user:password for Grafana.")] = None
 
 
 def _moment(text: str) -> float:
@@ -69,11 +69,10 @@ def _moment(text: str) -> float:
 class AnnotateOptions:
     """Options of `vllm-watch annotate`."""
 
-    tags: Annotated[tuple[str, ...], Opt(name="--tag", metavar="WORD", help="May be given more than once.")] = ()
-    kind: Annotated[ManualKind, Opt(help="A note starts no comparison and no alert.")] = "change"
+    tags: Annotated[tuple[str, ...], Opt(name="--tag", metavar="WORD", help="Repeatable.")] = ()
+    kind: Annotated[ManualKind, Opt(help="Kind of event; a note starts no comparison and no alert.")] = "change"
     diffs: Annotated[
-        tuple[str, ...],
-        Opt(name="--diff", metavar="OPTION=OLD->NEW", help="What was changed; may be given more than once."),
+        tuple[str, ...], Opt(name="--diff", metavar="OPTION=OLD->NEW", help="Changed option; repeatable.")
     ] = ()
     at_s: Annotated[
         float | None,
@@ -81,32 +80,30 @@ class AnnotateOptions:
             name="--at",
             metavar="TIME",
             read=_moment,
-            help="When: now-10m, 2026-03-01T12:00:00Z or ms; UTC where no zone is named.  [default: now]",
+            help="Time: now-10m, 2026-03-01T12:00:00Z or ms; UTC by default.  [default: now]",
         ),
     ] = None
-    from_s: Annotated[
-        float | None, Opt(name="--from", metavar="TIME", read=_moment, help="A region: when it began.")
-    ] = None
-    to_s: Annotated[float | None, Opt(name="--to", metavar="TIME", read=_moment, help="A region: when it ended.")] = (
+    from_s: Annotated[float | None, Opt(name="--from", metavar="TIME", read=_moment, help="Start of a region.")] = None
+    to_s: Annotated[float | None, Opt(name="--to", metavar="TIME", read=_moment, help="End of a region.")] = None
+    is_open: Annotated[bool, Opt(name="--open", help="Open a region that starts at --at, else now.")] = False
+    closed: Annotated[str | None, Opt(name="--close", metavar="ID", help="Close an open region at --at, else now.")] = (
         None
     )
-    is_open: Annotated[bool, Opt(name="--open", help="A region that has not ended; it begins --at, else now.")] = False
-    closed: Annotated[str | None, Opt(name="--close", metavar="ID", help="End an open region, --at or now.")] = None
     event_id: Annotated[
-        str | None, Opt(name="--id", metavar="ID", help="A name for it; the same one twice is written once.")
+        str | None, Opt(name="--id", metavar="ID", help="Id of the event; an existing id is not written again.")
     ] = None
-    who: Annotated[str | None, Opt(metavar="NAME", help="By default the name of the user here.")] = None
+    who: Annotated[str | None, Opt(metavar="NAME", help="Author.  [default: the current user]")] = None
     upstream: Annotated[
-        str | None, Opt(metavar="NAME", help="The engine that it is about, as the sidecar calls it.")
+        str | None, Opt(metavar="NAME", help="Engine that was changed, by its name in the sidecar.")
     ] = None
-    model: Annotated[str | None, Opt(metavar="NAME", help="The model that it is about.")] = None
+    model: Annotated[str | None, Opt(metavar="NAME", help="Model that was changed.")] = None
     log: EventLogOptions
     grafana_url: Annotated[
         str | None,
         Opt(
             name="--grafana",
             metavar="URL",
-            help="Copy it, and what was not copied in the last 30 days, into this Grafana as annotations.",
+            help=("Copy it to this Grafana as annotation, with events of 30 days that lack a copy."),
         ),
     ] = None
     login: GrafanaLogin
@@ -119,20 +116,17 @@ class EventsOptions:
     since_s: Annotated[
         float | None,
         Opt(
-            name="--since",
-            metavar="TIME",
-            read=parse_duration,
-            help="How far back, such as 24h.  [default: all of them]",
+            name="--since", metavar="TIME", read=parse_duration, help="Time range, such as 24h.  [default: all events]"
         ),
     ] = None
-    kinds: Annotated[tuple[Kind, ...], Opt(name="--kind", help="May be given more than once.")] = ()
+    kinds: Annotated[tuple[Kind, ...], Opt(name="--kind", help="Repeatable.")] = ()
     log: EventLogOptions
     grafana_url: Annotated[
         str | None,
         Opt(
             name="--copy-to-grafana",
             metavar="URL",
-            help="Make the annotations that this Grafana lacks, restarts left out.",
+            help="Create the annotations that this Grafana lacks, except restarts.",
         ),
     ] = None
     login: GrafanaLogin

@@ -23,7 +23,11 @@ def gateway() -> None:
 
 @gateway.command("run")
 @click.option(
-    "--config", "path", required=True, type=click.Path(path_type=Path), help="YAML; see stack/deploy/gateway.yaml."
+    "--config",
+    "path",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Configuration file; see stack/deploy/gateway.yaml.",
 )
 def gateway_run(path: Path) -> None:
     """Forward requests to vLLM and log them.
@@ -57,8 +61,7 @@ def gateway_key(team: str) -> None:
 def gateway_check(file: Path, as_json: bool) -> None:
     """Check a policy file and explain its effect.
 
-    Find mistakes in FILE and say what it means: who goes first, who may have how much, which engine gets which
-    share.
+    Check FILE and print its effect: priorities, limits, and the share of each engine.
 
     FILE is teams.yaml, or gateway.yaml, with which the teams.yaml that it names is checked too. Exit 1 when there are
     mistakes.

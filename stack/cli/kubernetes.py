@@ -19,11 +19,7 @@ from stack.option import Opt
 
 def _image(
     image: Annotated[
-        str | None,
-        Opt(
-            metavar="IMAGE",
-            help="Of vllm-watch, as built from its Dockerfile.  [default: vllm-watch with this version]",
-        ),
+        str | None, Opt(metavar="IMAGE", help="Image of vllm-watch.  [default: vllm-watch with this version]")
     ] = None,
 ) -> str:
     return image or f"vllm-watch:{version()}"
@@ -45,9 +41,9 @@ def kubernetes() -> None:
 
 
 @kubernetes.command("export")
-@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="The folder to write to.")
+@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Output folder.")
 @options_of(KubernetesOptions, "wanted", image=_image, rules=_rules)
-@click.option("--force", is_flag=True, help="Overwrite files that did not come from here, or were changed since.")
+@click.option("--force", is_flag=True, help="Overwrite files that vllm-watch did not write, or that were edited.")
 @AS_JSON
 def kubernetes_export(out: Path, wanted: KubernetesOptions, force: bool, as_json: bool) -> None:
     """Write Kubernetes manifests for kustomize.
@@ -55,7 +51,7 @@ def kubernetes_export(out: Path, wanted: KubernetesOptions, force: bool, as_json
     Write rules, monitors, boards, gateway, sidecar, board and network policies as objects: a base for kustomize,
     and an example to build on.
 
-    No cluster is asked and no secret is written. What each object is for: docs/guides/kubernetes.md.
+    The command contacts no cluster and writes no secret. Purpose of each object: docs/guides/kubernetes.md.
 
     \b
     Example:  vllm-watch kubernetes export --out manifests --engine http://vllm:8000 --engine-selector app=vllm \

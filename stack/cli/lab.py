@@ -22,17 +22,17 @@ def lab() -> None:
 @click.option(
     "--engine",
     metavar="URL",
-    help="Watch this vLLM instead of starting one; the lab sends it about two small requests a second.",
+    help=("Monitor this vLLM instead of starting one; the lab sends it about two small requests per second."),
 )
 @click.option(
     "--for",
     "for_s",
     metavar="TIME",
     callback=duration,
-    help="Stop after this time of readiness; exit 0 only if all was well.",
+    help="Stop this long after start-up; exit 0 only if all went well.",
 )
 @click.option(
-    "--port-offset", type=click.IntRange(0, 50000), default=0, show_default=True, help="Add this to every port."
+    "--port-offset", type=click.IntRange(0, 50000), default=0, show_default=True, help="Number to add to every port."
 )
 def lab_up(engine: str | None, for_s: float | None, port_offset: int) -> None:
     """Install what is missing and run the lab.
@@ -47,11 +47,7 @@ def lab_up(engine: str | None, for_s: float | None, port_offset: int) -> None:
 
 @lab.command("install")
 @click.argument("names", nargs=-1)
-@click.option(
-    "--every",
-    is_flag=True,
-    help="Every part that the tests use; in CI a missing one is a failure, elsewhere it is named.",
-)
+@click.option("--every", is_flag=True, help="Install also the components that only tests need.")
 def lab_install(names: tuple[str, ...], every: bool) -> None:
     """Install components into the cache, or list them.
 

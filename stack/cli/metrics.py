@@ -66,8 +66,8 @@ def _metric_as_json(metric: Metric) -> dict[str, Any]:
 def metrics_buckets(as_json: bool) -> None:
     """Print finer histogram buckets as options of `vllm serve`.
 
-    Every default bound stays, so that objectives and older data fit. All engines of a model need the same list, and a
-    restart to take it.
+    All default bounds are kept, so that SLOs and older data still fit. All engines of a model need the same list, and a
+    restart.
 
     \b
     Example:  vllm serve MODEL $(vllm-watch metrics buckets)
@@ -81,13 +81,9 @@ def metrics_buckets(as_json: bool) -> None:
 @metrics.command("check")
 @click.argument("target", required=False)
 @click.option(
-    "--dashboard",
-    "boards",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="A Grafana dashboard of your own to check as well.",
+    "--dashboard", "boards", multiple=True, type=click.Path(path_type=Path), help="Grafana dashboard to check as well."
 )
-@click.option("--release", help="The engine's vLLM version, where the page cannot be asked for it.")
+@click.option("--release", help="vLLM version of the engine, if /version cannot be read.")
 @HTTP_CONFIG
 @AS_JSON
 def metrics_check(
@@ -95,8 +91,8 @@ def metrics_check(
 ) -> None:
     """Check a /metrics endpoint against dashboards and rules.
 
-    TARGET is the address of a vLLM server, or a file with its page. Exit 1 for unknown or escaped names, or when a
-    panel or rule that is not optional can never return anything.
+    TARGET is the URL of a vLLM server, or a saved exposition. Exit 1 for unknown or escaped names, or if a required
+    panel or rule can never return a result.
 
     \b
     Example:  vllm-watch metrics check http://127.0.0.1:8000 --dashboard mine.json
@@ -128,10 +124,10 @@ def metrics_check(
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="PYTHON",
-    help="A Python that has vLLM, or the folder of vLLM's source: read, not started; needs no GPU.",
+    help="Python with vLLM, or vLLM's source folder: read, not started; needs no GPU.",
 )
-@click.option("--before", help="An earlier page (file or server), for what only two pages tell: bounds and help texts.")
-@click.option("--release", help="The vLLM version of what is read, where it does not say so itself.")
+@click.option("--before", help="Earlier exposition (file or server), to compare bucket bounds and help texts.")
+@click.option("--release", help="vLLM version of TARGET, if it cannot be read.")
 @HTTP_CONFIG
 @AS_JSON
 def metrics_drift(
@@ -144,7 +140,7 @@ def metrics_drift(
 ) -> None:
     """Compare the catalogue with a vLLM release.
 
-    Says what to change in the catalogue.
+    Print the catalogue edits that resolve the differences.
 
     A page or server says what one engine shows; --installed says what any flag could bring. New families come with an
     entry to paste, the others with the field to set, and with the panels, alerts and recordings of ours that read them.

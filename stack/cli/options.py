@@ -17,24 +17,28 @@ PROMETHEUS_URL, ALERTMANAGER_URL, ENGINE_URL = (
 )
 
 THRESHOLDS = click.option(
-    "--thresholds", type=click.Path(path_type=Path, dir_okay=False), help="Your own numbers; see `alerts list`."
+    "--thresholds",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File with your thresholds; see `alerts list`.",
 )
 RUNBOOK_BASE = click.option(
-    "--runbook-base", metavar="URL", help=f"Where runbook pages are served.  [default: {Links().runbooks}]"
+    "--runbook-base", metavar="URL", help=f"Base URL of the runbooks.  [default: {Links().runbooks}]"
 )
 DASHBOARD_BASE = click.option(
-    "--dashboard-base", metavar="URL", help=f"Where Grafana is.  [default: {Links().dashboards}]"
+    "--dashboard-base", metavar="URL", help=f"Base URL of Grafana.  [default: {Links().dashboards}]"
 )
 SLO = click.option(
-    "--slo", type=click.Path(path_type=Path, dir_okay=False), help="Your own objectives; see `alerts slo`."
+    "--slo", type=click.Path(path_type=Path, dir_okay=False), help="File with your objectives; see `alerts slo`."
 )
-TOKEN_FILE = click.option("--token-file", type=click.Path(path_type=Path), help="A bearer token for Prometheus.")
+TOKEN_FILE = click.option(
+    "--token-file", type=click.Path(path_type=Path), help="File with a bearer token for Prometheus."
+)
 HTTP_CONFIG = click.option(
     "--http-config",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="TLS and login of whom is asked; the same file as promtool's.",
+    help="TLS and auth for the target (promtool http.config format).",
 )
-USER_FILE = click.option("--user-file", type=click.Path(path_type=Path), help="user:password for Prometheus.")
+USER_FILE = click.option("--user-file", type=click.Path(path_type=Path), help="File with user:password for Prometheus.")
 
 
 def settings_of(thresholds: Path | None) -> Settings:

@@ -42,8 +42,8 @@ from stack.option import Opt
 class RunbookOptions:
     """Which page is meant, what fills it, and what is shown of it."""
 
-    listed: Annotated[bool, Opt(name="--list", help="Every page; the same as no NAME.")] = False
-    firing: Annotated[bool, Opt(help="The pages of what fires now; with NAME, that page with its labels.")] = False
+    listed: Annotated[bool, Opt(name="--list", help="List all runbooks; the same as no NAME.")] = False
+    firing: Annotated[bool, Opt(help="List firing alerts; with NAME, show its page with the alert's labels.")] = False
     alertmanager: Annotated[
         str | None,
         Opt(metavar="URL", help=f"With --firing.  [default: {ALERTMANAGER_URL}, else http://127.0.0.1:9093]"),
@@ -51,30 +51,26 @@ class RunbookOptions:
     source: Annotated[
         IO[bytes] | None,
         click.File("rb"),
-        Opt(name="--from-alertmanager", metavar="FILE", help="The body of a webhook, or amtool's JSON; - is stdin."),
+        Opt(name="--from-alertmanager", metavar="FILE", help="Webhook body or amtool's JSON; - is stdin."),
     ] = None
     given: Annotated[
         tuple[str, ...],
-        Opt(
-            name="--label",
-            metavar="NAME=VALUE",
-            help="Fill this into commands and queries; may be given more than once.",
-        ),
+        Opt(name="--label", metavar="NAME=VALUE", help="Label to fill into commands and queries; repeatable."),
     ] = ()
-    live: Annotated[bool, Opt(help="Ask Prometheus every question of the page and show what holds.")] = False
-    url: Annotated[str, Opt(name="--prometheus", metavar="URL", envvar=PROMETHEUS_URL, help="With --live.")] = (
-        "http://127.0.0.1:9090"
-    )
+    live: Annotated[bool, Opt(help="Evaluate all queries of the page in Prometheus.")] = False
+    url: Annotated[
+        str, Opt(name="--prometheus", metavar="URL", envvar=PROMETHEUS_URL, help="With --live: URL of Prometheus.")
+    ] = "http://127.0.0.1:9090"
     token_file: Annotated[Path | None, TOKEN_FILE] = None
     user_file: Annotated[Path | None, USER_FILE] = None
     http_config: Annotated[Path | None, HTTP_CONFIG] = None
     section: Annotated[
-        str | None, Opt(metavar="HEADING", help="Only this part; its first letters will do, such as mitigation.")
+        str | None, Opt(metavar="HEADING", help="Show only this section; its first letters are enough.")
     ] = None
-    only_url: Annotated[bool, Opt(name="--print-url", help="Print only the address of the page.")] = False
+    only_url: Annotated[bool, Opt(name="--print-url", help="Print only the URL of the page.")] = False
     base: Annotated[
         str | None,
-        Opt(metavar="URL", help=f"Where pages are served.  [default: where the alert says, else {Links().runbooks}]"),
+        Opt(metavar="URL", help=f"Base URL of the runbooks.  [default: as in the alert, else {Links().runbooks}]"),
     ] = None
     thresholds: Annotated[Path | None, THRESHOLDS] = None
 

@@ -28,7 +28,11 @@ def sidecar() -> None:
 
 @sidecar.command("run")
 @click.option(
-    "--config", "path", required=True, type=click.Path(path_type=Path), help="YAML; see stack/deploy/sidecar.yaml."
+    "--config",
+    "path",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Configuration file; see stack/deploy/sidecar.yaml.",
 )
 def sidecar_run(path: Path) -> None:
     """Serve /metrics, /-/healthy and /-/ready.
@@ -46,18 +50,15 @@ def sidecar_run(path: Path) -> None:
 @sidecar.command("explain")
 @click.argument("line", default="-")
 @click.option(
-    "--config",
-    "path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="The sidecar's YAML, with its field_names.",
+    "--config", "path", type=click.Path(path_type=Path, dir_okay=False), help="The sidecar's YAML, for its field_names."
 )
-@click.option("--json", "as_json", is_flag=True, help="The same as JSON, one object for each line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each line.")
 def sidecar_explain(line: str, path: Path | None, as_json: bool) -> None:
     """Explain how a request log line is counted.
 
-    Say what becomes of a LINE of a request log: each field, what it is counted as, or why it is refused.
+    Print the fields of a LINE of a request log, the series that count it, or the reason why it is rejected.
 
-    Without LINE, or with -, every line of the standard input. Exit 1 when one is refused.
+    Without LINE, or with -, read standard input. Exit 1 if a line is rejected.
 
     \b
     Example:  vllm-watch sidecar explain '{"request_id": "r1", "model": "tiny", "e2e_ms": 48.7, "outcome": "ok"}'
@@ -81,19 +82,19 @@ def sidecar_explain(line: str, path: Path | None, as_json: bool) -> None:
 @sidecar.command("backfill")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="Where the OpenMetrics file goes."
+    "--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="OpenMetrics file to write."
 )
 @click.option(
     "--config",
     "path",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The sidecar's YAML, with its teams and field_names.",
+    help="The sidecar's YAML, for its teams and field_names.",
 )
 @click.option(
     "--step", "step_s", default=60, show_default=True, type=click.IntRange(1, 240), help="Seconds between samples."
 )
 @click.option(
-    "--label", "labels", multiple=True, metavar="NAME=VALUE", help="Added to every series, such as job=sidecar."
+    "--label", "labels", multiple=True, metavar="NAME=VALUE", help="Label to add to every series, such as job=sidecar."
 )
 def sidecar_backfill(
     files: tuple[Path, ...], out: Path, path: Path | None, step_s: int, labels: tuple[str, ...]
@@ -102,8 +103,7 @@ def sidecar_backfill(
 
     promtool imports them into Prometheus. Compressed logs are read as well.
 
-    Leave out what a running sidecar has counted, or it is there twice. Each FILE is best in the order of time, as it
-    was written.
+    Leave out lines that a running sidecar has counted, or they count twice. Pass the files in the order of time.
 
     \b
     Example:  vllm-watch sidecar backfill requests.jsonl.2.gz requests.jsonl.1 --out past.om --label job=sidecar

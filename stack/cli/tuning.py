@@ -59,17 +59,15 @@ COLOURS = {"better": "green", "worse": "red", "equivalent": "cyan"}
 @click.command("tune")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), help="The folder to write.  [default: tune-FILE-TIME]"
+    "--out", type=click.Path(path_type=Path, file_okay=False), help="Output folder.  [default: tune-FILE-TIME]"
 )
 @click.option(
-    "--runs",
-    type=click.IntRange(1, 1000),
-    help="Runs of each variant at each load, whatever the file says; six are the least for a verdict.",
+    "--runs", type=click.IntRange(1, 1000), help="Runs of each variant at each load; a verdict needs at least six."
 )
 @click.option(
     "--api-key-file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A key for the engines, sent as a bearer token.",
+    help="File with an API key for the engines, sent as bearer token.",
 )
 @click.option("--seed", type=int, help=SEED_HELP)
 @options_of(EventLogOptions, "event_log")
@@ -192,25 +190,25 @@ def show_comparison(console: Console, found: Comparison) -> None:
     multiple=True,
     type=click.IntRange(1),
     metavar="NUMBER",
-    help="Leave a run of one bench out; may be repeated.",
+    help="Exclude a run by its number; repeatable.",
 )
-@click.option("--event", "event_id", metavar="ID", help="Live traffic around a tuning event; with --log and --events.")
+@click.option("--event", "event_id", metavar="ID", help="Compare live traffic before and after this tuning event.")
 @click.option(
     "--variant",
     "variants",
     nargs=2,
     metavar="A B",
-    help="Variants of one bench, one of each of two benches, or with --log two variants of a canary.",
+    help="Two variants: of one bench, of two benches, or with --log of a canary.",
 )
 @click.option(
     "--log",
     "logs",
     multiple=True,
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="A request log; once for each file.",
+    help="Request log; repeatable.",
 )
 @click.option(
-    "--events", "events_path", type=click.Path(path_type=Path, dir_okay=False), help="The file of events, with --event."
+    "--events", "events_path", type=click.Path(path_type=Path, dir_okay=False), help="Events file, with --event."
 )
 @click.option(
     "--window",
@@ -219,16 +217,16 @@ def show_comparison(console: Console, found: Comparison) -> None:
     callback=duration,
     default="4h",
     show_default=True,
-    help="With --event: how much on each side.",
+    help="With --event: time range on each side.",
 )
 @click.option(
-    "--max-p95-regression", metavar="PERCENT", callback=_share, help="Exit 3 when a p95 is worse by more, such as 15%."
+    "--max-p95-regression", metavar="PERCENT", callback=_share, help="Exit 3 if a p95 is worse by more, such as 15%."
 )
 @click.option(
     "--max-error-rate",
     metavar="PERCENT",
     callback=_share,
-    help="Exit 3 when more of B's requests failed, such as 0.5%.",
+    help="Exit 3 if the error ratio of B is higher, such as 0.5%.",
 )
 @AS_JSON
 def compare_command(
@@ -314,35 +312,35 @@ def _live(
     "-o",
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The page; .md, .csv and .json go beside it.  [default: FOLDER/report.html]",
+    help=("HTML file; .md, .csv and .json are written beside it.  [default: FOLDER/report.html]"),
 )
 @click.option(
     "--events",
     "events_path",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="The file of events, to be drawn.",
+    help="Events file, to show its events.",
 )
 @click.option(
     "--prices",
     "prices_path",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="prices.yaml: GPU hours against an API.",
+    help="prices.yaml, for the cost of GPU hours and of an API.",
 )
-@click.option("--gpus", type=float, help="How many GPUs each variant's engine held, for the cost.")
-@click.option("--gpu-name", help="What GPUs they are, where prices differ by GPU.")
-@click.option("--lab", is_flag=True, help="Week 11's seven rows: pass, fail or not measured, each with its evidence.")
+@click.option("--gpus", type=float, help="GPUs of each variant's engine, for the cost.")
+@click.option("--gpu-name", help="GPU model, if prices differ by model.")
+@click.option("--lab", is_flag=True, help="Add the seven pass criteria of the course lab.")
 @click.option(
     "--log",
     "logs",
     multiple=True,
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="With --lab: a gateway's request log.",
+    help="With --lab: request log of the gateway.",
 )
 @click.option(
     "--teams",
     "teams_path",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="With --lab: the gateway's teams.yaml.",
+    help="With --lab: teams.yaml of the gateway.",
 )
 def report_command(
     folder: Path,

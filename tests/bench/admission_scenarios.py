@@ -1,5 +1,5 @@
 """Scenarios of admission on a virtual clock: our policy beside first come first served, team by team. Printed into
-docs/guides/gateway.md.
+docs/internals/admission.md.
 
     python tests/bench/admission_scenarios.py            the table
     python tests/bench/admission_scenarios.py --write    the table, into the page
@@ -21,7 +21,7 @@ from admission_sim import ANYBODY, Arrival, End, Simulation, percentile
 from stack.gateway.admission import Admission
 from stack.gateway.policy import Band, Capacity, Policy, Team
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/guides/gateway.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/internals/admission.md"
 BEGIN, END = "<!-- printed: scenarios -->", "<!-- end -->"
 SLOTS, SEED, MINUTES = 32, 11, 4
 TEAMS = {"demo": Team(band="demo"), "chat": Team(), "docs": Team(), "nightly": Team(band="experimental")}

@@ -105,36 +105,30 @@ class KubernetesOptions:
 
     Raises ValueError."""
 
-    profile: Annotated[Profile, Opt(help="engine: engines are watched, without a gateway and a sidecar.")] = (
+    profile: Annotated[Profile, Opt(help="engine: only the engines are monitored, without gateway and sidecar.")] = (
         Profile.FULL
     )
-    namespace: Annotated[str, Opt(metavar="NAME", help="Where the engines run; everything goes there.")] = "vllm"
+    namespace: Annotated[str, Opt(metavar="NAME", help="Namespace of the engines, and of all objects.")] = "vllm"
     engines: Annotated[
         tuple[str, ...],
-        Opt(
-            name="--engine",
-            metavar="URL",
-            help="Where the gateway and the sidecar find an engine; may be given more than once.",
-        ),
+        Opt(name="--engine", metavar="URL", help="URL of an engine, for gateway and sidecar; repeatable."),
     ] = ("http://vllm:8000",)
     engine_selector: Annotated[
         Pairs,
         Opt(
             metavar="KEY=VALUE",
-            help="A label of the engines' pods; several.",
+            help="Label of the engines' pods; repeatable.",
             convert=partial(pairs, option="--engine-selector"),
             write=_as_texts,
         ),
     ] = (("app", "vllm"),)
-    engine_port: Annotated[str, Opt(metavar="PORT", help="Number or name of the port that those pods declare.")] = (
-        "8000"
-    )
+    engine_port: Annotated[str, Opt(metavar="PORT", help="Number or name of the engine port in those pods.")] = "8000"
     job_label: Annotated[
         str,
         Opt(
             name="--job-from-label",
             metavar="KEY",
-            help="A label of the engines' pods, such as their model: its value goes into the job.",
+            help="Label of the engines' pods whose value becomes part of the job.",
         ),
     ] = ""
     operator_labels: Annotated[
@@ -142,53 +136,51 @@ class KubernetesOptions:
         Opt(
             name="--label",
             metavar="KEY=VALUE",
-            help="What the Prometheus Operator selects by: release=NAME of its chart.",
+            help="Label by which the Prometheus Operator selects, such as release=NAME.",
             convert=partial(pairs, option="--label"),
         ),
     ] = ()
-    monitoring: Annotated[str, Opt(name="--monitoring-namespace", metavar="NAME", help="Where Prometheus runs.")] = (
+    monitoring: Annotated[str, Opt(name="--monitoring-namespace", metavar="NAME", help="Namespace of Prometheus.")] = (
         "monitoring"
     )
     prometheus: Annotated[
-        str, Opt(metavar="URL", help="What the board asks.  [default: prometheus-operated in that namespace]")
+        str,
+        Opt(metavar="URL", help=("URL of Prometheus for the board.  [default: prometheus-operated in that namespace]")),
     ] = ""
     cluster: Annotated[
-        str, Opt(metavar="NAME", help="A label `cluster` for every series, where one Prometheus sees several.")
+        str, Opt(metavar="NAME", help="Label `cluster` for every series, if one Prometheus scrapes several clusters.")
     ] = ""
-    interval: Annotated[str, Opt(metavar="TIME", help="Between two scrapes; Grafana's data source needs the same.")] = (
+    interval: Annotated[str, Opt(metavar="TIME", help="Scrape interval; set the same in Grafana's data source.")] = (
         "15s"
     )
     sample_limit: Annotated[
         int | None,
-        Opt(metavar="N", help="Refuse a page with more samples; 0: never.  [default: twice what each kind may hold]"),
+        Opt(metavar="N", help=("Fail a scrape with more samples; 0: no limit.  [default: twice the expected number]")),
     ] = None
     image: str
-    state_size: Annotated[str, Opt(metavar="SIZE", help="Of the volume for the log and what was counted from it.")] = (
-        "1Gi"
-    )
-    storage_class: Annotated[str, Opt(metavar="NAME", help="Of that volume.  [default: the cluster's]")] = ""
-    teams_secret: Annotated[str, Opt(metavar="NAME", help="The secret that holds teams.yaml.")] = "vllm-watch-teams"  # noqa: S105  a name
+    state_size: Annotated[str, Opt(metavar="SIZE", help="Size of the volume for request log and state.")] = "1Gi"
+    storage_class: Annotated[
+        str, Opt(metavar="NAME", help="Storage class of that volume.  [default: the cluster's]")
+    ] = ""
+    teams_secret: Annotated[str, Opt(metavar="NAME", help="Secret with teams.yaml.")] = "vllm-watch-teams"  # noqa: S105  a name
     tls_secret: Annotated[
-        str,
-        Opt(metavar="NAME", help="A secret with tls.crt, tls.key and ca.crt: metrics of gateway and sidecar over TLS."),
+        str, Opt(metavar="NAME", help="Secret with tls.crt, tls.key and ca.crt, for metrics over TLS.")
     ] = ""
     login_secret: Annotated[
-        str, Opt(metavar="NAME", help="A secret with token: metrics of gateway and sidecar only for who has it.")
+        str, Opt(metavar="NAME", help="Secret with a token that scrapers of gateway and sidecar must send.")
     ] = ""
     own_gateway: Annotated[
         OwnGateway | None,
         Opt(
             metavar="DEPLOYMENT:VOLUME/FILE",
-            help="A gateway of yours and where it writes its request log: it gets our sidecar; no other.",
+            help="Your gateway and the path of its request log; its pods get the sidecar.",
             convert=OwnGateway.parse,
         ),
     ] = None
-    open_engines: Annotated[
-        bool, Opt(help="Allow direct clients of the engines; else only the gateway and Prometheus reach them.")
-    ] = False
+    open_engines: Annotated[bool, Opt(help="Do not restrict direct access to the engines.")] = False
     without: Annotated[
         tuple[str, ...],
-        Opt(choices=ONCE, help="For a second namespace of one Prometheus: it needs these once; several."),
+        Opt(choices=ONCE, help="Leave a part out, for a second namespace of one Prometheus; repeatable."),
     ] = ()
     rules: export.AlertOptions = field(default_factory=export.AlertOptions)
 

@@ -137,3 +137,23 @@ def test_a_gateway_carries_only_what_it_needs(tmp_path, taken):
     config.write_text(f"listen: 127.0.0.1:0\nmetrics_listen: {taken}\nupstream: http://127.0.0.1:9\n")
     (tmp_path / "teams.yaml").write_text("teams: {}\n")
     assert not served("gateway", config) & {*NOT_FOR_SERVING, "exporters.sidecar", "exporters.accounting.join"}
+
+
+def _options(command: click.Command, name: str) -> Iterator[tuple[str, click.Option]]:
+    yield from ((name, each) for each in command.params if isinstance(each, click.Option))
+    for inner in getattr(command, "commands", {}).values():
+        yield from _options(inner, f"{name} {inner.name}")
+
+
+OPTIONS = [(name, option) for listed in COMMANDS for name, option in _options(listed.real(), listed.name)]
+
+
+@pytest.mark.parametrize(("name", "option"), OPTIONS, ids=lambda it: it if isinstance(it, str) else it.opts[-1])
+def test_option_help_is_one_phrase_in_the_terms_of_the_field(name: str, option: click.Option):
+    """Complete without the option's name: 'File with a token', not 'Where it is'."""
+    text = (option.help or "").split("  [default")[0]
+    if option.opts[-1] == "--help":
+        return
+    assert text, f"{name} {option.opts[-1]} has no help"
+    assert not re.match(r"(The same|Where|How|What|As|Of|At which|Such as|With -?-?\w+\.$)\b", text), text
+    assert len(text) <= (180 if option.opts[-1] == "--workload" else 100), text  # it lists the workloads
