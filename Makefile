@@ -93,7 +93,7 @@ bench-dashboards: $(VENV)/dev.done
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_dashboards.py $(ARGS)
 
 screenshots: $(VENV)/dev.done
-	@$(RUN) lab install prometheus promtool
+	@$(RUN) lab install prometheus promtool $(if $(findstring --docs,$(ARGS)),engine model)
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_screens.py $(ARGS)
 
 bench-rules: $(VENV)/dev.done

@@ -405,7 +405,7 @@ def test_no_page_sends_a_signal_by_docker(page):
     """Docker takes any for a wish to stop, and starts the container neither after a crash nor after a reboot
     (moby/moby#41302)."""
     assert "docker compose kill" not in page.read_text().replace(
-        "Not `docker compose kill -s HUP`: Docker takes any signal for a wish to stop", ""
+        "Do not use `docker compose kill -s HUP`", ""
     )
 
 
