@@ -1,4 +1,4 @@
-"""`vllm-watch tune`, `compare` and `report`: experiments and comparisons."""
+"""`vllm-watch tune`, `compare` and `report`: options, and the tables in the terminal."""
 
 from __future__ import annotations
 
