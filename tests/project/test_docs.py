@@ -404,9 +404,7 @@ def test_a_command_that_is_wrong_would_be_found(line, what):
 def test_no_page_sends_a_signal_by_docker(page):
     """Docker takes any for a wish to stop, and starts the container neither after a crash nor after a reboot
     (moby/moby#41302)."""
-    assert "docker compose kill" not in page.read_text().replace(
-        "Do not use `docker compose kill -s HUP`", ""
-    )
+    assert "docker compose kill" not in page.read_text().replace("Do not use `docker compose kill -s HUP`", "")
 
 
 @each_page

@@ -41,7 +41,8 @@ def test_criteria_are_those_of_the_report():
 
 
 def test_workloads_of_the_course_are_included():
-    tables = COURSE.split("## Tuning options")[1].split("## Policies")[0] + COURSE.split("## Steps")[1].split("## Criteria")[0]
+    options = COURSE.split("## Tuning options")[1].split("## Policies")[0]
+    tables = options + COURSE.split("## Steps")[1].split("## Criteria")[0]
     named = set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", tables))
     assert len(named) >= 10
     for name in named:
