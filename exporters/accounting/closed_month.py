@@ -100,7 +100,7 @@ def read_month(folder: Path, month: str) -> SourceTotals | None:
 def _content(found: SourceTotals, month: str, now_s: float) -> ClosedMonth:
     rows = tuple(
         ClosedRow(part.from_s, part.to_s, part.cluster, part.price_version, team, model, use)
-        for part, uses in sorted(found.parts.items(), key=lambda item: (item[0].from_s, item[0].cluster))
+        for part, uses in found.ordered()
         for (team, model), use in sorted(uses.items())
     )
     return ClosedMonth(

@@ -95,10 +95,14 @@ class SourceTotals:
     def uses(self) -> Uses:
         """Return the usage of the whole period."""
         found = new_uses()
-        for uses in self.parts.values():
-            for key, use in uses.items():
+        for _, uses in self.ordered():
+            for key, use in sorted(uses.items()):
                 found[key].add(use)
         return found
+
+    def ordered(self) -> list[tuple[CostPart, Uses]]:
+        """Return the parts in order of time: sums are the same each time, to the last bit."""
+        return sorted(self.parts.items(), key=lambda item: (item[0].from_s, item[0].cluster))
 
 
 def part_of(segment: PriceSegment, cluster: str, version: str | None = None) -> CostPart:
@@ -115,13 +119,13 @@ def report(found: SourceTotals, by: str = "team,model", daily: bool = False) -> 
     Rows are per cluster and price version; daily: also per calendar day."""
     names = BY[by]
     total = TeamUse()
-    for use in found.uses.values():
+    for _, use in sorted(found.uses.items()):
         total.add(use)
     rows: list[dict[str, Any]] = []
     for parts in _groups(found.parts, daily):
         of, grouped = parts[0], new_uses()
         for part in parts:
-            for (team, model), use in found.parts[part].items():
+            for (team, model), use in sorted(found.parts[part].items()):
                 grouped[team if "team" in names else "", model if "model" in names else ""].add(use)
         place = {
             "period_start": found.period.show(min(part.from_s for part in parts)),

@@ -31,7 +31,7 @@ def focus_rows(found: SourceTotals, issuer: str) -> list[FocusRow]:
 
 
 def _rows(found: SourceTotals, issuer: str) -> Iterator[FocusRow]:
-    for part, uses in sorted(found.parts.items(), key=lambda item: (item[0].from_s, item[0].cluster)):
+    for part, uses in found.ordered():
         for (team, model), use in sorted(uses.items()):
             yield _row(found, issuer, part, team, model, use)
 

@@ -28,6 +28,7 @@ from stack.cli.options import HTTP_CONFIG, PROMETHEUS_URL, TOKEN_FILE, USER_FILE
 from stack.terminal import output_width
 
 _PLACE = ("period_start", "period_end", "cluster", "price_version")
+_HEADS = {"period_start": "from", "period_end": "to", "price_version": "prices"}
 _MOST_DIGITS = 9
 
 
@@ -141,10 +142,10 @@ def _refuse_contradictions(
 
 def _print_table(computed: Mapping[str, Any]) -> None:
     head, rows = sheet(computed)
-    left = set(_labels(computed))
+    labels = len(_labels(computed))
     table = Table()
-    for name in head:
-        table.add_column(name, justify="left" if name in left else "right")
+    for number, name in enumerate(head):
+        table.add_column(name, justify="left" if number < labels else "right")
     for number, row in enumerate(rows):
         table.add_row(*map(escape, row), end_section=number == len(rows) - 2)
     Console(width=output_width(200)).print(table)
@@ -215,7 +216,7 @@ def sheet(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         if result["total"][name] is not None and not (name.startswith("est_") and result["total"][name] == 0)
     }  # fmt: skip
     names = _labels(result)
-    rows = [*result["rows"], {names[0]: "total", **result["total"]}]
+    rows = [*map(_with_short_times, result["rows"]), {names[0]: "total", **result["total"]}]
     digits = {
         name: _digits((row[name] for row in rows), least, times) if least > 1 else least
         for name, (_, least, times) in shown.items()
@@ -227,7 +228,13 @@ def sheet(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         ]
         for row in rows
     ]
-    return [*names, *(head for head, _, _ in shown.values())], cells
+    return [*(_HEADS.get(name, name) for name in names), *(head for head, _, _ in shown.values())], cells
+
+
+def _with_short_times(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row with its period to the minute, or the day."""
+    period = {name: row[name][:16].replace("T", " ").removesuffix(" 00:00") for name in ("period_start", "period_end")}
+    return {**row, **period}
 
 
 def _digits(values: Iterable[float | None], least: int, times: float) -> int:
