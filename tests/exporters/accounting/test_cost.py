@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporters.accounting import cost
-from exporters.accounting.billing_period import BillingPeriod
+from exporters.accounting.billing_period import BillingPeriod, calendar_period
 from exporters.accounting.cost_from_log import from_log, parse_gpus
 from exporters.accounting.cost_from_prometheus import from_prometheus
 from exporters.accounting.gpu_use import ABORTED, IDLE, UNATTRIBUTED
-from exporters.accounting.prices import ApiPrice, GpuPrice, Prices
+from exporters.accounting.prices import ApiPrice, GpuPrice, PriceChange, Prices
 from exporters.catalogue import attributed, gpu
 from exporters.catalogue import sidecar as sidecar_series
 from exporters.net.prometheus import Address, address
@@ -184,6 +184,40 @@ def test_the_total_is_the_sum_of_the_rows_and_all_of_the_time(tmp_path_factory, 
     assert pytest.approx(3 * 20 * len(models), rel=1e-9) == told["total"]["cost_allocation"]
     for name in ("gpu_hours", "aborted_gpu_hours", "cost_allocation", "cost_usage", "prompt_tokens", "share"):
         assert pytest.approx(told["total"][name], rel=1e-12) == sum(row[name] for row in told["rows"])
+
+
+def test_a_log_has_days_of_a_zone_and_prices_of_the_moment(tmp_path):
+    """Two GPUs over the day of 25 hours, whose price doubles at noon; a request runs over midnight."""
+    period = calendar_period("2026-10-25", "2026-10-27", "Europe/Berlin", 0)
+    night = period.from_s + 25 * 3600 - T0
+    path = write(tmp_path, request(night - 30, night + 10, outcome="client_abort"), request(night + 3600, night + 3660))
+    prices = Prices(gpu_hour=2.0, timezone="Europe/Berlin", changes=(PriceChange("2026-10-25T12:00", gpu_hour=4.0),))
+    told = cost.report(from_log([path], period, prices, {"": 2.0}, "eu"), "team", daily=True)
+    days: dict[str, float] = {}
+    for row in told["rows"]:
+        days[row["period_start"]] = days.get(row["period_start"], 0.0) + row["cost_allocation"]
+    assert {
+        "2026-10-25T00:00:00+02:00": pytest.approx(13 * 2 * 2.0, rel=1e-12),
+        "2026-10-25T12:00:00+01:00": pytest.approx(12 * 2 * 4.0, rel=1e-12),
+        "2026-10-26T00:00:00+01:00": pytest.approx(24 * 2 * 4.0, rel=1e-12),
+    } == days
+    red = [row for row in told["rows"] if row["team"] == "red"]
+    assert [pytest.approx(60 / 3600), pytest.approx(20 / 3600)] == [row["aborted_gpu_hours"] for row in red]
+    assert [pytest.approx(60 / 3600 * 4), pytest.approx(20 / 3600 * 4)] == [row["aborted_cost"] for row in red]
+    assert [0.0, 200.0] == [row["prompt_tokens"] for row in red]
+    assert {"eu"} == {row["cluster"] for row in told["rows"]}
+
+
+def test_missing_prices_are_said(tmp_path):
+    assert cost.NO_PRICES in from_log([write(tmp_path, request(0, 5))]).notes
+
+
+def test_a_small_team_has_digits(tmp_path):
+    """Three milliseconds of a GPU are not 0 in the table."""
+    path = write(tmp_path, request(0, 3600), request(4000, 4000.003, "tiny"))
+    head, rows = cli_cost.sheet(cost.report(from_log([path], prices=PRICES), "team"))
+    tiny = next(row for row in rows if row[0] == "tiny")
+    assert ("0.00000083", "0.0000030") == (tiny[head.index("GPU hours")], tiny[head.index("EUR allocated")])
 
 
 # ---- the command
