@@ -32,6 +32,7 @@ import pytest
 from engines import CONTEXT, Engine, Engines, get
 
 from exporters.accounting import cost
+from exporters.accounting.cost_from_log import from_log
 from exporters.catalogue import exposition_parser, vllm
 from exporters.catalogue.gateway import REQUESTS
 from exporters.catalogue.metric import Metric
@@ -672,7 +673,7 @@ def test_early_disconnect_is_charged_to_its_team(terms: Gate, one: Engine, event
     # are learned.
     assert 0 < seen - 2 <= (record.est_completion_tokens or 0) <= 1.1 * worked
     assert (record.prompt_tokens or record.est_prompt_tokens or 0) > 0
-    told = cost.report(cost.from_log([terms.log], None, time.time()), "team")
+    told = cost.report(from_log([terms.log]), "team")
     leaver = next(row for row in told["rows"] if row["team"] == "leaver")
     assert 0 < (record.e2e_ms or 0) / 3.6e6 <= leaver["aborted_gpu_hours"] * 1.001
     lines = [one for one in terms.lines() if one.team == "leaver"]
