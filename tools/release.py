@@ -42,6 +42,7 @@ PRINTED: tuple[tuple[str, tuple[str, ...], str], ...] = (
         ("kubernetes", "export"),
         "gateway with sidecar, board, monitors and rules for the Prometheus Operator, in the default names",
     ),
+    ("mixin", ("dashboards", "export", "--format", "mixin"), "dashboards and rules for those who build with jsonnet"),
 )
 COPIED: tuple[tuple[str, str, str], ...] = (
     ("runbooks", "runbooks/*.md", "a page for each alert, and for tuning"),
