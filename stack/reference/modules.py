@@ -11,7 +11,7 @@ from pathlib import Path
 from stack.reference.markdown import PRINTED, table
 from stack.root import ROOT
 
-PACKAGES = ("exporters", "alerts", "dashboards", "runbooks", "stack", "tools")
+PACKAGES = ("exporters", "alerts", "dashboards", "runbooks", "stack", "vllm_watch", "tools")
 
 
 def page() -> str:

@@ -32,7 +32,6 @@ from stack.bench.workload import METRICS, WorkloadFile
 from stack.config import BadConfig, meant, read
 from stack.lab import install, plan
 from stack.lab.supervisor import LabError, Supervisor
-from stack.root import ROOT
 from stack.tuning.comparison import HEADLINE, Comparison, metric_of, verdict_counts
 from stack.tuning.run_comparison import Setting, compare_runs
 
@@ -170,7 +169,7 @@ class Engines:
     _ports: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._supervisor = Supervisor(self.folder, ROOT)
+        self._supervisor = Supervisor(self.folder)
 
     async def __aenter__(self) -> Engines:
         return self

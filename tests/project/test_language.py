@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("exporters", "alerts", "dashboards", "runbooks", "stack", "tools")
+PACKAGES = ("exporters", "alerts", "dashboards", "runbooks", "stack", "vllm_watch", "tools")
 GLOSSARY = (ROOT / "docs/glossary.md").read_text().split("## Replaced words")[1]
 REPLACED = {
     word: (re.compile(rf"(?<![\w/-])(?:{pattern})(?![\w-])".replace(r"\|", "|"), re.IGNORECASE), use)
