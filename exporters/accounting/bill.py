@@ -17,7 +17,7 @@ from exporters.net.prometheus import Address
 
 @dataclass(frozen=True, slots=True)
 class BillRequest:
-    """What a bill is asked for. Without a period: the last day, or all of the logs.
+    """Request for a bill. Without a period: the last day, or all of the logs.
 
     spread: None takes spread_idle of the prices. timezone: None takes that of the prices. bills: folder of closed
     months."""
