@@ -168,7 +168,7 @@ def test_missing_prices_are_said_and_close_nothing(recorded, tmp_path):
 
 
 @pytest.mark.prometheus
-def test_every_output_has_the_aborted_part_period_cluster_and_prices(recorded, prices):
+def test_every_output_has_aborted_part_period_and_prices(recorded, prices):
     words = ("--prometheus", recorded, "--month", MONTH, "--prices", prices, "--by", "team")
     _, text = run(*words)
     assert "of which aborted" in text
