@@ -5,8 +5,6 @@ Invariant: a closed month is never written again, and a file that was changed si
 from __future__ import annotations
 
 import hashlib
-import os
-import secrets
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import msgspec
 
 from exporters.accounting.billing_period import BillingPeriod
 from exporters.accounting.cost import CostPart, SourceTotals, TeamUse, new_uses
+from exporters.text import write_atomically
 
 FORMAT = 1
 
@@ -69,7 +68,10 @@ def close_month(found: SourceTotals, folder: Path, now_s: float) -> Path:
     content = _content(found, period.month, now_s)
     content = msgspec.structs.replace(content, digest=content.expected_digest())
     folder.mkdir(parents=True, exist_ok=True)
-    _write_once(path, msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+    try:
+        write_atomically(path, msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n", 0o444, once=True)
+    except FileExistsError:
+        raise ValueError(f"{path} exists: the month is closed, and a closed month does not change") from None
     return path
 
 
@@ -107,18 +109,3 @@ def _content(found: SourceTotals, month: str, now_s: float) -> ClosedMonth:
         FORMAT, month, found.period.timezone, found.period.from_s, found.period.to_s, now_s, found.source,
         found.currency, found.spread, tuple(sorted(found.known)), found.price_versions, tuple(found.notes), rows,
     )  # fmt: skip
-
-
-def _write_once(path: Path, content: bytes) -> None:
-    """Write a read-only file that appears complete or not at all, and never replaces another."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    try:
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(partial, path)
-    except FileExistsError:
-        raise ValueError(f"{path} exists: the month is closed, and a closed month does not change") from None
-    finally:
-        partial.unlink(missing_ok=True)

@@ -33,7 +33,7 @@ class CounterGrowth:
     """Increase of the series of one counter, from their samples in order of time.
 
     A counter that falls restarted from 0. A series that is new at a target already seen counts from 0; the first
-    series of a new target do not, since nobody knows how much of their value is from before."""
+    series of a new target do not, because part of their value may be from before the period."""
 
     own_labels: frozenset[str]
     _last: dict[_Key, float] = field(default_factory=dict)

@@ -86,7 +86,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @property
     def side_by_side(self) -> bool:
-        """As it is said; else where no engine is to be started."""
+        """Return `together` of the file; by default, True if no engine has to be started."""
         return all(variant.url for variant in self.variants.values()) if self.together is None else self.together
 
 

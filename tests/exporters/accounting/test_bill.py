@@ -56,14 +56,14 @@ def bill(*words: object) -> dict:
 @pytest.mark.parametrize("zone", [NEW_YORK, KOLKATA])
 def test_every_day_and_the_month_sum_exactly(month, recorded, prices, zone):
     """Rows of a day sum to the GPUs' time at the day's prices; each team's days sum to its month."""
-    told = bill(
+    report = bill(
         "--prometheus", recorded, "--month", MONTH, "--timezone", zone, "--prices", prices, "--daily", "--by", "team"
     )
     period = month_period(MONTH, zone)
     edges = [period.from_s, *midnights(period), period.to_s]
     assert 31 == len(edges)
     rows = {}
-    for row in told["rows"]:
+    for row in report["rows"]:
         rows.setdefault(row["period_start"], []).append(row)
     parts = sorted({*edges, CHANGE_S})
     assert [period.show(start) for start in parts[:-1]] == list(rows)
@@ -78,20 +78,20 @@ def test_every_day_and_the_month_sum_exactly(month, recorded, prices, zone):
             mine = [row["aborted_gpu_hours"] for row in day if row["team"] == team]
             assert pytest.approx(month.expected_aborted(start, end, team), **EXACT) == sum(mine)
     expected = month.expected_cost(period.from_s, period.to_s)
-    assert pytest.approx(sum(expected.values()), **EXACT) == told["total"]["cost_allocation"]
+    assert pytest.approx(sum(expected.values()), **EXACT) == report["total"]["cost_allocation"]
     for team in (*TEAMS, IDLE, ABORTED, UNATTRIBUTED):
-        mine = [row["cost_allocation"] for row in told["rows"] if row["team"] == team]
+        mine = [row["cost_allocation"] for row in report["rows"] if row["team"] == team]
         assert pytest.approx(expected[team], **EXACT) == sum(mine)
-    assert 2 == len({row["price_version"] for row in told["rows"]}) == len(told["price_versions"])
-    assert {"eu"} == {row["cluster"] for row in told["rows"]}
-    assert not any("not in the rows" in note for note in told["notes"])
+    assert 2 == len({row["price_version"] for row in report["rows"]}) == len(report["price_versions"])
+    assert {"eu"} == {row["cluster"] for row in report["rows"]}
+    assert not any("not in the rows" in note for note in report["notes"])
 
 
 @pytest.mark.prometheus
 def test_a_day_on_which_clocks_change_has_25_hours(recorded, prices):
-    told = bill("--prometheus", recorded, "--from", "2025-11-02", "--to", "2025-11-03", "--prices", prices)
-    assert pytest.approx(25 * GPUS, **EXACT) == told["total"]["gpu_hours"]
-    assert ("2025-11-02T00:00:00-04:00", "2025-11-03T00:00:00-05:00") == (told["period_start"], told["period_end"])
+    report = bill("--prometheus", recorded, "--from", "2025-11-02", "--to", "2025-11-03", "--prices", prices)
+    assert pytest.approx(25 * GPUS, **EXACT) == report["total"]["gpu_hours"]
+    assert ("2025-11-02T00:00:00-04:00", "2025-11-03T00:00:00-05:00") == (report["period_start"], report["period_end"])
 
 
 @pytest.mark.prometheus
@@ -119,14 +119,14 @@ def test_focus_rows_pass_the_check_and_sum_to_the_bill(month, recorded, prices, 
 @pytest.mark.prometheus
 def test_spread_rows_are_carried_by_the_teams(month, recorded, prices):
     words = ("--prometheus", recorded, "--month", MONTH, "--prices", prices, "--by", "team")
-    plain, told = bill(*words), bill(*words, "--spread", "idle,aborted,unattributed")
-    costs = {row["team"]: 0.0 for row in told["rows"]}
-    for row in told["rows"]:
+    plain, report = bill(*words), bill(*words, "--spread", "idle,aborted,unattributed")
+    costs = {row["team"]: 0.0 for row in report["rows"]}
+    for row in report["rows"]:
         costs[row["team"]] += row["cost_allocation"]
     assert [0.0, 0.0, 0.0] == [costs[team] for team in (IDLE, ABORTED, UNATTRIBUTED)]
     assert pytest.approx(plain["total"]["cost_allocation"], **EXACT) == sum(costs.values())
-    assert ["idle", "aborted", "unattributed"] == told["spread"]
-    assert plain["total"]["cost_usage"] == told["total"]["cost_usage"]
+    assert ["idle", "aborted", "unattributed"] == report["spread"]
+    assert plain["total"]["cost_usage"] == report["total"]["cost_usage"]
 
 
 @pytest.mark.prometheus
@@ -174,9 +174,9 @@ def test_every_output_has_aborted_part_period_and_prices(recorded, prices):
     assert "of which aborted" in text
     assert "period: 2025-11-01T00:00:00-04:00 to 2025-12-01T00:00:00-05:00 (America/New_York), cluster: eu" in text
     table = list(csv.DictReader(io.StringIO(run(*words, "--csv")[1])))
-    told = bill(*words)
+    report = bill(*words)
     for name in ("aborted_gpu_hours", "period_start", "period_end", "cluster", "price_version", "aborted_cost"):
-        assert [str(row[name]) for row in told["rows"]] == [row[name] for row in table[:-1]]
+        assert [str(row[name]) for row in report["rows"]] == [row[name] for row in table[:-1]]
     tiny = next(line for line in text.splitlines() if "tiny" in line).replace("│", " ").split()
     assert float(tiny[tiny.index("2025-11-01") + 7]) > 0, "the allocated cost of a small team"
 
