@@ -374,8 +374,8 @@ def test_printed_parts_follow_the_alert_and_the_rest_stays():
     front = stamped.split("---\n")[1].splitlines()
     assert ["related: [VLLMEngineDown]", "reviewed: 2026-03-01"] == front
     assert (
-        'It fires when this has returned something for 5m:\n\n```promql\nx{a=~"\\\\d"} > 1\n```\n<!-- end -->'
-        in stamped
+        "The alert fires when this expression has returned a result for 5m:\n\n"
+        '```promql\nx{a=~"\\\\d"} > 1\n```\n<!-- end -->' in stamped
     )
     assert "<!-- printed: threshold -->\n90 %. Because.\n\nSource: us.\n<!-- end -->\n\nSeldom wrong." in stamped
     assert "| 1 | full | it is full | Mitigation 1 |\n\n" in stamped
@@ -393,7 +393,9 @@ def test_keep_text_of_a_page_without_regions_or_a_torn_one():
 
 
 def test_an_alert_that_waits_for_nothing_says_so():
-    assert "It fires as soon as this returns something:" in book.stamped(PAGE, book.Facts("up", "0s", ()))
+    assert "The alert fires as soon as this expression returns a result:" in book.stamped(
+        PAGE, book.Facts("up", "0s", ())
+    )
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
