@@ -55,7 +55,7 @@ def monitors(wanted: KubernetesOptions) -> list[Object]:
     own = {"gateway": wanted.gateway, "sidecar": wanted.with_sidecar}
     objects = load(
         "monitors.yaml",
-        ENGINE_SELECTOR=dict(wanted.engine_selector),
+        ENGINE_PODS=wanted.engine_pods,
         ENGINE_PORT_NAME=OMIT if by_number else wanted.engine_port,
         ENGINE_PORT_NUMBER=int(wanted.engine_port) if by_number else OMIT,
         ENGINE_SCHEME="https" if wanted.engines_speak_tls else OMIT,

@@ -14,7 +14,7 @@ from alerts.rules import Links
 from alerts.settings import Overrides
 from dashboards.model import Profile
 from exporters.text import parse_window
-from stack.deploy.kubernetes.objects import BOARD_SERVICE, PORTS
+from stack.deploy.kubernetes.objects import BOARD_SERVICE, PORTS, Object
 from stack.gateway.config import url_mistake
 from stack.option import Opt
 
@@ -127,7 +127,7 @@ class KubernetesOptions:
         Pairs,
         Opt(
             metavar="KEY=VALUE",
-            help="Label of the engines' pods; repeatable.",
+            help="Label of the engines' pods; repeat a key for any of its values.",
             convert=partial(pairs, option="--engine-selector"),
             write=_as_texts,
         ),
@@ -278,6 +278,11 @@ class KubernetesOptions:
         for what, pairs in (("--engine-selector", self.engine_selector), ("--label", self.operator_labels)):
             for key, value in pairs:
                 _expect_label(what, key, value)
+        keys = [key for key, _ in dict.fromkeys(self.operator_labels)]
+        if twice := next((key for key in keys if keys.count(key) > 1), None):
+            raise ValueError(
+                f"--label {twice} has two values; an object has one for each key, so leave one of them out"
+            )
 
     def _expect_jobs(self) -> None:
         job, pattern = self.jobs.engine, self.rules.settings.overlay.engine_job
@@ -332,6 +337,16 @@ class KubernetesOptions:
             f"{board}/runbooks" if given.runbooks == usual.runbooks else given.runbooks,
             board if given.dashboards == usual.dashboards else given.dashboards,
         )
+
+    @property
+    def engine_pods(self) -> Object:
+        """Return the label selector of the engines' pods: every key must match, with any of its values."""
+        values: dict[str, list[str]] = {}
+        for key, value in dict.fromkeys(self.engine_selector):
+            values.setdefault(key, []).append(value)
+        alone = {key: only for key, (only, *others) in values.items() if not others}
+        several = [{"key": key, "operator": "In", "values": given} for key, given in values.items() if len(given) > 1]
+        return {name: part for name, part in (("matchLabels", alone), ("matchExpressions", several)) if part}
 
     @property
     def engines_speak_tls(self) -> bool:

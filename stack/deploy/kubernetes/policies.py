@@ -38,7 +38,7 @@ def _named(wanted: KubernetesOptions) -> dict[str, Object]:
         "network.yaml",
         MONITORING=wanted.monitoring,
         PROMETHEUS_PORT=wanted.prometheus_port,
-        ENGINE_SELECTOR=dict(wanted.engine_selector),
+        ENGINE_PODS=wanted.engine_pods,
         ENGINE_PORT=int(wanted.engine_port) if wanted.engine_port.isdecimal() else wanted.engine_port,
         GATEWAY_PODS={"app.kubernetes.io/name": GATEWAY} if wanted.gateway else dict(SIDECAR),
     )

@@ -64,6 +64,9 @@ MUCH = replace(
     sample_limit=5000, storage_class="fast", tls_secret="watch-tls", login_secret="watch-login",
     job_label="llm.example.org/model",
 )  # fmt: skip
+EITHER = replace(
+    USUAL, without=ONCE, engine_selector=(("app", "chat"), ("app", "embed"), ("tier", "gpu"), ("app", "chat"))
+)
 ROUTED = replace(OBSERVED, routes="slack", without=ONCE)
 BESIDE = replace(MUCH, gateway=False, own_gateway=OwnGateway("my-gateway", "logs", "out/requests.jsonl"))
 ALONE = replace(OBSERVED, sidecar=True)
@@ -210,7 +213,7 @@ def test_rules_and_monitors_are_what_the_operator_declares(part, tmp_path):
     """Rules are the same in each but for the label that MUCH has too."""
     others = [
         each
-        for wanted in (USUAL, OBSERVED, BESIDE, replace(USUAL, sample_limit=0))
+        for wanted in (USUAL, OBSERVED, BESIDE, EITHER, replace(USUAL, sample_limit=0))
         for each in monitoring.monitors(wanted)
     ]
     others += [notifications.alertmanager_config(replace(ROUTED, routes=receiver)) for receiver in routing.RECEIVERS]
@@ -496,6 +499,18 @@ def test_engines_are_closed_only_where_that_was_asked_for():
     }
     assert {"vllm-watch-closed", GATEWAY, BOARD} == set(left)
     assert dict(USUAL.engine_selector) not in left.values()
+
+
+def test_a_repeated_key_of_the_selector_takes_any_of_its_values():
+    either = {"key": "app", "operator": "In", "values": ["chat", "embed"]}
+    selector = {"matchLabels": {"tier": "gpu"}, "matchExpressions": [either]}
+    found = objects(EITHER)
+    policies = of_kind(found, "NetworkPolicy")
+    assert selector == of_kind(found, "PodMonitor")["vllm-watch-engines"]["spec"]["selector"]
+    assert selector == policies["vllm-watch-engines"]["spec"]["podSelector"]
+    assert [{"podSelector": selector}] in [rule.get("to") for rule in policies[GATEWAY]["spec"]["egress"]]
+    assert {"matchExpressions": [either]} == replace(EITHER, engine_selector=EITHER.engine_selector[:2]).engine_pods
+    assert [] == core_mistakes(found, CORE[-1])
 
 
 def test_the_default_export_changes_nothing_for_clients():
@@ -1529,6 +1544,7 @@ WRONG = [
     (("--engine-selector", "vllm"), "--engine-selector 'vllm' is no label; write it like KEY=VALUE"),
     (("--engine-selector", "app=my vllm"), "--engine-selector 'app=my vllm' is no label in Kubernetes"),
     (("--label", "-x=1"), "--label '-x=1' is no label in Kubernetes"),
+    (("--label", "release=a", "--label", "release=b"), "--label release has two values"),
     (("--engine-port", "99999"), "--engine-port '99999' is neither a port number nor the name of a container's port"),
     (("--engine-port", "HTTP"), "--engine-port 'HTTP' is neither a port number nor the name of a container's port"),
     (("--prometheus", "prometheus:9090"), "--prometheus 'prometheus:9090' is no web address"),

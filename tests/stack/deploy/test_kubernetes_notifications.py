@@ -75,7 +75,7 @@ def test_the_default_strategy_hides_alerts_without_a_namespace(part, tmp_path):
 
 
 @pytest.mark.parametrize("receiver", RECEIVERS)
-def test_routes_and_inhibition_are_those_of_the_plain_configuration(receiver):
+def test_routes_and_inhibition_equal_the_plain_configuration(receiver):
     """Names of receivers, the first matcher and secrets are all that differs."""
     plain, made = yaml.safe_load(routing.configuration(receiver)), converted(receiver)
     [first] = made["route"]["routes"]
