@@ -212,6 +212,12 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
     ),
     "VLLMSuccessBudgetBurn": (
         DiagnosisRow(
+            "the model has no request log",
+            'cluster_namespace_job_instance_pod_model_name:vllm_http_ended:increase5m{model_name=~"{{model_name}}"} > 0',
+            "the ratio is the share of HTTP 5xx, which is coarse; the other rows need a log",
+            "[VLLMHTTPErrorRatioHigh](VLLMHTTPErrorRatioHigh.md)",
+        ),
+        DiagnosisRow(
             "the reason is `upstream_down`, `upstream_reset` or `connect_timeout`",
             (
                 promql.per_second(
@@ -273,6 +279,12 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
         ),
     ),
     "VLLMSuccessBudgetSlowBurn": (
+        DiagnosisRow(
+            "the model has no request log",
+            'cluster_namespace_job_instance_pod_model_name:vllm_http_ended:increase5m{model_name=~"{{model_name}}"} > 0',
+            "the ratio is the share of HTTP 5xx, which is coarse; the other rows need a log",
+            "[VLLMHTTPErrorRatioHigh](VLLMHTTPErrorRatioHigh.md)",
+        ),
         DiagnosisRow(
             "the last hour is within the objective",
             'sum_over_time(cluster_model_name:vllm_slo_success_bad:increase5m{model_name=~"{{model_name}}"}[1h]) '
