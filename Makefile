@@ -22,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help lab cli test check lint bench-dashboards bench-rules bench-admission bench-gateway bench-judge bench-runner bench-crosscheck bench-truth bench-tuning bench-faults bench-sidecar bench-fleet bench-histograms bench-soak
 .PHONY: drills screenshots mutants
-.PHONY: release audit pins import-graph
+.PHONY: release image audit pins import-graph
 .DEFAULT_GOAL := help
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo 'make check                     lint, types and the fast tests only'
 	@echo 'make cli ARGS="metrics list"   any vllm-watch command from this checkout'
 	@echo 'make release                   wheel, source, image context, bundle and checksums in dist/, the same bytes each time'
+	@echo 'make image                     the image that docker-compose.yml and the Kubernetes manifests name, from the Dockerfile; IMAGE=registry.example.org/vllm-watch:0.1.0'
 	@echo 'make pins [ARGS=--upgrade]     requirements/*.txt from pyproject.toml: one version and the hashes of each dependency'
 	@echo 'make import-graph              cycles, upward imports, and which package imports which; ARGS=--write draws it into docs/internals/architecture.md'
 	@echo 'make mutants                   200 random one-point changes of the product, and which of them no unit test notices; ARGS="--module tail"'
@@ -79,6 +80,11 @@ mutants: $(VENV)/dev.done
 release: $(VENV)/dev.done
 	@PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m tools.release $(ARGS)
 
+# Needs Docker alone. The name is that of docker-compose.yml and the default of `kubernetes export --image`.
+IMAGE ?= vllm-watch:$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+image:
+	docker build --tag "$(IMAGE)" $(ARGS) .
+
 import-graph: $(VENV)/dev.done
 	@PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m tools.import_graph $(ARGS)
 
@@ -93,7 +99,7 @@ bench-dashboards: $(VENV)/dev.done
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_dashboards.py $(ARGS)
 
 screenshots: $(VENV)/dev.done
-	@$(RUN) lab install prometheus promtool
+	@$(RUN) lab install prometheus promtool $(if $(findstring --docs,$(ARGS)),engine model)
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_screens.py $(ARGS)
 
 bench-rules: $(VENV)/dev.done

@@ -103,7 +103,7 @@ def _rate_of_gauge(query: LintedQuery) -> Messages:
 
 
 def _buckets(query: LintedQuery) -> Messages:
-    """As for rules, and a panel that keeps buckets apart is a heatmap."""
+    """Apply the rules of alerts, and require a heatmap for a panel that keeps buckets apart."""
     if query.panel is None or query.panel.kind != "heatmap":
         for name in ask_safely(lambda text: list(promql_lint.cumulative(text, _labels_of_buckets)), query.text):
             yield f"{name} is cumulative: it belongs into histogram_quantile or on a heatmap"

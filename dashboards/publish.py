@@ -17,7 +17,7 @@ from dashboards.grafana_client import GrafanaClient, GrafanaTrouble
 from dashboards.grafana_folders import FOLDER, FOLDER_UID, Folder, find_folder, make_folder
 from dashboards.publish_plan import Changes, Create, Existing, Plan, Refuse, Skip, Update, plan, tagged, with_datasource
 
-_MARK = "# Printed by vllm-watch dashboards export"
+MARK = "Printed by vllm-watch dashboards export"
 
 
 # ---- files
@@ -25,7 +25,7 @@ _MARK = "# Printed by vllm-watch dashboards export"
 
 def provider(path: str) -> str:
     """Grafana's provider file for boards that it finds below `path`, as Grafana sees it."""
-    return f"""{_MARK} --format provisioning. Belongs into Grafana's provisioning/dashboards/.
+    return f"""# {MARK} --format provisioning. Belongs into Grafana's provisioning/dashboards/.
 apiVersion: 1
 providers:
   - name: vllm-watch
@@ -45,7 +45,7 @@ def foreign(path: Path) -> str:
     """Return why an exported file is not ours; empty when it is."""
     try:
         text = path.read_text(encoding="utf-8")
-        ours = text.startswith(_MARK) if path.suffix == ".yaml" else tagged(json.loads(text))
+        ours = tagged(json.loads(text)) if path.suffix == ".json" else MARK in text.partition("\n")[0]
     except (ValueError, OSError):
         ours = False
     return "" if ours else "did not come from here"

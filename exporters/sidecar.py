@@ -136,7 +136,7 @@ class Sidecar:
         config, prices = self.config, self.config.prices if isinstance(self.config.prices, Prices) else None
         about = (
             self.ledger.traffic,
-            {target.name: target.gpus for target in config.engines},
+            {target.name: target.claimed_gpus for target in config.engines},
             config.aliases,
             prices,
             config.patience_s,
@@ -232,10 +232,11 @@ class Sidecar:
                 yield (
                     sidecar_series.GPU_COST,
                     {"currency": prices.currency},
-                    sum(prices.per_hour(reading.name) for reading in self._gpus),
+                    sum(prices.at(now_s).per_hour(reading.name) for reading in self._gpus),
                 )
-        if isinstance(prices := self.config.prices, Prices) and prices.budget_per_1k_tokens is not None:
-            yield sidecar_series.COST_BUDGET, {"currency": prices.currency}, prices.budget_per_1k_tokens
+        budget = prices.at(now_s).budget_per_1k_tokens if isinstance(prices := self.config.prices, Prices) else None
+        if isinstance(prices, Prices) and budget is not None:
+            yield sidecar_series.COST_BUDGET, {"currency": prices.currency}, budget
 
     def _follow(self, source: SourceStatus, read: Callable[[], Awaitable[None]], every_s: float) -> None:
         self.sources.append(source)
@@ -331,6 +332,7 @@ class Sidecar:
         first = self._gpu_source is not None and not self._gpu_source.up
         self._gpus = await self._gpu_reader.read(FIRST_GPU_READING_S if first else self.config.timeout_s / 2)
         with self._guard_update("GPUs"):
+            self.accounts.use_prices_of(time.time())
             self.accounts.on_gpus(self._gpus, time.monotonic())
 
     async def _read_events(self) -> None:

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from exporters.accounting.gpu_use import assumed_gpu
 from exporters.accounting.prices import Prices
 from exporters.net.listener import split_address
 from exporters.requests.bounded_names import BoundedNames
@@ -21,16 +22,29 @@ class EngineTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One vLLM server. url: scheme, host and port, without /metrics.
 
     http_config: TLS and auth for the engine in Prometheus' format; see docs/guides/hardening.md. gpus: UUIDs of its
-    GPUs or MIG instances, as in `nvidia-smi -L`; a single engine without it has all GPUs of the host."""
+    GPUs or MIG instances, as in `nvidia-smi -L`; a single engine without it has all GPUs of the host. gpu_count: number
+    of its GPUs where the sidecar cannot see them, as on Kubernetes; gpu_name: their name, for the price."""
 
     name: str
     url: str
     gpus: tuple[str, ...] = ()
     http_config: str | None = None
+    gpu_count: int = 0
+    gpu_name: str | None = None
 
     def __post_init__(self) -> None:
+        if self.gpu_count < 0 or (self.gpu_count and self.gpus) or "/" in (self.gpu_name or ""):
+            raise ValueError(
+                f"engine {self.name!r}: name its GPUs in gpus, or their number in gpu_count (1 or more) with gpu_name"
+                " (no slash), not both"
+            )
         if not self.url.startswith(("http://", "https://")) or self.url.rstrip("/").endswith("/metrics"):
             raise ValueError(f"url {self.url!r} should be like http://127.0.0.1:8000, without /metrics")
+
+    @property
+    def claimed_gpus(self) -> tuple[str, ...]:
+        """Return the UUIDs of its GPUs; assumed ones where only their number is configured."""
+        return self.gpus or tuple(assumed_gpu(self.name, self.gpu_name, number) for number in range(self.gpu_count))
 
 
 class TeamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -5,10 +5,11 @@ Invariant: a page is shown also when Prometheus and Alertmanager are down. An er
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -17,8 +18,9 @@ from alerts import registry
 from alerts.panel_ref import board_uid
 from alerts.rules import Links
 from alerts.settings import DEFAULTS, Settings
-from exporters.catalogue import EVERYTHING, bounds, promql
+from exporters.catalogue import EVERYTHING, bounds, promql, vllm
 from exporters.catalogue.metric import Kind
+from exporters.catalogue.prometheus import UP
 from exporters.net.alertmanager import Firing
 from exporters.net.prometheus import Address, Prometheus, QueryResult
 from exporters.text import printable
@@ -172,13 +174,15 @@ class LiveQuery:
 @dataclass(frozen=True, slots=True)
 class Live:
     """Results of the queries of a page. at: in UTC; threshold: '' where the alert has none; error: where no query was
-    answered, and all for one reason."""
+    answered, and all for one reason. unseen: labels of the alert of which Prometheus has no series at all, so that an
+    empty result means nothing."""
 
     at: str
     prometheus: str
     threshold: str = ""
     rule: str = ""
     answers: Mapping[str, LiveQuery] = field(default_factory=dict)
+    unseen: str = ""
 
     @property
     def error(self) -> str:
@@ -208,13 +212,23 @@ async def evaluate(
     rule = alert.expr if alert else ""
     threshold = f"{alert.threshold.shown} ({alert.threshold})" if alert and alert.threshold else ""
     exprs = [one for one in (rule, *queries(page)) if one]
-    results = await _results(exprs, prometheus, now_s, within_s)
+    subjects = {f"{name}={labels[name]}": expr for name, expr in _subjects(labels)}
+    results = await _results(dict.fromkeys([*exprs, *subjects.values()]), prometheus, now_s, within_s)
+    unseen = [label for label, expr in subjects.items() if not results[expr].error and not results[expr].series]
     answers = {
         expr: _asked(result, "_seconds_bucket" in expr, labels if expr == rule else {})
         for expr, result in results.items()
+        if expr in exprs
     }
     at = f"{datetime.fromtimestamp(now_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    return Live(at, prometheus.where.shown, threshold, rule, answers)
+    return Live(at, prometheus.where.shown, threshold, rule, answers, printable(", ".join(unseen)))
+
+
+def _subjects(labels: Labels) -> Iterator[tuple[str, str]]:
+    """Yield queries that return a series if Prometheus scrapes the subject of an alert, by the label that names it."""
+    for name, series in (("instance", UP.name), ("model_name", vllm.NUM_REQUESTS_RUNNING.name)):
+        if labels.get(name):
+            yield name, f"{series}{{{name}={json.dumps(labels[name])}}}"
 
 
 def queries(page: RunbookPage) -> list[str]:
@@ -341,7 +355,7 @@ def _now(page: RunbookPage, live: Live) -> str:
         return f"{asked} This page has no query."
     if live.error:
         return f"Nothing could be asked: {live.error}"
-    lines = []
+    lines = [f"{unseen_text(live)}\n"] if live.unseen else []
     if live.rule:
         rule = live.answers[live.rule]
         lines += [
@@ -366,6 +380,14 @@ def _now(page: RunbookPage, live: Live) -> str:
                 *_rows(_valued(row, answer)),
             ]
     return f"{asked}\n\n```text\n" + "\n".join(lines).strip() + "\n```"
+
+
+def unseen_text(live: Live) -> str:
+    """Return the warning for an alert whose subject Prometheus does not know; '' where it does."""
+    return live.unseen and (
+        f"NO DATA: Prometheus has no series with {live.unseen}. Nothing below says that it is well. Check that this"
+        " Prometheus scrapes it."
+    )
 
 
 def _valued(row: DiagnosisRow, asked: LiveQuery) -> LiveQuery:
@@ -414,7 +436,7 @@ def as_json(
             else {}) | answered(row.condition)
                       for row in page.rows],
         "live": {"at": live.at, "prometheus": live.prometheus, "threshold": live.threshold, "error": live.error,
-            "rule": live.rule}
+            "rule": live.rule, "unseen": live.unseen}
                 | answered(live.rule) if live else None,
     }  # fmt: skip
 

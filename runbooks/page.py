@@ -348,11 +348,11 @@ class Facts:
 def stamped(text: str, facts: Facts) -> str:
     """The page with its printed parts as the alert is now; the rest stays. Stamped again it stays the same."""
     holds = (
-        "as soon as this returns something"
+        "as soon as this expression returns a result"
         if facts.hold.strip("0") in ("s", "m")
-        else f"when this has returned something for {facts.hold}"
+        else f"when this expression has returned a result for {facts.hold}"
     )
-    body = _printed(text, "rule", f"It fires {holds}:\n\n```promql\n{facts.expr}\n```")
+    body = _printed(text, "rule", f"The alert fires {holds}:\n\n```promql\n{facts.expr}\n```")
     body = _printed(body, "diagnosis", _diagnosis(facts.rows))
     return _printed(body, "threshold", "\n\n".join(facts.threshold))
 

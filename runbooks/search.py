@@ -6,9 +6,11 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from urllib.parse import parse_qsl, urlsplit
 
 from runbooks.page import RunbookPage
 
+_LABEL = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _NAME_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")  # KVCacheNearlyFull: KV, Cache, Nearly, Full
 
 
@@ -19,6 +21,23 @@ class PageSearch:
 
     pages: tuple[RunbookPage, ...] = ()
     by_name: bool = False
+
+
+def split_query(words: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """Return the words to search, and the labels among them: `name=value`, or the query of a runbook's URL.
+
+    A URL as in a notification stands for its page and the labels of its alert."""
+    rest, labels = list[str](), dict[str, str]()
+    for word in words:
+        if "://" in word:
+            url = urlsplit(word)
+            rest.append(url.path.rstrip("/").rsplit("/", 1)[-1])
+            labels |= {name: value for name, value in parse_qsl(url.query) if name != "live"}
+        elif found := _LABEL.fullmatch(word):
+            labels[found[1]] = found[2]
+        else:
+            rest.append(word)
+    return " ".join(rest), labels
 
 
 def find(query: str, among: Sequence[RunbookPage]) -> PageSearch:

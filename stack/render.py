@@ -8,9 +8,9 @@ from pathlib import Path
 from alerts import printer, routing, thresholds
 from alerts.panel_ref import PanelRef
 from alerts.registry import ALERTS, RECORDINGS, alerts
-from alerts.rules import Alert
+from alerts.rules import Alert, Links
 from alerts.settings import DEFAULTS, Settings
-from dashboards import coverage
+from dashboards import coverage, mixin
 from dashboards.grafana_json import to_json
 from dashboards.registry import BOARDS
 from exporters.catalogue import promql_ast
@@ -33,6 +33,9 @@ def files() -> Iterator[tuple[Path, str]]:
         yield Path("stack/deploy/alertmanager") / name, text
     for board in BOARDS:
         yield Path("dashboards/json") / f"{board.slug}.json", to_json(board)
+    slugs = [board.slug for board in BOARDS]
+    yield Path("dashboards/mixin.libsonnet"), mixin.text(slugs, "json", Links())
+    yield Path("dashboards/rules.libsonnet"), mixin.rules(Links())
     yield Path("dashboards/COVERAGE.md"), coverage.table(BOARDS)
     for alert in ALERTS:
         if page := runbook_page.text(alert.name):

@@ -137,7 +137,10 @@ def past(part, free_port, eventually, tmp_path_factory) -> Iterator[Callable[[Pa
 
     def serve(page: Path) -> str:
         folder = tmp_path_factory.mktemp("past")
-        made = [part("promtool").path, "tsdb", "create-blocks-from", "openmetrics", "--quiet", page, folder / "data"]
+        made = [
+            part("promtool").path, "tsdb", "create-blocks-from", "--max-block-duration=486h",  # not one for each 2 h
+            "openmetrics", "--quiet", page, folder / "data",
+        ]  # fmt: skip
         done = subprocess.run(made, capture_output=True, text=True, check=False)
         assert 0 == done.returncode, done.stdout + done.stderr
         (folder / "prometheus.yml").write_text("{}\n")

@@ -42,6 +42,7 @@ PRINTED: tuple[tuple[str, tuple[str, ...], str], ...] = (
         ("kubernetes", "export"),
         "gateway with sidecar, board, monitors and rules for the Prometheus Operator, in the default names",
     ),
+    ("mixin", ("dashboards", "export", "--format", "mixin"), "dashboards and rules for those who build with jsonnet"),
 )
 COPIED: tuple[tuple[str, str, str], ...] = (
     ("runbooks", "runbooks/*.md", "a page for each alert, and for tuning"),
@@ -183,7 +184,7 @@ def _bundle(site: Path, folder: Path, release: str) -> dict[str, bytes]:
     # shares compiled files between the four
     env = {**os.environ, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": ""}
     for name, command, _ in PRINTED:
-        to_do = [sys.executable, "-m", "stack.cli", *command, "--out", str(folder / name)]
+        to_do = [sys.executable, "-m", "vllm_watch", *command, "--out", str(folder / name)]
         done = subprocess.run(to_do, cwd=site, env=env, capture_output=True, text=True, check=False)
         if done.returncode:
             raise NotReady(
@@ -191,7 +192,7 @@ def _bundle(site: Path, folder: Path, release: str) -> dict[str, bytes]:
             )
     for name, pattern, _ in COPIED:
         (folder / name).mkdir(parents=True, exist_ok=True)
-        for path in sorted(site.glob(pattern)):
+        for path in sorted((site / "vllm_watch/_app").glob(pattern)):
             shutil.copyfile(path, folder / name / path.name)
     rows = [f"| `{name}/` | {what} | `vllm-watch {' '.join(command)}` |" for name, command, what in PRINTED]
     rows += [f"| `{name}/` | {what} | copied |" for name, _, what in COPIED]

@@ -65,7 +65,7 @@ def _per_1k(metric: Metric, called: str, *only: str) -> tuple[Query, Query]:
 
 
 def _cost_of_all() -> Query:
-    """As VLLMCostOverBudget reckons: all that the GPUs cost over all tokens of the engines."""
+    """Return the cost of all GPUs per 1,000 tokens of all engines, as VLLMCostOverBudget computes it."""
     spent = promql.per_second(attributed.COST, RATE, ("cluster", *_MONEY), (*_WHOLE, _ALLOCATION))
     tokens = " + ".join(
         promql.per_second(made, RATE, ("cluster",), _WHOLE) for made in (vllm.PROMPT_TOKENS, vllm.GENERATION_TOKENS)

@@ -454,7 +454,7 @@ _ERRORS = (
         Shape.TABLE,
         width=24,
         optional=(
-            "No GPU reported an error in this range, or nobody listens: our sidecar does where it reads GPUs by NVML,"
+            "No GPU reported an error in this range, or no exporter reads XID errors: the sidecar does so by NVML,"
             " dcgm-exporter anywhere. Start one of them on the GPU host."
         ),
     ),

@@ -1,30 +1,27 @@
-"""Usage and cost of teams and models over a period, from Prometheus or from request logs.
+"""Usage and cost of teams and models over a period: rows, their total, and how cost is set and spread. Pure.
 
-Invariant: the total is the sum of the rows. Idle, unattributed and unclaimed aborted work have their own rows.
-Aborted work claimed by a record is in its team's row, with a column for its part."""
+Invariant: the total is the sum of the rows, also per day and price version. Idle, unattributed and unclaimed aborted
+work have their own rows. Aborted work claimed by a record is in its team's row, with a column for its part."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
-from exporters.accounting.attribution import ABANDONED
-from exporters.accounting.busy_hours import HOUR_S, sweep
+import msgspec
+
+from exporters.accounting.billing_period import BillingPeriod, PriceSegment
+from exporters.accounting.busy_hours import HOUR_S
 from exporters.accounting.gpu_use import ABORTED, IDLE, NOBODY, UNATTRIBUTED
 from exporters.accounting.prices import Prices
-from exporters.catalogue import attributed, gpu, promql, sidecar
-from exporters.catalogue.metric import Metric
-from exporters.net.prometheus import Address, Prometheus
-from exporters.requests.bounded_names import UNKNOWN_MODEL
-from exporters.requests.read import BadLines, read_records
-from exporters.requests.record import UNKNOWN_TEAM, RequestRecord, ended_at, estimated_tokens
 
 BY = {"team": ("team",), "model": ("model",), "team,model": ("team", "model")}
+SPREADABLE = {"idle": IDLE, "aborted": ABORTED, "unattributed": UNATTRIBUTED}
 SHARED = "the split between teams is an estimate; every total is exact"
+NO_PRICES = "prices are missing, so no cost is shown: give --prices FILE (docs/guides/cost.md)"
+RECORDED = "recorded"  # price version of cost that a sidecar booked at the prices of the moment
 DEFAULT_SINCE_S = 86_400.0
 JOULES_PER_KWH = 3.6e6
 
@@ -33,13 +30,14 @@ JOULES_PER_KWH = 3.6e6
 class TeamUse:
     """Usage of one model by one team. Seconds of a full GPU; cost in the report's currency.
 
-    aborted_seconds: part of seconds spent on aborted requests. est_...: tokens of requests without usage; not in
-    other values."""
+    aborted_seconds, aborted_cost: parts of seconds and of cost_usage spent on aborted requests. est_...: tokens of
+    requests without usage; not in other values."""
 
     seconds: float = 0.0
     aborted_seconds: float = 0.0
     cost_allocation: float = 0.0
     cost_usage: float = 0.0
+    aborted_cost: float = 0.0
     joules: float = 0.0
     prompt_tokens: float = 0.0
     cached_tokens: float = 0.0
@@ -56,44 +54,110 @@ class TeamUse:
     def tokens(self) -> float:
         return self.prompt_tokens + self.completion_tokens
 
+    def set_aborted_cost(self) -> None:
+        """Set the aborted part of the cost, by time."""
+        self.aborted_cost = self.cost_usage * self.aborted_seconds / self.seconds if self.seconds else 0.0
+
 
 Uses = defaultdict[tuple[str, str], TeamUse]  # by team and model
 
 
-@dataclass(slots=True)
-class SourceTotals:
-    """Totals from one source. known: which of cost, api, joules, estimates it has. notes: assumptions."""
+def new_uses() -> Uses:
+    return defaultdict(TeamUse)
 
-    source: str
+
+@dataclass(frozen=True, slots=True, order=True)
+class CostPart:
+    """Part of a bill: at most one calendar day, of one cluster, with one version of the prices."""
+
     from_s: float
     to_s: float
+    cluster: str = ""
+    price_version: str | None = None
+
+
+@dataclass(slots=True)
+class SourceTotals:
+    """Totals from one source, by part. known: which of cost, api, joules, estimates it has. notes: assumptions.
+
+    price_versions: content of each version by name. spread: rows whose cost others carry."""
+
+    source: str
+    period: BillingPeriod
     currency: str | None = None
-    uses: Uses = field(default_factory=lambda: defaultdict(TeamUse))
+    parts: defaultdict[CostPart, Uses] = field(default_factory=lambda: defaultdict(new_uses))
     known: set[str] = field(default_factory=set)
+    price_versions: dict[str, Any] = field(default_factory=dict)
+    spread: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=lambda: [SHARED])
 
+    @property
+    def uses(self) -> Uses:
+        """Return the usage of the whole period."""
+        found = new_uses()
+        for _, uses in self.ordered():
+            for key, use in sorted(uses.items()):
+                found[key].add(use)
+        return found
 
-def report(found: SourceTotals, by: str = "team,model") -> dict[str, Any]:
-    """Return the rows and their total, largest first and unowned ones last; None: not available from the source."""
+    def ordered(self) -> list[tuple[CostPart, Uses]]:
+        """Return the parts in order of time: sums are the same each time, to the last bit."""
+        return sorted(self.parts.items(), key=lambda item: (item[0].from_s, item[0].cluster))
+
+
+def part_of(segment: PriceSegment, cluster: str, version: str | None = None) -> CostPart:
+    name = segment.version.name if segment.version else version
+    return CostPart(segment.from_s, segment.to_s, cluster, name)
+
+
+# ---- the report
+
+
+def report(found: SourceTotals, by: str = "team,model", daily: bool = False) -> dict[str, Any]:
+    """Return the rows and their total, largest first and unowned ones last; None: not available from the source.
+
+    Rows are per cluster and price version; daily: also per calendar day."""
     names = BY[by]
-    rows: Uses = defaultdict(TeamUse)
-    for (team, model), use in found.uses.items():
-        rows[team if "team" in names else "", model if "model" in names else ""].add(use)
-    ordered = sorted(rows.items(), key=lambda row: (row[0][0] in NOBODY, -row[1].seconds, row[0]))
     total = TeamUse()
-    for _, use in ordered:
+    for _, use in sorted(found.uses.items()):
         total.add(use)
-    result = [
-        {name: {"team": team, "model": model}[name] for name in names} | _figures(use, total, found.known)
-        for (team, model), use in ordered
-    ]
+    rows: list[dict[str, Any]] = []
+    for parts in _groups(found.parts, daily):
+        of, grouped = parts[0], new_uses()
+        for part in parts:
+            for (team, model), use in sorted(found.parts[part].items()):
+                grouped[team if "team" in names else "", model if "model" in names else ""].add(use)
+        place = {
+            "period_start": found.period.show(min(part.from_s for part in parts)),
+            "period_end": found.period.show(max(part.to_s for part in parts)),
+            "cluster": of.cluster,
+            "price_version": of.price_version,
+        }
+        ordered = sorted(grouped.items(), key=lambda row: (row[0][0] in NOBODY, -row[1].seconds, row[0]))
+        rows += [
+            {name: {"team": team, "model": model}[name] for name in names} | place | figures(use, total, found.known)
+            for (team, model), use in ordered
+        ]
     return {
-        "source": found.source, "from_s": found.from_s, "to_s": found.to_s, "by": by, "currency": found.currency,
-        "rows": result, "total": _figures(total, total, found.known), "notes": found.notes,
+        "source": found.source, "from_s": found.period.from_s, "to_s": found.period.to_s,
+        "period_start": found.period.show(found.period.from_s), "period_end": found.period.show(found.period.to_s),
+        "timezone": found.period.timezone, "month": found.period.month, "by": by, "currency": found.currency,
+        "spread": list(found.spread), "price_versions": found.price_versions,
+        "rows": rows, "total": figures(total, total, found.known), "notes": found.notes,
     }  # fmt: skip
 
 
-def _figures(use: TeamUse, total: TeamUse, known: set[str]) -> dict[str, float | None]:
+def _groups(parts: Iterable[CostPart], daily: bool) -> list[list[CostPart]]:
+    """Return the parts that share rows, in order of time."""
+    groups: dict[tuple[Any, ...], list[CostPart]] = {}
+    for part in sorted(parts, key=lambda part: (part.from_s, part.cluster)):
+        key = (part.from_s if daily else None, part.cluster, part.price_version)
+        groups.setdefault(key, []).append(part)
+    return list(groups.values())
+
+
+def figures(use: TeamUse, total: TeamUse, known: Collection[str]) -> dict[str, float | None]:
+    """Return the values of a row; None: not available."""
     cost, usage = (use.cost_allocation, use.cost_usage) if "cost" in known else (None, None)
     return {
         "gpu_hours": use.seconds / HOUR_S,
@@ -101,6 +165,7 @@ def _figures(use: TeamUse, total: TeamUse, known: set[str]) -> dict[str, float |
         "share": use.seconds / total.seconds if total.seconds else 0.0,
         "cost_allocation": cost,
         "cost_usage": usage,
+        "aborted_cost": use.aborted_cost if "cost" in known else None,
         "allocation_per_1k_tokens": _per_1k(cost, use.tokens),
         "usage_per_1k_tokens": _per_1k(usage, use.tokens),
         "joules": use.joules if "joules" in known else None,
@@ -117,245 +182,57 @@ def _per_1k(cost: float | None, tokens: float) -> float | None:
     return 1000 * cost / tokens if cost is not None and tokens else None
 
 
-# ---- from Prometheus
+# ---- cost
 
 
-async def from_prometheus(where: Address, since_s: float, now_s: float, prices: Prices | None = None) -> SourceTotals:
-    """Return totals by the increase of each recorded series, with resets, summed afterwards.
-
-    With prices, cost is computed from the seconds instead of the recorded cost. Raises ValueError with a sentence."""
-    found = SourceTotals(where.shown, now_s - since_s, now_s, known={"joules"})
-    async with Prometheus(where) as prometheus:
-        if prices:
-            await _price_seconds(prometheus, since_s, now_s, prices, found)
-        else:
-            await _add_recorded_cost(prometheus, since_s, now_s, found)
-        async for labels, joules in _grown(prometheus, attributed.TEAM_ENERGY, ("model_name", "team"), since_s, now_s):
-            _use(found, labels).joules += joules
-        async for labels, tokens in _grown(prometheus, sidecar.TOKENS, ("model_name", "team", "type"), since_s, now_s):
-            use, name = _use(found, labels), f"{labels.get('type')}_tokens"
-            if name in {each.name for each in fields(TeamUse)}:
-                setattr(use, name, getattr(use, name) + tokens)
-        async for labels, tokens in _grown(
-            prometheus, sidecar.ESTIMATED_TOKENS, ("model_name", "team", "type"), since_s, now_s
-        ):
-            found.known.add("estimates")
-            part = {"prompt": TeamUse(est_prompt_tokens=tokens), "completion": TeamUse(est_completion_tokens=tokens)}
-            _use(found, labels).add(part.get(labels.get("type", ""), TeamUse()))
-    if prices:
-        _at_api_prices(found, prices)
-    found.notes.append("increase() in Prometheus extrapolates to the ends of the period, equally for every row")
-    return found
+def parse_spread(text: str) -> tuple[str, ...]:
+    """Parse --spread: any of idle, aborted, unattributed, separated by commas. Raises ValueError."""
+    named = [word.strip() for word in text.split(",") if word.strip()]
+    if unknown := next((word for word in named if word not in SPREADABLE), None):
+        raise ValueError(f"--spread {unknown!r} is unknown; write any of {', '.join(SPREADABLE)}, separated by commas")
+    return tuple(word for word in SPREADABLE if word in named)
 
 
-def _use(found: SourceTotals, labels: Mapping[str, str]) -> TeamUse:
-    return found.uses[labels.get("team", UNATTRIBUTED), labels.get("model_name", UNKNOWN_MODEL)]
+def spread_cost(found: SourceTotals, spread: Collection[str]) -> None:
+    """Spread the cost of these rows over the other users of the model on the same day, by usage.
 
-
-async def _grown(prometheus: Prometheus, metric: Metric, by: Sequence[str], since_s: float, now_s: float) -> Any:
-    answer = await prometheus.as_of(promql.growth(metric, f"{round(since_s)}s", by), now_s)
-    if answer.error:
-        raise ValueError(answer.error)
-    for one in answer.series:
-        if one.value:
-            yield one.metric, float(one.value[1])
-
-
-async def _seconds(prometheus: Prometheus, since_s: float, now_s: float) -> list[tuple[Mapping[str, str], float]]:
-    rows = [
-        row
-        async for row in _grown(prometheus, attributed.TEAM_SECONDS, ("method", "model_name", "team"), since_s, now_s)
-    ]
-    if not rows:
-        raise ValueError(
-            f"{prometheus.where.shown} has no {attributed.TEAM_SECONDS.name} in this period: scrape a sidecar that"
-            " reads engines and GPUs. With the request log only: vllm-watch cost --log FILE"
-        )
-    return rows
-
-
-def _aborted(labels: Mapping[str, str], seconds: float) -> float:
-    """Return the part of a series' seconds spent on aborted requests."""
-    return seconds if labels.get("method") == ABANDONED or labels.get("team") == ABORTED else 0.0
-
-
-async def _add_recorded_cost(prometheus: Prometheus, since_s: float, now_s: float, found: SourceTotals) -> None:
-    for labels, seconds in await _seconds(prometheus, since_s, now_s):
-        _use(found, labels).add(TeamUse(seconds=seconds, aborted_seconds=_aborted(labels, seconds)))
-    currencies = set()
-    async for labels, cost in _grown(
-        prometheus, attributed.COST, ("basis", "currency", "model_name", "team"), since_s, now_s
-    ):
-        currencies.add(labels.get("currency", ""))
-        use = _use(found, labels)
-        if labels.get("basis") == "usage":
-            use.cost_usage += cost
-        else:
-            use.cost_allocation += cost
-        found.known.add("cost")
-    async for labels, cost in _grown(
-        prometheus, attributed.API_COST, ("currency", "model_name", "team"), since_s, now_s
-    ):
-        currencies.add(labels.get("currency", ""))
-        _use(found, labels).api_cost += cost
-        found.known.add("api")
-    if len(currencies) > 1:
-        raise ValueError(
-            f"cost was recorded in {' and '.join(sorted(currencies))} within this time; name one --prices FILE, or a"
-            " shorter --since"
-        )
-    found.currency = currencies.pop() if currencies else None
-    if not found.currency:
-        found.notes.append(
-            "no cost was recorded: the sidecar has no `prices`; --prices FILE computes it from the seconds"
-        )
-
-
-async def _price_seconds(
-    prometheus: Prometheus, since_s: float, now_s: float, prices: Prices, found: SourceTotals
-) -> None:
-    """Compute cost at these prices: GPUs of a model at their own price, its teams at the mean."""
-    answer = await prometheus.as_of(promql.last_samples(gpu.INFO, f"{round(since_s)}s"), now_s)
-    names = {one.metric.get("uuid", ""): one.metric.get("name") for one in answer.series}
-    held: dict[str, float] = defaultdict(float)
-    worth: dict[str, float] = defaultdict(float)
-    async for labels, seconds in _grown(prometheus, attributed.ALLOCATED, ("model_name", "uuid"), since_s, now_s):
-        model = labels.get("model_name", "")
-        held[model] += seconds
-        worth[model] += seconds / HOUR_S * prices.per_hour(names.get(labels.get("uuid", "")))
-    for labels, seconds in await _seconds(prometheus, since_s, now_s):
-        model = labels.get("model_name", "")
-        price = worth[model] / held[model] if held[model] else prices.per_hour(None) / HOUR_S
-        busy = labels.get("team") != IDLE and labels.get("method") != "unknown"
-        aborted = _aborted(labels, seconds)
-        _use(found, labels).add(
-            TeamUse(
-                seconds=seconds,
-                aborted_seconds=aborted,
-                cost_allocation=seconds * price,
-                cost_usage=seconds * price * busy,
-            )
-        )
-    found.currency = prices.currency
-    found.known.add("cost")
+    What nobody used on that day stays in its row. The total does not change."""
+    wanted = {SPREADABLE[word] for word in spread}
+    for uses in found.parts.values():
+        for model in {model for _, model in uses}:
+            _spread_model({team: use for (team, of), use in uses.items() if of == model}, wanted)
+    found.spread = tuple(word for word in SPREADABLE if word in spread)
+    if not found.spread:
+        return
+    if "cost" not in found.known:
+        found.notes.append("nothing is spread without prices")
+        return
     found.notes.append(
-        "cost uses the prices of the file, not those of each moment; a MIG instance costs its share of a GPU"
+        f"{' and '.join(found.spread)} cost is spread over the users of the model on the same day, by usage (spread);"
+        " what nobody used on a day stays in its row"
     )
-    if prices.spread_idle:
-        _spread_idle(found)
 
 
-# ---- from request logs
+def _spread_model(by_team: Mapping[str, TeamUse], wanted: Collection[str]) -> None:
+    users = {team: use.cost_usage for team, use in by_team.items() if team not in wanted and use.cost_usage > 0}
+    total = sum(users.values())
+    for team in wanted & by_team.keys() if users else ():
+        amount = by_team[team].cost_allocation
+        for user, cost in users.items():
+            by_team[user].cost_allocation += amount * cost / total
+        by_team[team].cost_allocation = 0.0
 
 
-@dataclass(slots=True)
-class CostLog:
-    """Cost data of request logs.
-
-    spans: start, end, and team with aborted flag, by model and hour; tokens: by team and model."""
-
-    spans: defaultdict[tuple[str, int], list[tuple[float, float, tuple[str, bool]]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
-    tokens: Uses = field(default_factory=lambda: defaultdict(TeamUse))
-    first_s: float = float("inf")
-    last_s: float = float("-inf")
-    untimed: int = 0
-    bad: BadLines = field(default_factory=BadLines)
-
-    def add(self, record: RequestRecord, from_s: float, to_s: float) -> None:
-        """Add a record that ran within the period.
-
-        Rejected requests used nothing; aborted ones count for their team."""
-        end_s = ended_at(record)
-        if record.outcome == "rejected":
-            return
-        if end_s is None or record.e2e_ms is None:
-            self.untimed += 1
-            return
-        start_s = end_s - max(0.0, record.e2e_ms - (record.queue_ms or 0.0)) / 1000
-        if end_s < from_s or start_s > to_s:
-            return
-        team, model = record.team or UNKNOWN_TEAM, record.model or UNKNOWN_MODEL
-        broke_off = record.outcome not in ("ok", None)
-        for hour in range(int(max(start_s, from_s) // HOUR_S), int(min(end_s, to_s) // HOUR_S) + 1):
-            self.spans[model, hour].append((start_s, end_s, (team, broke_off)))
-        if end_s <= to_s:
-            result = record.prompt_tokens, record.cached_tokens, record.completion_tokens, *estimated_tokens(record)
-            names = "prompt_tokens", "cached_tokens", "completion_tokens", "est_prompt_tokens", "est_completion_tokens"
-            self.tokens[team, model].add(
-                TeamUse(**{name: float(tokens or 0) for name, tokens in zip(names, result, strict=True)})
-            )
-        self.first_s, self.last_s = min(self.first_s, start_s), max(self.last_s, end_s)
+def add_price_versions(found: SourceTotals, segments: Iterable[PriceSegment]) -> None:
+    """Record which prices a bill was made with."""
+    for segment in segments:
+        if segment.version:
+            found.price_versions[segment.version.name] = msgspec.to_builtins(segment.version.prices)
 
 
-def from_log(
-    paths: Sequence[Path],
-    since_s: float | None,
-    now_s: float,
-    prices: Prices | None = None,
-    gpus: Mapping[str, float] | None = None,
-) -> SourceTotals:
-    """Return totals by running requests. gpus: number per model, "" for others; one by default.
-
-    Without since_s the period is that of the log, without idle, because the log does not cover allocated time.
-    Raises ValueError, OSError."""
-    if len({path.resolve() for path in paths}) != len(paths):
-        raise ValueError("--log lists a file twice; it would be counted twice")
-    from_s, to_s = (float("-inf"), float("inf")) if since_s is None else (now_s - since_s, now_s)
-    log = CostLog()
-    for record in read_records(paths, log.bad):
-        log.add(record, from_s, to_s)
-    if not log.spans:
-        since = "" if since_s is None else " in this period; use a longer --since, or none"
-        raise ValueError(f"{paths[0]} holds no request with a time (ts and e2e_ms){since}; {log.bad.total} bad lines")
-    from_s, to_s = (log.first_s, log.last_s) if since_s is None else (from_s, to_s)
-    found = SourceTotals(", ".join(map(str, paths)), from_s, to_s, known={"estimates"})
-    count = {"": 1.0, **(gpus or {})}
-    busy: dict[str, float] = defaultdict(float)
-    for (model, hour), spans in log.spans.items():
-        for (team, broke_off), seconds in sweep(
-            spans, (max(hour * HOUR_S, from_s), min((hour + 1) * HOUR_S, to_s))
-        ).items():
-            gpu_seconds = seconds * count.get(model, count[""])
-            found.uses[team, model].add(TeamUse(seconds=gpu_seconds, aborted_seconds=gpu_seconds * broke_off))
-            busy[model] += seconds
-    for (team, model), tokens in log.tokens.items():
-        found.uses[team, model].add(tokens)
-    for model, seconds in busy.items():
-        if since_s is not None:
-            found.uses[IDLE, model].seconds += max(0.0, to_s - from_s - seconds) * count.get(model, count[""])
-    if prices:
-        _at_prices(found, prices)
-    found.notes += _log_notes(log, count, since_s, prices)
-    return found
-
-
-def _at_prices(found: SourceTotals, prices: Prices) -> None:
-    for (team, _), use in found.uses.items():
-        use.cost_allocation = use.seconds / HOUR_S * prices.per_hour(None)
-        use.cost_usage = 0.0 if team == IDLE else use.cost_allocation
-    found.currency = prices.currency
-    found.known.add("cost")
-    if prices.spread_idle:
-        _spread_idle(found)
-    _at_api_prices(found, prices)
-
-
-def _spread_idle(found: SourceTotals) -> None:
-    """Spread idle cost over the users of a model, by usage."""
-    for (team, model), idle in list(found.uses.items()):
-        users = [use for (other, of), use in found.uses.items() if of == model and other != IDLE and use.cost_usage > 0]
-        if team == IDLE and users:
-            total = sum(use.cost_usage for use in users)
-            for use in users:
-                use.cost_allocation += idle.cost_allocation * use.cost_usage / total
-            idle.cost_allocation = 0.0
-    found.notes.append("idle cost is spread over the users of the model (spread_idle)")
-
-
-def _at_api_prices(found: SourceTotals, prices: Prices) -> None:
-    for (team, model), use in found.uses.items():
+def add_api_cost(found: SourceTotals, uses: Uses, prices: Prices) -> None:
+    """Set the cost of the same tokens at API prices; without a price of a model it stays 0."""
+    for (team, model), use in uses.items():
         if team not in NOBODY and (price := prices.api_price(model)):
             prompt, completion = (
                 use.prompt_tokens + use.est_prompt_tokens,
@@ -363,54 +240,3 @@ def _at_api_prices(found: SourceTotals, prices: Prices) -> None:
             )
             use.api_cost = price.cost(prompt, use.cached_tokens, completion)
             found.known.add("api")
-
-
-def _log_notes(log: CostLog, count: Mapping[str, float], since_s: float | None, prices: Prices | None) -> Iterator[str]:
-    result = ", ".join(
-        f"{gpus:g} for {model}" if model else f"{gpus:g} for each {'other ' * (len(count) > 1)}model"
-        for model, gpus in count.items()
-    )
-    yield (
-        f"GPUs are assumed, not measured (--gpus): {result}; all of a model's count as busy while any of its"
-        " requests runs"
-    )
-    yield ("a request runs from leaving the gateway's queue to its end; an aborted one counts for its team")
-    if since_s is None:
-        yield "no idle time: the log does not cover allocated time; set --since"
-    if prices and prices.gpus:
-        yield "the log does not name the GPUs: each costs the default gpu_hour"
-    if log.untimed:
-        yield f"{log.untimed} requests without ts or e2e_ms are not included"
-    if log.bad.total:
-        yield f"{log.bad.total} lines are no request records"
-
-
-def parse_gpus(given: Iterable[str]) -> dict[str, float]:
-    """Parse --gpus: a number for each model, or MODEL=N. Raises ValueError."""
-    found = {}
-    for text in given:
-        model, _, number = text.rpartition("=")
-        try:
-            found[model] = float(number)
-        except ValueError:
-            found[model] = 0.0
-        if not 0 < found[model] < float("inf"):
-            raise ValueError(f"--gpus {text!r} is no number of GPUs; write it like 4 or chat=4")
-    return found
-
-
-def compute_report(
-    url: Address | None,
-    logs: Sequence[Path],
-    since_s: float | None,
-    now_s: float,
-    prices: Prices | None,
-    gpus: Iterable[str],
-    by: str,
-) -> dict[str, Any]:
-    """Return the report of the command. Raises ValueError or OSError with a sentence."""
-    if url:
-        found = asyncio.run(from_prometheus(url, since_s or DEFAULT_SINCE_S, now_s, prices))
-    else:
-        found = from_log(logs, since_s, now_s, prices, parse_gpus(gpus))
-    return report(found, by)

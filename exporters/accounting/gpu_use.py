@@ -27,6 +27,8 @@ MIG_SLICES = 7
 # source: NVIDIA's MIG user guide, and `nvidia-smi mig -lgip` of such a GPU
 _FOUR_SLICES = re.compile(r"\bA30\b|RTX PRO [56]000")
 
+_ASSUMED = "assumed"  # first word of the UUID of a GPU that is configured by number, not seen
+
 Who = TypeVar("Who")
 
 EnergyMethod = Literal["counter", "integrated", "mig_activity", "mig_fraction"]
@@ -48,6 +50,17 @@ class GpuShare:
     profile: str | None = None
     joules: float | None = None
     method: EnergyMethod = "counter"
+
+
+def assumed_gpu(engine: str, name: str | None, number: int) -> str:
+    """Return the UUID of a GPU of which only the engine and the name are known."""
+    return f"{_ASSUMED}/{name or ''}/{engine}/{number}"
+
+
+def assumed_name(uuid: str) -> str | None:
+    """Return the name in such a UUID; None for a real one."""
+    kind, _, rest = uuid.partition("/")
+    return rest.partition("/")[0] or None if kind == _ASSUMED else None
 
 
 @dataclass(frozen=True, slots=True)

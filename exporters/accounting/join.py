@@ -14,7 +14,7 @@ import msgspec
 from exporters.accounting import attribution, busy_hours, gpu_use, reconciled
 from exporters.accounting.attribution import Attribution
 from exporters.accounting.busy_hours import Hours
-from exporters.accounting.gpu_use import GpuShare, UsageSample
+from exporters.accounting.gpu_use import GpuShare, UsageSample, assumed_name
 from exporters.accounting.prices import Prices
 from exporters.accounting.reconciliation import Reconciler
 from exporters.engine import view as engine_view
@@ -94,6 +94,7 @@ class Joiner:
         )
         self.reconciler = Reconciler(aliases, states[0], gpus, patience_s)
         self.attribution = Attribution(prices, states[1])
+        self._prices = prices
         self.hours = Hours()
         self._traffic = traffic
         self._gpus = gpus
@@ -118,6 +119,10 @@ class Joiner:
     def _revised(self) -> int:
         return self._revision
 
+    def use_prices_of(self, now_s: float) -> None:
+        """Book cost at the prices of this moment from now on."""
+        self.attribution.prices = self._prices and self._prices.at(now_s)
+
     def on_scrape(
         self,
         upstream: str,
@@ -132,6 +137,7 @@ class Joiner:
 
         asked_s, asked_clock_s: request time, by both clocks; logged: the log's counts at that time."""
         self._revision += 1
+        self.use_prices_of(now_s)
         self.reconciler.look(upstream, view, asked_s, logged, self._traffic.e2e_p99_s(), asked_clock_s=asked_clock_s)
         before_clock_s, before = self._views.get(upstream, (clock_s, view))
         before_s = now_s - (clock_s - before_clock_s)
@@ -157,6 +163,7 @@ class Joiner:
     def on_failure(self, upstream: str, now_s: float, clock_s: float) -> None:
         """Process a failed scrape. The engine's GPUs stay allocated; their load is unknown."""
         self._revision += 1
+        self.use_prices_of(now_s)
         self.reconciler.on_failure(upstream)
         self._silent.add(upstream)
         if upstream not in self._views:
@@ -247,7 +254,8 @@ class Joiner:
 
         A configured GPU counts as allocated even if it is not visible."""
         return tuple(
-            self._with_energy(upstream, self._visible_gpus.get(uuid, GpuShare(uuid))) for uuid in self._owned(upstream)
+            self._with_energy(upstream, self._visible_gpus.get(uuid, GpuShare(uuid, assumed_name(uuid))))
+            for uuid in self._owned(upstream)
         )
 
     def _with_energy(self, reader: str, gpu: GpuShare) -> GpuShare:

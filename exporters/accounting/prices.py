@@ -1,12 +1,18 @@
-"""Prices of GPU hours and of API tokens: prices.yaml, or `prices` in sidecar.yaml.
+"""Prices of GPU hours and of API tokens over time: prices.yaml, or `prices` in sidecar.yaml.
 
-Invariant: every GPU has a price: that of the longest matching name, else the default `gpu_hour`."""
+Invariant: every GPU has a price at every moment: that of the longest matching name, else the default `gpu_hour`."""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, tzinfo
+from typing import Any
+from zoneinfo import ZoneInfo
 
 import msgspec
 
@@ -62,10 +68,44 @@ class ApiPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ) / 1000
 
 
+class PriceChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Prices from a moment on; a field that is omitted stays as it was before. Lists are replaced as a whole.
+
+    valid_from: a date, or a date and time in whole minutes, in the zone of the prices where it has no offset."""
+
+    valid_from: Any
+    gpu_hour: float | None = None
+    budget_per_1k_tokens: float | None = None
+    gpus: tuple[GpuPrice, ...] | None = None
+    api: tuple[ApiPrice, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if moment_s(self.valid_from, UTC) % 60:
+            raise ValueError(f"valid_from is {self.valid_from}; prices change at a whole minute")
+        _above_zero("gpu_hour", () if self.gpu_hour is None else (self.gpu_hour,))
+        if not self.changed_fields:
+            raise ValueError(f"nothing changes at {self.valid_from}; name gpu_hour, gpus, api or budget_per_1k_tokens")
+
+    @property
+    def changed_fields(self) -> dict[str, Any]:
+        named = {name: getattr(self, name) for name in ("gpu_hour", "budget_per_1k_tokens", "gpus", "api")}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class PriceVersion:
+    """Prices between two changes. name: the date and a digest of the content. from_s: -inf for the first."""
+
+    from_s: float
+    name: str
+    prices: Prices
+
+
 class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Prices and budget in one currency. Without a budget there is no budget alert.
 
-    spread_idle: charge idle time to the teams by their usage of the same hour, instead of to __idle__."""
+    spread_idle: charge idle time to the teams by their usage of the same hour, instead of to __idle__. changes: later
+    prices, in order of time. timezone: of `valid_from` without an offset, and of a bill unless it names another."""
 
     gpu_hour: float
     budget_per_1k_tokens: float | None = None
@@ -73,6 +113,8 @@ class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpus: tuple[GpuPrice, ...] = ()
     api: tuple[ApiPrice, ...] = ()
     spread_idle: bool = False
+    timezone: str = "UTC"
+    changes: tuple[PriceChange, ...] = ()
 
     def __post_init__(self) -> None:
         if not (self.gpu_hour > 0 and math.isfinite(self.gpu_hour)) or (
@@ -84,6 +126,34 @@ class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name, listed in (("gpus", [g.name.lower() for g in self.gpus]), ("api", [a.model for a in self.api])):
             if twice := next((one for one in listed if listed.count(one) > 1), None):
                 raise ValueError(f"{name} has {twice!r} twice; keep one price for it")
+        try:
+            versions = self.versions()  # validates each version as prices of its own
+        except (OSError, LookupError):
+            raise ValueError(f"timezone {self.timezone!r} is unknown here; write it like Europe/Berlin") from None
+        for earlier, later in itertools.pairwise(versions):
+            if later.from_s <= earlier.from_s:
+                raise ValueError(f"changes: {later.name} does not come after {earlier.name}; sort them by valid_from")
+
+    def versions(self) -> tuple[PriceVersion, ...]:
+        """Return the prices over time, the first valid since ever."""
+        now = msgspec.structs.replace(self, changes=()) if self.changes else self
+        found = [PriceVersion(-math.inf, f"base-{_digest(now)}", now)]
+        for change in self.changes:
+            at_s = moment_s(change.valid_from, self._zone())
+            now = msgspec.structs.replace(now, **change.changed_fields)
+            local = datetime.fromtimestamp(at_s, self._zone())
+            named = local.strftime("%Y-%m-%dT%H:%M").removesuffix("T00:00")
+            found.append(PriceVersion(at_s, f"{named}-{_digest(now)}", now))
+        return tuple(found)
+
+    def at(self, moment: float) -> Prices:
+        """Return the prices that are valid at a moment, in unix seconds, without later changes."""
+        if not self.changes:
+            return self
+        return next(each.prices for each in reversed(self.versions()) if each.from_s <= moment)
+
+    def _zone(self) -> tzinfo:
+        return UTC if self.timezone == "UTC" else ZoneInfo(self.timezone)
 
     def per_hour(self, name: str | None, fraction: float = 1.0, profile: str | None = None) -> float:
         """Return the hourly price of a GPU, or of a MIG instance: its profile's, else its fraction of the GPU's."""
@@ -102,3 +172,21 @@ class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def _above_zero(name: str, prices: Iterable[float]) -> None:
     if not all(price > 0 and math.isfinite(price) for price in prices):
         raise ValueError(f"{name}: a price must be greater than 0")
+
+
+def moment_s(given: object, zone: tzinfo) -> float:
+    """Return the unix seconds of a date or time, as text or as YAML reads it. Raises ValueError."""
+    try:
+        moment = datetime.fromisoformat(given) if isinstance(given, str) else given
+    except ValueError:
+        moment = None
+    if isinstance(moment, date) and not isinstance(moment, datetime):
+        moment = datetime.combine(moment, time())
+    if not isinstance(moment, datetime):
+        raise ValueError(f"{given!r} is no date or time; write it like 2026-10-16 or 2026-10-16T12:00+02:00")
+    return (moment if moment.tzinfo else moment.replace(tzinfo=zone)).timestamp()
+
+
+def _digest(prices: Prices) -> str:
+    content = msgspec.structs.replace(prices, timezone="UTC") if prices.timezone != "UTC" else prices
+    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()[:8]

@@ -75,6 +75,12 @@ def total(metric: Metric, by: Sequence[str] = BY, where: Matchers = ()) -> str:
     return _sum(_each(metric, where, "{}"), by)
 
 
+def stored(metric: Metric, where: Matchers = ()) -> str:
+    """Return each series of a counter as it is stored, for a reader that computes its increase itself."""
+    _expect(metric, Kind.COUNTER)
+    return _each(metric, where, "{}")
+
+
 def repeated(
     metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = (), per_second: bool = True
 ) -> str:

@@ -1,4 +1,4 @@
-"""Parser of `nvidia-smi --query-gpu=... --format=csv,noheader,nounits`. Pure.
+"""Parser of nvidia-smi's CSV (`--query-gpu`). Pure.
 
 It has no MIG instances: NVML reports those."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,11 +20,11 @@ from exporters.gpu import nvidia_smi
 from exporters.gpu.child_process import ChildProcess, read_output
 from exporters.gpu.readings import GpuReading, GpuUnavailable, Integral, plausible
 from exporters.gpu.series import THROTTLES
+from vllm_watch import module_command
 
 log = logging.getLogger(__name__)
 
-# -P: nothing is imported from the folder it is started in
-NVML_COMMAND = (sys.executable, "-P", "-m", "exporters.gpu.nvml_child")
+NVML_COMMAND = module_command("exporters.gpu.nvml_child")
 SMI_COMMAND = ("nvidia-smi",)
 
 _MOST_BACKOFF_S = 30.0

@@ -207,7 +207,7 @@ def _by_bound(
 
 
 def _most(found: list[ChartData], weight: Any) -> tuple[list[ChartData], str]:
-    """As many as one can tell apart, the highest; and a sentence that says so."""
+    """Return at most MOST_SERIES series, the highest ones, and a sentence if others were left out."""
     if len(found) <= MOST_SERIES:
         return sorted(found, key=lambda one: _natural(one["name"])), ""
     kept = sorted(found, key=weight, reverse=True)[:MOST_SERIES]

@@ -24,7 +24,7 @@ from dashboards import variables
 from dashboards.model import Dashboard, Panel
 from runbooks import page as runbook_pages
 from runbooks import page_check
-from runbooks.lookup import Live, LiveQuery, label_text, panel_url
+from runbooks.lookup import Live, LiveQuery, label_text, panel_url, unseen_text
 from stack import templates
 from stack.board.charts import plotly_js
 from stack.templates import Markup
@@ -169,12 +169,16 @@ _GROUPS = {
 }
 
 
+_PAGE_LINK = re.compile(r"^([\w-]+)\.md(?=#|$)")
+
+
 def runbook_page(page: runbook_pages.RunbookPage, labels: Mapping[str, str], live: Live | None) -> str:
     """Return a runbook page as HTML.
 
     page: filled with `labels`, those of an alert. live: the results of its queries, which then stand below them; None
     where they were not evaluated."""
-    heading, end, body = _rendered(page.readable(), live.answers if live else {}).partition("</h1>")
+    html = _rendered(page.readable(), live.answers if live else {}, urlencode(sorted(labels.items())))
+    heading, end, body = html.partition("</h1>")
     first, heading_after, rest = body.partition('<h2 id="meaning">') if page.first else ("", "", body)
     return _render(
         "runbook.html",
@@ -183,14 +187,15 @@ def runbook_page(page: runbook_pages.RunbookPage, labels: Mapping[str, str], liv
         heading=Markup(heading + end),
         about=_about(page),
         labels=sorted(labels.items()),
-        live=live and _now(page, live),
+        query=urlencode(sorted(labels.items())),
+        live=live and _now(page, live, urlencode(sorted(labels.items()))),
         evaluate_url=f"/runbooks/{page.name}?{urlencode({'live': '1', **labels})}",
         first=Markup(first),
         body=Markup(heading_after + rest),
     )
 
 
-def _now(page: runbook_pages.RunbookPage, live: Live) -> dict[str, Any]:
+def _now(page: runbook_pages.RunbookPage, live: Live, query: str) -> dict[str, Any]:
     """Return what the box at the top shows: the value that fired, and the rows of the diagnosis that hold."""
     if live.error:
         return {"error": live.error}
@@ -198,6 +203,7 @@ def _now(page: runbook_pages.RunbookPage, live: Live) -> dict[str, Any]:
     rows = [row for row in page.rows if row.condition and live.answers[row.condition].holds]
     return {
         "error": "",
+        "unseen": unseen_text(live),
         "at": live.at,
         "prometheus": live.prometheus,
         "rule": rule
@@ -206,14 +212,14 @@ def _now(page: runbook_pages.RunbookPage, live: Live) -> dict[str, Any]:
             "threshold": live.threshold,
             "result": Markup(_result(rule)),
         },
-        "rows": [{name: _inline(getattr(row, name)) for name in ("what", "cause", "go_to")} for row in rows],
+        "rows": [{name: _inline(getattr(row, name), query) for name in ("what", "cause", "go_to")} for row in rows],
         "has_rows": bool(page.rows),
     }
 
 
-def _inline(markdown: str) -> Markup:
+def _inline(markdown: str, query: str) -> Markup:
     (inline,) = _markdown.parseInline(markdown)
-    return Markup(_with_page_links([inline]))
+    return Markup(_with_page_links([inline], query))
 
 
 def _result(answer: LiveQuery) -> str:
@@ -258,8 +264,10 @@ def _about(page: runbook_pages.RunbookPage) -> list[dict[str, Any]]:
     return [{"kind": kind, "value": value} for kind, value in parts if value]
 
 
-def _rendered(markdown: str, results: Mapping[str, LiveQuery]) -> str:
-    """Return HTML with anchors at headings, links between pages, and below each query its result, if there is one."""
+def _rendered(markdown: str, results: Mapping[str, LiveQuery], query: str = "") -> str:
+    """Return HTML with anchors at headings, links between pages, and below each query its result, if there is one.
+
+    query: labels of the alert as the query of a URL, which links to other pages keep."""
     tokens = _markdown.parse(markdown)
     for token, following in pairwise(tokens):
         if token.type == "heading_open":
@@ -270,12 +278,15 @@ def _rendered(markdown: str, results: Mapping[str, LiveQuery]) -> str:
         if token.type == "fence" and (answer := results.get(token.content.strip())):
             # a token of raw HTML, which only this code can make: the parser has HTML switched off
             with_results.append(Token("html_block", "", 0, content=_result(answer)))
-    return _with_page_links(with_results)
+    return _with_page_links(with_results, query)
 
 
-def _with_page_links(tokens: Sequence[Token]) -> str:
+def _with_page_links(tokens: Sequence[Token], query: str) -> str:
+    labels = f"?{query}" if query else ""
     for token in tokens:
         for child in token.children or ():
             if child.type == "link_open":
-                child.attrSet("href", re.sub(r"^([\w-]+)\.md(?=#|$)", r"/runbooks/\1", str(child.attrGet("href"))))
+                child.attrSet(
+                    "href", _PAGE_LINK.sub(lambda found: f"/runbooks/{found[1]}{labels}", str(child.attrGet("href")))
+                )
     return str(_markdown.renderer.render(tokens, _markdown.options, {}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -105,7 +106,7 @@ def study(asked: CapacityOptions, somewhere: bool = True) -> Study | WeightsOnly
     wanted = tuple(
         dict.fromkeys(each for name in named for each in _with_slices(gpu_models.gpu_named(name), asked.slices))
     )
-    prices = config.load(asked.prices, Prices) if asked.prices else None
+    prices = config.load(asked.prices, Prices).at(time.time()) if asked.prices else None
     traffic = _traffic(asked, form, shape)
     plans: list[Plan] = []
     refused: list[tuple[GpuModel, DoesNotFit | TooSlow]] = []

@@ -38,7 +38,7 @@ class Flag:
 
     @property
     def words(self) -> str:
-        """As a shell reads it."""
+        """Return the option and its value, quoted for a shell."""
         return self.option if self.value is None else f"{self.option} {shlex.quote(self.value)}"
 
 

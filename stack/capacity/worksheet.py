@@ -99,7 +99,7 @@ def seconds(value: int | float | str, most: float = math.inf) -> float:
 
 
 def think(value: int | float | str) -> float:
-    """As `seconds`, or 0. Raises ValueError."""
+    """Return a think time in seconds; 0 is allowed. Raises ValueError."""
     return 0.0 if value in (0, "0", "0s") else seconds(value)
 
 

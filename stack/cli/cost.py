@@ -1,12 +1,13 @@
-"""`vllm-watch cost`: usage and cost by team and model."""
+"""`vllm-watch cost`: usage and cost by team and model, and the bill of a month."""
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from exporters.accounting import cost
+from exporters.accounting.bill import BillRequest, make_bill
+from exporters.accounting.focus import FocusRow, focus_rows
 from exporters.accounting.prices import Prices
 from exporters.net.prometheus import address_from
 from exporters.text import printable
@@ -23,6 +26,10 @@ from stack import config
 from stack.cli.common import AS_JSON, json_text, mistakes_as_errors
 from stack.cli.options import HTTP_CONFIG, PROMETHEUS_URL, TOKEN_FILE, USER_FILE, duration
 from stack.terminal import output_width
+
+_PLACE = ("period_start", "period_end", "cluster", "price_version")
+_HEADS = {"period_start": "from", "period_end": "to", "price_version": "prices"}
+_MOST_DIGITS = 9
 
 
 @click.command("cost")
@@ -36,9 +43,13 @@ from stack.terminal import output_width
     type=click.Path(path_type=Path, dir_okay=False),
     help="Request log to read instead; repeatable.",
 )
+@click.option("--month", metavar="YYYY-MM", help="Calendar month to bill, such as 2026-10.")
+@click.option("--from", "from_text", metavar="DATE", help="First day (or time) of the period.")
+@click.option("--to", "to_text", metavar="DATE", help="Day (or time) after the period's end.  [default: now]")
 @click.option(
     "--since", "since_s", metavar="TIME", callback=duration, help="Time range.  [default: 24h; with --log all lines]"
 )
+@click.option("--timezone", metavar="NAME", help="Time zone of days and months.  [default: that of the prices, or UTC]")
 @click.option(
     "--prices",
     "prices_path",
@@ -46,6 +57,8 @@ from stack.terminal import output_width
     help="prices.yaml; see docs/guides/cost.md.",
 )
 @click.option("--gpus", multiple=True, metavar="N|MODEL=N", help="With --log: number of GPUs of a model.  [default: 1]")
+@click.option("--spread", metavar="ROWS", help="Rows whose cost the teams carry: idle,aborted,unattributed.")
+@click.option("--cluster", default="", metavar="NAME", help="Cluster of series without such a label, and of logs.")
 @click.option(
     "--by",
     type=click.Choice(["team", "model", "team,model"]),
@@ -53,6 +66,13 @@ from stack.terminal import output_width
     show_default=True,
     help="Labels of a row.",
 )
+@click.option("--daily", is_flag=True, help="Print rows for each day of the period.")
+@click.option(
+    "--bills", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Folder of closed months."
+)
+@click.option("--close", is_flag=True, help="Keep this month in the folder of closed months.")
+@click.option("--focus", is_flag=True, help="Name columns of --csv or --json as FOCUS does.")
+@click.option("--issuer", default="vllm-watch", show_default=True, metavar="NAME", help="Issuer in FOCUS rows.")
 @TOKEN_FILE
 @USER_FILE
 @HTTP_CONFIG
@@ -61,15 +81,17 @@ from stack.terminal import output_width
 def cost_command(
     url: str | None,
     logs: tuple[Path, ...],
-    since_s: float | None,
     prices_path: Path | None,
-    gpus: tuple[str, ...],
     by: str,
+    daily: bool,
+    focus: bool,
+    issuer: str,
     token_file: Path | None,
     user_file: Path | None,
     http_config: Path | None,
     as_json: bool,
     as_csv: bool,
+    **asked: Any,
 ) -> None:
     """Report GPU hours, energy, tokens and cost per team.
 
@@ -77,57 +99,103 @@ def cost_command(
 
     The share of each team in a shared GPU is an estimate; the sum over teams is exact.
 
+    For chargeback and showback: --month bills a calendar month, --close keeps it, --focus is for FinOps tools.
+
     \b
     Example:  vllm-watch cost --prometheus http://127.0.0.1:9090 --since 24h
     """
     if not logs:
         url = url or os.environ.get(PROMETHEUS_URL)
-    if bool(url) == bool(logs):
-        raise click.UsageError("name either --prometheus URL or --log FILE")
-    if gpus and not logs:
-        raise click.UsageError("--gpus belongs to --log; Prometheus knows the GPUs")
-    if as_json and as_csv:
-        raise click.UsageError("choose --json or --csv")
+    _refuse_contradictions(url, logs, focus, as_json, as_csv, asked)
     with mistakes_as_errors():
-        prices = config.load(prices_path, Prices) if prices_path else None
-        computed = cost.compute_report(
-            address_from(url, token_file, user_file, http_config) if url else None,
-            logs,
-            since_s,
-            time.time(),
-            prices,
-            gpus,
-            by,
+        request = BillRequest(
+            prometheus=address_from(url, token_file, user_file, http_config) if url else None,
+            logs=logs,
+            prices=config.load(prices_path, Prices) if prices_path else None,
+            **asked,
         )
+        found = make_bill(request, time.time())
+        rows = focus_rows(found, issuer) if focus else []
+    if focus:
+        click.echo(json_text(rows) if as_json else focus_csv(rows), nl=as_json)
+        return
+    computed = cost.report(found, by, daily)
     if as_json or as_csv:
         click.echo(json_text(computed) if as_json else csv_text(computed), nl=as_json)
         return
+    _print_table(computed)
+
+
+def _refuse_contradictions(
+    url: str | None, logs: Sequence[Path], focus: bool, as_json: bool, as_csv: bool, asked: Mapping[str, Any]
+) -> None:
+    neither = not url and not logs
+    if (url and logs) or (neither and not (asked["bills"] and asked["month"])):
+        raise click.UsageError("name either --prometheus URL or --log FILE")
+    if asked["gpus"] and not logs:
+        raise click.UsageError("--gpus belongs to --log; Prometheus knows the GPUs")
+    if as_json and as_csv:
+        raise click.UsageError("choose --json or --csv")
+    if focus and not (as_json or as_csv):
+        raise click.UsageError("--focus names columns of --csv or --json; choose one")
+
+
+def _print_table(computed: Mapping[str, Any]) -> None:
     head, rows = sheet(computed)
+    labels = len(_labels(computed))
     table = Table()
     for number, name in enumerate(head):
-        table.add_column(name, justify="left" if number < len(cost.BY[by]) else "right")
+        table.add_column(name, justify="left" if number < labels else "right")
     for number, row in enumerate(rows):
         table.add_row(*map(escape, row), end_section=number == len(rows) - 2)
     Console(width=output_width(200)).print(table)
     for note in computed["notes"]:
         click.echo(f"note: {note}")
+    click.echo(
+        f"period: {computed['period_start']} to {computed['period_end']} ({computed['timezone']}), cluster:"
+        f" {_listed(row['cluster'] for row in computed['rows'])}, prices:"
+        f" {_listed(row['price_version'] for row in computed['rows'])}"
+    )
+
+
+def _listed(names: Iterable[str | None]) -> str:
+    return ", ".join(dict.fromkeys(printable(name) for name in names if name)) or "none"
 
 
 def csv_text(result: Mapping[str, Any]) -> str:
     """Return the rows and their total as CSV, with all digits."""
     text = io.StringIO()
     names = result["by"].split(",")
-    writer = csv.DictWriter(text, [*names, "currency", *result["total"]], lineterminator="\n")
+    writer = csv.DictWriter(text, [*names, *_PLACE, "currency", *result["total"]], lineterminator="\n")
     writer.writeheader()
     for row in result["rows"]:
-        writer.writerow({"currency": result["currency"], **row, **{name: _no_formula(row[name]) for name in names}})
-    writer.writerow({"currency": result["currency"], **dict.fromkeys(names, ""), names[0]: "total", **result["total"]})
+        plain = {name: _no_formula(row[name] or "") for name in (*names, "cluster", "price_version")}
+        writer.writerow({"currency": result["currency"], **row, **plain})
+    period = {name: result[name] for name in ("period_start", "period_end")}
+    total = {"currency": result["currency"], **dict.fromkeys(names, ""), **period, names[0]: "total", **result["total"]}
+    writer.writerow(total)
+    return text.getvalue()
+
+
+def focus_csv(rows: Sequence[FocusRow]) -> str:
+    """Return FOCUS rows as CSV; null is an empty field. There is no total: it would be counted twice."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: _no_formula(value) if isinstance(value, str) else value for name, value in row.items()})
     return text.getvalue()
 
 
 def _no_formula(name: str) -> str:
     """Return a client-supplied name that no spreadsheet evaluates: it shows an apostrophe before it."""
     return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name
+
+
+def _labels(result: Mapping[str, Any]) -> list[str]:
+    """Return the labels of the table: those of --by, and of the others those that differ between rows."""
+    differ = [name for name in _PLACE if len({row[name] for row in result["rows"]}) > 1]
+    return [*result["by"].split(","), *differ]
 
 
 def sheet(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -147,16 +215,32 @@ def sheet(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         name: column for name, column in columns.items()
         if result["total"][name] is not None and not (name.startswith("est_") and result["total"][name] == 0)
     }  # fmt: skip
-    names = result["by"].split(",")
-    rows = [*result["rows"], {names[0]: "total", **result["total"]}]
+    names = _labels(result)
+    rows = [*map(_with_short_times, result["rows"]), {names[0]: "total", **result["total"]}]
+    digits = {
+        name: _digits((row[name] for row in rows), least, times) if least > 1 else least
+        for name, (_, least, times) in shown.items()
+    }
     cells = [
         [
-            *(printable(row.get(name, "")) for name in names),
-            *(_cell(row[name], digits, times) for name, (_, digits, times) in shown.items()),
+            *(printable(row.get(name) or "") for name in names),
+            *(_cell(row[name], digits[name], times) for name, (_, _, times) in shown.items()),
         ]
         for row in rows
     ]
-    return [*names, *(head for head, _, _ in shown.values())], cells
+    return [*(_HEADS.get(name, name) for name in names), *(head for head, _, _ in shown.values())], cells
+
+
+def _with_short_times(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row with its period to the minute, or the day."""
+    period = {name: row[name][:16].replace("T", " ").removesuffix(" 00:00") for name in ("period_start", "period_end")}
+    return {**row, **period}
+
+
+def _digits(values: Iterable[float | None], least: int, times: float) -> int:
+    """Return the decimals at which the smallest value still has two digits, so that a small team is not 0."""
+    sizes = [abs(value * times) for value in values if value]
+    return min(_MOST_DIGITS, max(least, 1 - math.floor(math.log10(min(sizes))))) if sizes else least
 
 
 def _cell(value: float | None, digits: int, times: float) -> str:

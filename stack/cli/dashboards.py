@@ -10,7 +10,7 @@ import click
 
 from alerts import managed_files
 from alerts.rules import Links
-from dashboards import grafana_client, grafana_folders, grafana_json, publish
+from dashboards import grafana_client, grafana_com, grafana_folders, grafana_json, mixin, publish
 from dashboards.model import Profile
 from dashboards.registry import boards as boards_of
 from stack.cli import version
@@ -29,15 +29,20 @@ _PROFILE = click.option(
 )  # fmt: skip
 
 
+_FORMATS = {
+    "import": "for Grafana's import dialog",
+    "provisioning": "read-only dashboards with a provider file",
+    "grafana.com": "JSON with __inputs and a description, to upload",
+    "mixin": "jsonnet, with the rules",
+}
+
+
 @dashboards.command("export")
 @click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Output folder.")
 @_PROFILE
 @click.option(
-    "--format", "use", type=click.Choice(["import", "provisioning"]), default="import", show_default=True,
-    help=(
-        "import: for Grafana's import dialog. provisioning: read-only dashboards with a"
-        " provider file."
-    ),
+    "--format", "use", type=click.Choice(list(_FORMATS)), default="import", show_default=True,
+    help=" ".join(f"{name}: {what}." for name, what in _FORMATS.items()),
 )  # fmt: skip
 @click.option("--path", help="Path of the folder as Grafana sees it.  [default: --out]")
 @RUNBOOK_BASE
@@ -63,15 +68,11 @@ def dashboards_export(
     """
     if path and use != "provisioning":
         raise click.UsageError("--path belongs to --format provisioning")
-    with mistakes_as_errors():
-        files = {
-            f"{slug}.json": text
-            for slug, text in printed_boards(profile, runbook_base, use == "import", thresholds).items()
-        }
+    if use == "grafana.com" and not runbook_base:
+        raise click.UsageError("--format grafana.com needs --runbook-base: others cannot open links to this machine")
     seen = path or str(out.resolve())
-    if use == "provisioning":
-        files["vllm-watch.yaml"] = publish.provider(seen)
     with mistakes_as_errors():
+        files = exported(use, profile, runbook_base, thresholds, seen)
         written = managed_files.write(out, files, publish.foreign, force)
     older = managed_files.left_over(out, files, publish.foreign, "*.json")
     if as_json:
@@ -83,8 +84,36 @@ def dashboards_export(
     for file in older:
         click.echo(f"left over from an earlier export, remove it: {file}")
     _say_where_runbooks_are(runbook_base)
+    _say_what_next(use, out, seen)
+
+
+def exported(use: str, profile: str, runbook_base: str | None, thresholds: Path | None, seen: str) -> dict[str, str]:
+    """Return name and text of the files of a format. seen: the folder as Grafana sees it. Raises BadConfig."""
+    boards = printed_boards(profile, runbook_base, use != "provisioning", thresholds)
+    mark = f"{publish.MARK} --format {use}"
+    if use == "mixin":
+        links = Links(runbooks=runbook_base) if runbook_base else Links()
+        return mixin.folder(boards, links, settings_of(thresholds), f"# {mark}.\n")
+    files = {f"{slug}.json": text for slug, text in boards.items()}
+    if use == "provisioning":
+        files["vllm-watch.yaml"] = publish.provider(seen)
+    if use == "grafana.com":
+        files = {name: grafana_com.shared(text) for name, text in files.items()}
+        files |= {
+            f"{board.slug}.md": grafana_com.description(board, f"{mark}.")
+            for board in boards_of(Profile(profile), settings_of(thresholds))
+        }
+    return files
+
+
+def _say_what_next(use: str, out: Path, seen: str) -> None:
     if use == "import":
         click.echo("in Grafana: Dashboards > New > Import; or run vllm-watch dashboards push")
+    if use == "grafana.com":
+        click.echo("on grafana.com: My Plugins & Dashboards > Dashboards > Upload; the .md file is its description")
+    if use == "mixin":
+        click.echo(f"next: jsonnet -e \"(import '{out / 'mixin.libsonnet'}').prometheusAlerts\"")
+    if use != "provisioning":
         return
     click.echo(
         f"mount {out.resolve()} at {seen} and {out.resolve() / 'vllm-watch.yaml'} at"

@@ -21,7 +21,7 @@ from alerts.settings import Settings
 from exporters.net.alertmanager import Firing, firing_alerts, parse_alerts
 from exporters.net.http_client import HttpClientConfig
 from exporters.net.prometheus import address_from
-from runbooks import lookup
+from runbooks import lookup, search
 from runbooks.page import RunbookPage
 from stack import render
 from stack.cli.common import AS_JSON, json_text, mistakes_as_errors
@@ -82,19 +82,21 @@ class RunbookOptions:
 def runbook_command(words: tuple[str, ...], asked: RunbookOptions, as_json: bool) -> None:
     """Show the runbook of an alert, filled with live values.
 
-    Exit 1 when nothing was found, 2 when several pages are meant as likely, or for a mistake.
+    NAME is an alert, words of a page, or the URL of a notification; NAME=VALUE fills in a label. Exit 1 if nothing was
+    found, 2 if several pages match, or for a mistake.
 
     \b
-    Example:  vllm-watch runbook kv cache full --label instance=127.0.0.1:8001 --live
+    Example:  vllm-watch runbook kv cache full instance=127.0.0.1:8001 --live
     """
     _check_usage(words, asked)
     with mistakes_as_errors():
         settings = settings_of(asked.thresholds)
         alerts = _alerts_of(asked)
+    query, labels = search.split_query(words)
     choice = lookup.choose(
-        " ".join(words),
+        query,
         alerts,
-        dict(map(_label, asked.given)),
+        labels | dict(map(_label, asked.given)),
         render.pages(settings),
         asked.base,
         single=_needs_page(asked),

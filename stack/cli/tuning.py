@@ -1,10 +1,11 @@
-"""`vllm-watch tune`, `compare` and `report`: experiments and comparisons."""
+"""`vllm-watch tune`, `compare` and `report`: options, and the tables in the terminal."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import random
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -370,7 +371,7 @@ def report_command(
             folder,
             comparisons=comparisons,
             events=events.read(events_path)[0] if events_path else (),
-            prices=config.load(prices_path, Prices) if prices_path else None,
+            prices=config.load(prices_path, Prices).at(time.time()) if prices_path else None,
             gpus=gpus,
             gpu_name=gpu_name,
         )

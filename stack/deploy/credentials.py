@@ -9,8 +9,8 @@ service's user only.
     keys of their own
 Invariants: a password and a file of names are made once and never replaced; so is a certificate of another authority. A
 certificate of ours is made anew when it has 60 days left or lacks a name or its key. The authority's key lies in a
-volume that no running service has. The compose service `credentials` runs it as `python -m stack.deploy.credentials`:
-as root, because it gives files to the users of others."""
+volume that no running service has. The compose service `credentials` runs this module as root, because it gives files
+to the users of others."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """First start of the compose stack: Grafana's password, one key per team, teams.yaml with the keys' hashes.
 
 Invariant: what exists is never replaced, so that a second `docker compose up`, a restart or an edit by the operator
-keeps every key. The compose service `init` runs it as `python -m stack.deploy.init`; `docker compose run --rm cli
-secrets` prints what there is."""
+keeps every key. The compose service `init` runs this module; `docker compose run --rm cli secrets` prints
+what there is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Health check of a listener in its own container. python -m stack.deploy.probe https://localhost:8010/metrics
+"""Health check of a listener in its own container. python -m vllm_watch.module stack.deploy.probe https://localhost:8010/metrics
 
 For compose's health checks under TLS. It believes the authority of compose.secure.yml and no other. An answer that asks
 for a login (401) is an

@@ -1,8 +1,7 @@
 """First start of compose.mig.yml: each team's MIG instance, key and teams.yaml.
 
-The compose service `init` runs `python -m stack.deploy.slices`, a team's own one adds the team's name. As in init.py,
-what exists is never replaced; the sidecar's file alone is written anew at each start, because it follows the
-environment."""
+The compose service `init` runs this module, a team's own one adds the team's name. As in init.py, what
+exists is never replaced; the sidecar's file alone is written anew at each start, because it follows the environment."""
 
 from __future__ import annotations
 

@@ -31,7 +31,6 @@ from stack.lab import headlines, plan, up
 from stack.lab.page import serve
 from stack.lab.plan import Beat, LabConfig
 from stack.lab.supervisor import LabError, Supervisor
-from stack.root import ROOT
 
 PROCESSES = ("vllm", "gateway", "sidecar", "alertmanager", "prometheus")  # the board and the collector have no alert
 # It may be made to forget; and what is scraped no more is gone after 20 seconds as it is after 5 minutes elsewhere.
@@ -131,7 +130,7 @@ class DrillLab:
         self.tell = tell
         self.engine: DrillEngine | None = None
         self.broken_at = 0.0
-        self._supervisor = Supervisor(config.folder, ROOT)
+        self._supervisor = Supervisor(config.folder)
 
     def url(self, name: str) -> str:
         return self.config.url(name)

@@ -1,5 +1,5 @@
-"""Background requests to the lab's engine, through the gateway or past it. All of it stays on this machine and is
-bounded."""
+"""Drill traffic: requests to the lab's engine during a fault, through the gateway or past it. Loopback
+only, and bounded."""
 
 from __future__ import annotations
 

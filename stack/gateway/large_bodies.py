@@ -2,7 +2,7 @@
 
 A thread is enough up to HUGE_BYTES. Beyond that one call of the decoder holds the interpreter lock for 20 to 40 ms, and
 the event loop takes that lock more than once for an event of a stream; so a huge body is read in a process of its own
-(`python -m stack.gateway.large_bodies`)."""
+(`module_command`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import contextlib
 import logging
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -21,6 +20,7 @@ import msgspec
 from exporters import process
 from stack.gateway import request_body as token_requests
 from stack.gateway.bad_body import describe
+from vllm_watch import module_command
 
 # worth the change of threads, 0.1 ms: reading costs 2 ms a MiB, up to 15 ms of the worst, in which no stream moves
 LARGE_BYTES = 256 << 10
@@ -28,8 +28,7 @@ HUGE_BYTES = 4 << 20  # a call of the decoder takes 1 ms a MiB, and at most twic
 SHORT_BYTES = 1 << 10  # a value up to this is sent back as it is, a longer one by its place in the body
 PROCESS_S = 30.0  # for one body; the densest of 32 MiB takes 0.4 s
 IDLE_S = 300.0  # without a huge body the process ends, and its 45 MiB are free
-# -P: nothing is imported from the folder it is started in
-COMMAND = (sys.executable, "-P", "-m", "stack.gateway.large_bodies")
+COMMAND = module_command("stack.gateway.large_bodies")
 
 T = TypeVar("T")
 

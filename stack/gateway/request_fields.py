@@ -44,14 +44,16 @@ def plain_value(value: msgspec.Raw | None) -> Any:
 
 
 def is_true(value: Any) -> bool:
-    """As the engine's schema (pydantic) takes it: 1 and "yes" are true as well; a stream must not escape accounting by
-    its spelling."""
+    """Return whether the engine's schema (pydantic) reads a value as true: 1 and "yes" are true as well.
+
+    A stream must not escape accounting by its spelling."""
     return value == 1 if isinstance(value, bool | int | float) else isinstance(value, str) and value.lower() in _TRUE
 
 
 def read_number(value: Any) -> int | None:
-    """As the engine's schema takes it: 3.0, "3", " 3.0" and "1_000" are numbers as well. None for less than 0 and all
-    else."""
+    """Return the integer that the engine's schema reads: 3.0, "3", " 3.0" and "1_000" are numbers as well.
+
+    None for negative numbers and everything else."""
     if value is None:
         return None
     try:

@@ -3,7 +3,6 @@ Pure."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from alerts.settings import DEFAULTS, Settings
 from exporters.catalogue import bounds
 from exporters.catalogue.metric import key
 from stack.deploy.fleet import budget
+from vllm_watch import module_command
 
 TEAMS = ("demo", "replay", "default", "experimental")  # one for each band of the gateway
 MODEL = "tiny"
@@ -119,7 +119,7 @@ def processes(config: LabConfig) -> Iterator[Process]:
             f"{config.url('otelcol')}/metrics",
             ("otlp-grpc", "otlp-http", "otelcol"),
         )
-    ours = (sys.executable, "-m", "stack.cli")
+    ours = module_command("stack.cli")
     yield Process(
         "gateway", (*ours, "gateway", "run", "--config", str(config.folder / "gateway.yaml")),
         config.url("gateway"), f"{config.url('gateway')}/-/healthy", ("gateway", "gateway-metrics"),

@@ -76,18 +76,16 @@ def refuse_taken_ports(config: LabConfig, processes: Iterable[Process]) -> None:
 class Supervisor:
     """The processes of one lab."""
 
-    def __init__(self, folder: Path, root: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self.running: dict[str, Running] = {}
         self._folder = folder
-        self._root = root
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self, spec: Process) -> None:
         """Start one process with its output in logs/NAME.log. Raises LabError when it cannot be started at all."""
         log = self._folder / "logs" / f"{spec.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        path = os.pathsep.join(filter(None, (str(self._root), os.environ.get("PYTHONPATH"))))
-        env = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **spec.env}
+        env = {**os.environ, "PYTHONUNBUFFERED": "1", **spec.env}
         with log.open("wb") as output:
             try:
                 process = await asyncio.create_subprocess_exec(

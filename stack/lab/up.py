@@ -25,7 +25,6 @@ from stack.gateway import teams
 from stack.lab import headlines, install, page, plan, supervisor, workload
 from stack.lab.plan import LabConfig
 from stack.lab.supervisor import LabError, Supervisor
-from stack.root import ROOT
 
 NEEDED = ("prometheus", "alertmanager", "engine", "model")
 SHORTEST_S = 15.0
@@ -139,7 +138,7 @@ def configured(folder: Path, engine_url: str | None, port_offset: int, console: 
 async def _up(config: LabConfig, for_s: float | None, console: Console) -> int:
     """Start, show, stop: whatever happens on the way, nothing that was started here stays."""
     keys = prepare(config)
-    lab = Supervisor(config.folder, ROOT)
+    lab = Supervisor(config.folder)
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)

@@ -11,7 +11,7 @@ from pathlib import Path
 from stack.reference.markdown import PRINTED, table
 from stack.root import ROOT
 
-PACKAGES = ("exporters", "alerts", "dashboards", "runbooks", "stack", "tools")
+PACKAGES = ("exporters", "alerts", "dashboards", "runbooks", "stack", "vllm_watch", "tools")
 
 
 def page() -> str:
@@ -43,4 +43,4 @@ def _order(path: Path) -> tuple[int, Path, bool, str]:
 def _purpose(path: Path) -> str:
     """Return the first sentence of the docstring; '' where there is none."""
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    return " ".join(re.split(r"(?<=[.?!])\s", docstring, maxsplit=1)[0].split())
+    return " ".join(re.split(r"(?<=[^.][.?!])\s|\n\n", docstring, maxsplit=1)[0].split())

@@ -1,4 +1,4 @@
-"""Comparison of two variants: metrics, findings, verdicts and their texts; for runs and for live traffic.
+"""Values of a comparison: metrics, findings, verdicts, and their table rows.
 
 Invariant: a difference is called one only where its interval and p, after Holm's correction, leave out chance. What is
 too small to matter is `equivalent`, and what cannot be decided is `inconclusive`."""

@@ -32,7 +32,6 @@ from stack.bench.workload import METRICS, WorkloadFile
 from stack.config import BadConfig, meant, read
 from stack.lab import install, plan
 from stack.lab.supervisor import LabError, Supervisor
-from stack.root import ROOT
 from stack.tuning.comparison import HEADLINE, Comparison, metric_of, verdict_counts
 from stack.tuning.run_comparison import Setting, compare_runs
 
@@ -87,7 +86,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @property
     def side_by_side(self) -> bool:
-        """As it is said; else where no engine is to be started."""
+        """Return `together` of the file; by default, True if no engine has to be started."""
         return all(variant.url for variant in self.variants.values()) if self.together is None else self.together
 
 
@@ -170,7 +169,7 @@ class Engines:
     _ports: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._supervisor = Supervisor(self.folder, ROOT)
+        self._supervisor = Supervisor(self.folder)
 
     async def __aenter__(self) -> Engines:
         return self

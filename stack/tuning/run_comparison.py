@@ -1,4 +1,4 @@
-"""Comparison of two variants of an experiment by their runs: better, worse, equivalent or inconclusive.
+"""Statistics of an experiment's runs: effect, interval and verdict of each metric.
 
 Invariant: the unit is the run, never the request. Requests of one run share its luck, and a test that counts each of
 them sees differences that are not there (in half of all comparisons of a variant with itself, at 8 % between runs).

@@ -1,5 +1,5 @@
 """`make bench-fleet`: what a fleet costs one Prometheus, from one engine to 200 engines with 50 teams. Method and
-results: docs/guides/fleet.md, "Growth".
+results: docs/internals/resource-use.md, "Growth of a fleet".
 
 Real Prometheus, our shipped rules. Each size gets a history by back-fill (promtool), is scraped over HTTP for a while
 with all rules evaluated, and is then asked what the boards ask. A figure is a median; every group of rules is evaluated

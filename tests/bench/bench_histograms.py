@@ -3,7 +3,7 @@
 The /metrics endpoint has 10 teams x 6 models, whose requests of 15 s come between any two scrapes; it is scraped every
 two seconds. Each variant is a real Prometheus of its own; all of them scrape the same endpoint, and one more scrapes
 nothing but itself.
-Results: docs/guides/fleet.md, "Native histograms"."""
+Results: docs/internals/resource-use.md, "Native histograms"."""
 
 from __future__ import annotations
 

@@ -2,12 +2,15 @@
 teams, three models, six engines.
 
 Real Prometheus, real page, Chromium; twice, with GPUs and prices and without either. Says which page is wider than the
-window. --docs takes the pictures of docs/images instead, small enough for a repository."""
+window. --docs takes the pictures of docs/images instead, small enough for a repository; the last of them is the report
+of an experiment on a real vLLM, which takes a minute or two."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import io
+import os
 import struct
 import subprocess
 import sys
@@ -24,6 +27,8 @@ from bench_dashboards import ROOT, free_port, until_ready
 from panel_fixtures import HOUR_S
 from playwright.sync_api import sync_playwright
 from replayed_hour import ReplayedHour
+from rich.console import Console
+from rich.text import Text
 
 from alerts.panel_ref import board_uid
 from dashboards.registry import BOARDS
@@ -33,7 +38,28 @@ END_S = 1_767_229_200  # a whole number of the two hours that a block spans, and
 WIDTHS = (1440, 400)
 RUNBOOK = "VLLMTTFTHigh"
 OF_DOCS = (("overview", 1440, 900), ("teams", 1440, 900), ("teams", 400, 900))
+# Pictures of a terminal: name, columns, lines, arguments of vllm-watch. PROMETHEUS is replaced by its address.
+TERMINALS = (
+    (
+        "runbook-live",
+        120,
+        44,
+        ("runbook", RUNBOOK, "--live", "--prometheus", "PROMETHEUS", "--label", "model_name=model-0"),
+    ),
+    ("cost", 156, 40, ("cost", "--prometheus", "PROMETHEUS", "--since", "1h", "--by", "team")),
+)
+EXPERIMENT = """\
+workload: shared-prefix
+requests: 12
+scale: 0.25
+together: true
+arms:
+  off: {lab: [--no-enable-prefix-caching]}
+  on: {lab: [--enable-prefix-caching]}
+"""
 LARGEST_OF_DOCS = 150_000
+TERMINAL_PAGE = """<!doctype html><meta charset="utf-8"><style>body {{ background: #ffffff; margin: 16px; }}
+pre {{ font: 13px/1.35 "DejaVu Sans Mono", monospace; margin: 0; }}</style><pre>{code}</pre>"""
 DRAWN = (
     "!document.querySelector('.panel:not([hidden]) .chart:not([data-state])') &&"
     " !document.querySelector('.panel:not([hidden]).busy')"
@@ -55,6 +81,9 @@ def main() -> None:
     parser.add_argument("--bare", action="store_true", help="only the hour without GPUs and prices")
     asked = parser.parse_args()
     hours = {"full": ReplayedHour(), "bare": ReplayedHour(gpu=False, prices=False)}
+    if asked.docs:
+        with tempfile.TemporaryDirectory(prefix="screens-") as folder, browser() as chromium:
+            _of_terminals(chromium, hours["full"], Path(folder))
     chosen = [name for name in hours if (not asked.bare or name == "bare") and (not asked.docs or name == "full")]
     for name in chosen:
         with (
@@ -64,6 +93,8 @@ def main() -> None:
         ):
             if asked.docs:
                 _of_docs(chromium, url)
+                _of_runbook(chromium, url)
+                _of_report(chromium, Path(folder))
             else:
                 _all(chromium, url, asked.out / name, [slug for slug in asked.only.split(",") if slug])
 
@@ -89,15 +120,61 @@ def _taken(page: Any, path: Path, width: int) -> None:
 
 def _of_docs(chromium: Any, url: str) -> None:
     for slug, width, height in OF_DOCS:
-        page = opened(chromium, dashboard(url, slug), width, height)
-        path = ROOT / f"docs/images/{slug}-{width}.png"
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(indexed(page.screenshot()))
-        page.context.close()
-        size = path.stat().st_size
-        print(f"{path.relative_to(ROOT)}: {size:,} bytes")
-        if size > LARGEST_OF_DOCS:
-            raise SystemExit(f"{path} is larger than {LARGEST_OF_DOCS:,} bytes; take a lower one")
+        _kept(opened(chromium, dashboard(url, slug), width, height), f"{slug}-{width}")
+
+
+def _of_runbook(chromium: Any, url: str) -> None:
+    """The page that an alert's link opens: filled with its labels, without the results of its queries."""
+    for width in WIDTHS:
+        link = f"{url}/runbooks/{RUNBOOK}?" + urllib.parse.urlencode({"model_name": "model-0"})
+        _kept(opened(chromium, link, width), f"runbook-{width}")
+
+
+def _of_terminals(chromium: Any, hour: ReplayedHour, folder: Path) -> None:
+    """Commands that read the last hour, so the hour ends now."""
+    with stored(hour, folder, int(time.time()) // 60 * 60) as prometheus:
+        for name, columns, lines, arguments in TERMINALS:
+            words = [prometheus if word == "PROMETHEUS" else word for word in arguments]
+            env = os.environ | {"COLUMNS": str(columns), "FORCE_COLOR": "1", "PYTHONPATH": str(ROOT)}
+            command = [sys.executable, "-m", "stack.cli", *words]
+            printed = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout
+            shown = Console(record=True, width=columns, file=io.StringIO(), force_terminal=True)
+            shown.print(Text(f"$ vllm-watch {' '.join(arguments)}".replace("PROMETHEUS", "http://127.0.0.1:9090")))
+            shown.print(
+                Text.from_ansi("\n".join(printed.replace(prometheus, "http://127.0.0.1:9090").splitlines()[:lines]))
+            )
+            html = shown.export_html(inline_styles=True, code_format=TERMINAL_PAGE)
+            (folder / f"{name}.html").write_text(html)
+            page = chromium.new_context(viewport={"width": columns * 8 + 40, "height": 300}).new_page()
+            page.goto((folder / f"{name}.html").as_uri())
+            _kept(page, name, full=True)
+
+
+def _of_report(chromium: Any, folder: Path) -> None:
+    """The report of the experiment of the tuning quick start."""
+    if not install.find("engine"):
+        raise SystemExit("the engine is missing: make cli ARGS='lab install engine model'")
+    (folder / "prefix-caching.yaml").write_text(EXPERIMENT)
+    run = [sys.executable, "-m", "stack.cli"]
+    for words in (["tune", "prefix-caching.yaml", "--out", "result"], ["report", "result", "-o", "report.html"]):
+        env = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "140"}
+        subprocess.run([*run, *words], cwd=folder, env=env, check=True)
+    page = chromium.new_context(viewport={"width": 1200, "height": 900}).new_page()
+    page.goto((folder / "report.html").as_uri())
+    page.wait_for_timeout(500)
+    _kept(page, "tuning-report")
+
+
+def _kept(page: Any, name: str, full: bool = False) -> None:
+    """Write a page's picture to docs/images. Raises SystemExit when it is too large for the repository."""
+    path = ROOT / f"docs/images/{name}.png"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(indexed(page.screenshot(full_page=full)))
+    page.context.close()
+    size = path.stat().st_size
+    print(f"{path.relative_to(ROOT)}: {size:,} bytes")
+    if size > LARGEST_OF_DOCS:
+        raise SystemExit(f"{path} is larger than {LARGEST_OF_DOCS:,} bytes; take a lower one")
 
 
 def indexed(png: bytes) -> bytes:
@@ -183,13 +260,23 @@ def browser() -> Iterator[Any]:
 
 @contextlib.contextmanager
 def served(hour: ReplayedHour, folder: Path) -> Iterator[str]:
-    """The dashboards over a Prometheus that holds the hour, and what our rules record of it."""
+    """The dashboards over a Prometheus that holds the hour."""
+    with stored(hour, folder, END_S) as url:
+        listen = f"127.0.0.1:{free_port()}"
+        command = [sys.executable, "-m", "stack.cli", "board", "--prometheus", url, "--listen", listen]
+        with _running(command, f"http://{listen}", "/-/healthy", folder):
+            yield f"http://{listen}"
+
+
+@contextlib.contextmanager
+def stored(hour: ReplayedHour, folder: Path, end_s: int) -> Iterator[str]:
+    """A Prometheus that holds the hour that ends then, and what our rules record of it."""
     tool, program = install.find("promtool"), install.find("prometheus")
     if not (tool and program):
         raise SystemExit("prometheus or promtool is missing: make cli ARGS='lab install prometheus promtool'")
     data, text = folder / "data", folder / "hour.om"
     with text.open("w") as file:
-        file.writelines(hour.text(END_S))
+        file.writelines(hour.text(end_s))
     subprocess.run(
         [tool.path, "tsdb", "create-blocks-from", "openmetrics", "--quiet", text, data],
         check=True,
@@ -199,8 +286,8 @@ def served(hour: ReplayedHour, folder: Path) -> Iterator[str]:
     (folder / "prometheus.yml").write_text("global: {scrape_interval: 15s}\n")
     with _prometheus(program.path, folder) as url:
         span = [
-            f"--start={END_S - HOUR_S}",
-            f"--end={END_S}",
+            f"--start={end_s - HOUR_S}",
+            f"--end={end_s}",
             "--eval-interval=60s",
             f"--url={url}",
             f"--output-dir={data}",
@@ -210,10 +297,7 @@ def served(hour: ReplayedHour, folder: Path) -> Iterator[str]:
             [tool.path, "tsdb", "create-blocks-from", "rules", *span, rules], check=True, capture_output=True
         )
     with _prometheus(program.path, folder) as url:
-        listen = f"127.0.0.1:{free_port()}"
-        command = [sys.executable, "-m", "stack.cli", "board", "--prometheus", url, "--listen", listen]
-        with _running(command, f"http://{listen}", "/-/healthy", folder):
-            yield f"http://{listen}"
+        yield url
 
 
 @contextlib.contextmanager

@@ -89,3 +89,11 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
         write_atomically(path, "new")
     assert [path] == list(tmp_path.iterdir())
     assert "old" == path.read_text()
+
+
+def test_a_file_written_once_is_never_replaced(tmp_path):
+    path = tmp_path / "2026-10.json"
+    write_atomically(path, "first", 0o444, once=True)
+    with pytest.raises(FileExistsError):
+        write_atomically(path, "second", 0o444, once=True)
+    assert ([path], "first", 0o444) == (list(tmp_path.iterdir()), path.read_text(), path.stat().st_mode & 0o777)

@@ -338,12 +338,12 @@ def _stand_in(docker: PrivateDocker, images: Mapping[str, str], part: Callable[[
         mounts=[f"{wheelhouse(cache_dir(), ROOT / 'requirements')}:/wheelhouse"],
     )
     with concurrent.futures.ThreadPoolExecutor(1) as alongside:
-        legacy = {**docker.environment, "DOCKER_BUILDKIT": "0"}
         ours = alongside.submit(
-            docker.run, "build", "--network", "none", "--tag", images["gateway"], str(ROOT), timeout_s=600, env=legacy
+            docker.typed, "make image ARGS='--network none'", {"DOCKER_BUILDKIT": "0"}, ROOT, timeout_s=600
         )
         _adopt_programs(docker, images, part)
-        ours.result()
+        assert 0 == ours.result().returncode, ours.result().stderr[-3000:]
+    assert images["gateway"] in docker.run("images", "--format", "{{.Repository}}:{{.Tag}}").splitlines()
 
 
 def _adopt_programs(docker: PrivateDocker, images: Mapping[str, str], part: Callable[[str], InstalledPart]) -> None:

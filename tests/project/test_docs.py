@@ -404,9 +404,7 @@ def test_a_command_that_is_wrong_would_be_found(line, what):
 def test_no_page_sends_a_signal_by_docker(page):
     """Docker takes any for a wish to stop, and starts the container neither after a crash nor after a reboot
     (moby/moby#41302)."""
-    assert "docker compose kill" not in page.read_text().replace(
-        "Not `docker compose kill -s HUP`: Docker takes any signal for a wish to stop", ""
-    )
+    assert "docker compose kill" not in page.read_text().replace("Do not use `docker compose kill -s HUP`", "")
 
 
 @each_page
@@ -630,7 +628,7 @@ def test_dashboard_table_is_complete():
     )
     asked = {board.title.removeprefix("vLLM / "): board.question for board in BOARDS}
     assert [] == [title for title, question in asked.items() if not rows.get(title, "").startswith(question)]
-    assert set(asked) == set(rows) - {"board"}
+    assert set(asked) == set(rows) - {"dashboard"}
 
 
 COUNTED = [

@@ -15,7 +15,7 @@ import pytest
 from stack.root import ROOT
 
 PAGE = (ROOT / "docs/internals/extending.md").read_text()
-COPIED = ("alerts", "dashboards", "docs", "exporters", "runbooks", "stack", "tests", "pyproject.toml")
+COPIED = ("alerts", "dashboards", "docs", "exporters", "runbooks", "stack", "tests", "vllm_watch", "pyproject.toml")
 _BLOCK = re.compile(r"^(`{3,})diff\n(.*?)^\1$", re.DOTALL | re.MULTILINE)
 ALERT = "VLLMLabRestarting"
 

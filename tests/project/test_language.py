@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("exporters", "alerts", "dashboards", "runbooks", "stack", "tools")
+PACKAGES = ("exporters", "alerts", "dashboards", "runbooks", "stack", "vllm_watch", "tools")
 GLOSSARY = (ROOT / "docs/glossary.md").read_text().split("## Replaced words")[1]
 REPLACED = {
     word: (re.compile(rf"(?<![\w/-])(?:{pattern})(?![\w-])".replace(r"\|", "|"), re.IGNORECASE), use)
     for word, pattern, use in re.findall(r"^\| ([^|]+?) \| `((?:[^`])+)` \| (.+?) \|$", GLOSSARY, re.MULTILINE)
 }
-HEADLESS = re.compile(r"^(What|Who|Whose|Whom|How|Whether|Where|When|Why|Of|The same|Those|One that|That)\b")
+HEADLESS = re.compile(r"^(What|Who|Whose|Whom|How|Whether|Where|When|Why|Of|The same|Those|One that|That|As)\b")
 COLUMNS = 120
 
 # Path -> words that stay there, with the reason.

@@ -86,14 +86,15 @@ def test_an_archive_says_nothing_of_who_made_it(made: Path):
 def test_wheel_runs_beside_pinned_dependencies(made: Path, tmp_path):
     """The dependencies are those that are installed here; the index is not asked."""
     venv.create(tmp_path / "env", with_pip=False, symlinks=True)
-    inside = next((tmp_path / "env").glob("lib/python3*/site-packages"))
-    shutil.unpack_archive(made / f"{NAME}-py3-none-any.whl", inside, "zip")
+    site = next((tmp_path / "env").glob("lib/python3*/site-packages"))
+    shutil.unpack_archive(made / f"{NAME}-py3-none-any.whl", site, "zip")
+    inside = site / "vllm_watch/_app"
     data = [path for name in release.sources(ROOT) for path in [Path(name)] if {"templates", "base"} & set(path.parts)]
     data = [path for path in data if path.parts[0] == "stack"]
     assert {"gateway.yaml", "report.html", "report.md"} <= {path.name for path in data}
     assert [] == [path for path in data if not (inside / path).is_file()]
-    (inside / "beside.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")) + "\n")
-    run = [tmp_path / "env/bin/python", "-I", "-m", "stack.cli"]
+    (site / "beside.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")) + "\n")
+    run = [tmp_path / "env/bin/python", "-I", "-m", "vllm_watch"]
     assert (
         f"version {VERSION}" in subprocess.run([*run, "--version"], capture_output=True, text=True, check=True).stdout
     )
@@ -256,6 +257,13 @@ def test_one_version_of_each_service_everywhere():
 def test_test_collector_is_of_the_image_line(part):
     """The collector that the tests run is of the line of the image."""
     assert tag("otelcol").split(".")[:2] == part("otelcol").version.split(".")[:2]
+
+
+def test_make_image_builds_the_image_that_compose_names():
+    done = subprocess.run(
+        ["make", "--no-print-directory", "-n", "image"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert f'docker build --tag "vllm-watch:{VERSION}"  .' == done.stdout.strip()
 
 
 def test_our_version_is_one_in_pyproject_and_compose():

@@ -241,6 +241,23 @@ def test_find_page_by_name_likeness_and_words(query, expected, by_name, folder):
     assert (expected, by_name) == ([one.name for one in found.pages], found.by_name)
 
 
+@pytest.mark.parametrize(
+    ("words", "query", "labels"),
+    [
+        (["kv", "cache"], "kv cache", {}),
+        (["EngineDown", "instance=10.0.0.1:8000"], "EngineDown", {"instance": "10.0.0.1:8000"}),
+        (
+            ["http://127.0.0.1:9402/runbooks/VLLMEngineDown?instance=10.0.0.1%3A8000&model_name=a+b&live=1"],
+            "VLLMEngineDown",
+            {"instance": "10.0.0.1:8000", "model_name": "a b"},
+        ),
+        (["https://wiki/x/VLLMEngineDown/"], "VLLMEngineDown", {}),
+    ],
+)
+def test_words_of_a_notification_name_page_and_labels(words, query, labels):
+    assert (query, labels) == search.split_query(words)
+
+
 def test_who_finds_nothing_is_offered_names(folder):
     assert ["VLLMEngineDown"] == search.nearest("VLLMEnginesAreAllDown", book.pages(folder))[:1]
 
@@ -357,8 +374,8 @@ def test_printed_parts_follow_the_alert_and_the_rest_stays():
     front = stamped.split("---\n")[1].splitlines()
     assert ["related: [VLLMEngineDown]", "reviewed: 2026-03-01"] == front
     assert (
-        'It fires when this has returned something for 5m:\n\n```promql\nx{a=~"\\\\d"} > 1\n```\n<!-- end -->'
-        in stamped
+        "The alert fires when this expression has returned a result for 5m:\n\n"
+        '```promql\nx{a=~"\\\\d"} > 1\n```\n<!-- end -->' in stamped
     )
     assert "<!-- printed: threshold -->\n90 %. Because.\n\nSource: us.\n<!-- end -->\n\nSeldom wrong." in stamped
     assert "| 1 | full | it is full | Mitigation 1 |\n\n" in stamped
@@ -376,7 +393,9 @@ def test_keep_text_of_a_page_without_regions_or_a_torn_one():
 
 
 def test_an_alert_that_waits_for_nothing_says_so():
-    assert "It fires as soon as this returns something:" in book.stamped(PAGE, book.Facts("up", "0s", ()))
+    assert "The alert fires as soon as this expression returns a result:" in book.stamped(
+        PAGE, book.Facts("up", "0s", ())
+    )
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
@@ -698,6 +717,25 @@ def prometheus(part, tmp_path_factory, eventually):
 
 
 ONE_HOLDS = PAGE.replace('"} < 1\n', '"} > 1\n')
+
+
+@pytest.mark.prometheus
+def test_an_unknown_subject_is_no_data_and_not_all_clear(prometheus):
+    """A Prometheus that does not scrape the engine returns nothing to every query, as a recovered one would."""
+    gone = {"instance": "10.9.9.9:8000", "model_name": "llama"}
+    shown = page().filled(gone)
+    live = asyncio.run(lookup.ask(shown, gone, address(prometheus), time.time()))
+    assert live.unseen.startswith("instance=10.9.9.9:8000")
+    assert "NO DATA: Prometheus has no series with instance=10.9.9.9:8000" in lookup.as_text(shown, gone, live)
+    html = html_pages.runbook_page(shown, gone, live)
+    assert "NO DATA" in html
+    assert "No row of the diagnosis holds now" not in html
+
+
+def test_links_between_pages_keep_the_labels_of_the_alert():
+    html = html_pages.runbook_page(page().filled(HERE), HERE, None)
+    assert 'href="/runbooks/VLLMEngineDown?instance=10.0.0.1%3A8000&amp;model_name=llama#meaning"' in html
+    assert 'href="/runbooks/VLLMEngineDown"' not in html
 
 
 @pytest.mark.prometheus

@@ -16,7 +16,9 @@ import yaml
 
 from exporters.accounting import cost
 from exporters.accounting.attribution import Attribution
+from exporters.accounting.billing_period import BillingPeriod
 from exporters.accounting.busy_hours import sweep
+from exporters.accounting.cost_from_log import from_log
 from exporters.accounting.gpu_use import GpuShare, PhaseTimes, UsageSample, mig_fraction, split_energy
 from exporters.accounting.prices import Prices
 from exporters.accounting.reconciliation import Reconciler
@@ -230,9 +232,9 @@ def from_the_log(given: Given) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "requests.jsonl"
         path.write_bytes(b"".join(map(to_line, lines)))
-        found = cost.from_log(
-            [path], given["since_s"], T0 + given["until_s"], Prices(gpu_hour=given["gpu_hour"]), {"": given["gpus"]}
-        )
+        end_s = T0 + given["until_s"]
+        period = BillingPeriod(end_s - given["since_s"], end_s)
+        found = from_log([path], period, Prices(gpu_hour=given["gpu_hour"]), {"": given["gpus"]})
     told = cost.report(found, "team")
     rows = {row["team"]: row for row in told["rows"]}
     return {

@@ -102,6 +102,8 @@ PROGRAMS = {
     # Checks Kubernetes manifests: kustomize, which it has inside, and what the Prometheus Operator takes.
     "kubectl": Program(("kubectl",), (1, 27), "kubectl", "usr/bin/kubectl", ("version", "--client")),
     "operator-schema": Program(()),
+    # Evaluates the mixin.
+    "jsonnet": Program(("jsonnet",), (0, 18), system_packages=("jsonnet",)),
     # Another reader of logs, for the fault table.
     "mtail": Program(("mtail",), package="mtail", inside="usr/bin/mtail"),
     # A long-term store that takes remote write, for the fleet's tests.

@@ -7,13 +7,14 @@ from collections import defaultdict
 import pytest
 
 from exporters.accounting.join import Joiner
-from exporters.accounting.prices import Prices
+from exporters.accounting.prices import GpuPrice, PriceChange, Prices
 from exporters.engine.view import EngineCore, EngineTotals, EngineView
 from exporters.gpu.readings import GpuReading, MigReading
 from exporters.requests.bounded_names import BoundedNames
 from exporters.requests.counters import RequestCounters
 from exporters.requests.record import RequestRecord, timestamp
 from exporters.requests.store import CounterStore
+from exporters.sidecar_config import EngineTarget
 
 NOON = 1_790_000_000.0
 PRICES = Prices(gpu_hour=3.6, currency="EUR")  # a second costs 0.001
@@ -242,3 +243,33 @@ def test_both_ways_to_share_an_hour_are_shown():
     assert {("a",): pytest.approx(0.5), ("b",): pytest.approx(-0.5)} == differences, (
         "3/4 and 1/4 of the time, 1/4 and 3/4 of the tokens"
     )
+
+
+def test_gpus_that_nobody_sees_are_billed_by_their_number():
+    """On Kubernetes the sidecar sees no GPU: the number and the name in its configuration are enough for a bill."""
+    target = EngineTarget("e", "http://127.0.0.1:8000", gpu_count=2, gpu_name="H100")
+    books = Books({"e": target.claimed_gpus}, Prices(gpu_hour=1.0, gpus=(GpuPrice("H100", 3.6),)))
+    books.look(view())
+    books.log(a=(0, 300), b=(0, 100))
+    books.look(view(2, 0, 400, running=1))
+    books.look(view(2, 0, 400))
+    by_team = books.figures("gpu_seconds_total", "team")
+    pending = books.figures("gpu_pending_seconds")[()]
+    assert 20 == pytest.approx(sum(by_team.values()) + pending)
+    assert {(): 20.0} == books.figures("gpu_allocated_seconds_total")
+    assert 0.001 * by_team["a",] == pytest.approx(books.figures("cost_total", "basis", "team")["allocation", "a"])
+
+
+@pytest.mark.parametrize("more", [{"gpus": ("GPU-a",), "gpu_count": 1}, {"gpu_count": -1}, {"gpu_name": "a/b"}])
+def test_gpus_are_named_or_counted(more):
+    with pytest.raises(ValueError, match="name its GPUs in gpus, or their number in gpu_count"):
+        EngineTarget("e", "http://127.0.0.1:8000", **more)
+
+
+def test_cost_is_booked_at_the_price_of_the_moment():
+    """25 seconds at the old price, 25 at the new one."""
+    change = PriceChange(timestamp(NOON + 40), gpu_hour=7.2)
+    books = Books({"e": ("GPU-a",)}, Prices(gpu_hour=3.6, currency="EUR", changes=(change,)))
+    for after_s in (5, 25, 25):
+        books.look(view(), after_s=after_s)
+    assert pytest.approx(0.025 + 0.050) == sum(books.figures("cost_total").values())

@@ -16,8 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporters.accounting import cost
+from exporters.accounting.billing_period import BillingPeriod, calendar_period
+from exporters.accounting.cost_from_log import from_log, parse_gpus
+from exporters.accounting.cost_from_prometheus import from_prometheus
 from exporters.accounting.gpu_use import ABORTED, IDLE, UNATTRIBUTED
-from exporters.accounting.prices import ApiPrice, GpuPrice, Prices
+from exporters.accounting.prices import ApiPrice, GpuPrice, PriceChange, Prices
 from exporters.catalogue import attributed, gpu
 from exporters.catalogue import sidecar as sidecar_series
 from exporters.net.prometheus import Address, address
@@ -43,6 +46,16 @@ def write(folder: Path, *found: RequestRecord | str, name: str = "requests.jsonl
     return path
 
 
+def last(since_s: float) -> BillingPeriod:
+    """The period of so many seconds since T0."""
+    return BillingPeriod(T0, T0 + since_s)
+
+
+def spread_idle(found: cost.SourceTotals) -> cost.SourceTotals:
+    cost.spread_cost(found, ["idle"])
+    return found
+
+
 def hours(told: dict) -> dict[str, float]:
     return {row["team"]: pytest.approx(row["gpu_hours"] * 3600, abs=1e-6) for row in told["rows"]}
 
@@ -58,7 +71,7 @@ def run(*words: object) -> tuple[int, str]:
 def test_the_log_alone_shares_busy_time_by_who_ran(tmp_path):
     """red alone for 2 s, then both for 3; nothing says how long the GPU was there, so nothing is idle."""
     path = write(tmp_path, request(0, 5), request(2, 5, "blue"))
-    told = cost.report(cost.from_log([path], None, T0 + 100), "team")
+    told = cost.report(from_log([path]), "team")
     assert {"red": 3.5, "blue": 1.5} == hours(told)
     assert {"cost_allocation": None, "api_cost": None, "joules": None} == {
         name: told["total"][name] for name in ("cost_allocation", "api_cost", "joules")
@@ -69,7 +82,7 @@ def test_the_log_alone_shares_busy_time_by_who_ran(tmp_path):
 def test_a_time_that_is_said_has_idle(tmp_path):
     """Of 100 s on two GPUs, 5 were busy: 190 GPU-seconds stood idle, and are on the bill by allocation alone."""
     path = write(tmp_path, request(0, 5), request(0, 5, "blue"))
-    told = cost.report(cost.from_log([path], 100, T0 + 100, PRICES, {"": 2.0}), "team")
+    told = cost.report(from_log([path], last(100), PRICES, {"": 2.0}), "team")
     assert {"red": 5.0, "blue": 5.0, IDLE: 190.0} == hours(told)
     assert pytest.approx(0.2) == told["total"]["cost_allocation"]
     assert pytest.approx(0.01) == told["total"]["cost_usage"]
@@ -80,7 +93,7 @@ def test_a_time_that_is_said_has_idle(tmp_path):
 def test_idle_cost_can_be_spread(tmp_path):
     path = write(tmp_path, request(0, 30), request(50, 60, "blue"))
     prices = Prices(gpu_hour=3.6, spread_idle=True)
-    told = cost.report(cost.from_log([path], 100, T0 + 100, prices), "team")
+    told = cost.report(spread_idle(from_log([path], last(100), prices)), "team")
     assert {"red": pytest.approx(0.075), "blue": pytest.approx(0.025), IDLE: 0.0} == {
         row["team"]: row["cost_allocation"] for row in told["rows"]
     }
@@ -103,7 +116,7 @@ def test_aborted_work_is_a_column_of_its_team(tmp_path):
         request(0, 50, outcome="rejected"),
         request(20, 24, "blue", outcome="timeout"),
     )
-    told = cost.report(cost.from_log([path], 100, T0 + 100, PRICES), "team")
+    told = cost.report(from_log([path], last(100), PRICES), "team")
     assert {"red": 20.0, "blue": 4.0, IDLE: 76.0} == hours(told)
     assert {"red": 10.0, "blue": 4.0, IDLE: 0.0} == {
         row["team"]: pytest.approx(3600 * row["aborted_gpu_hours"]) for row in told["rows"]
@@ -120,12 +133,12 @@ def test_aborted_work_is_a_column_of_its_team(tmp_path):
 
 def test_time_in_the_gateways_queue_is_no_work(tmp_path):
     path = write(tmp_path, request(0, 10, queue_ms=8000.0))
-    assert {"red": 2.0} == hours(cost.report(cost.from_log([path], None, T0), "team"))
+    assert {"red": 2.0} == hours(cost.report(from_log([path]), "team"))
 
 
 def test_models_have_cards_of_their_own(tmp_path):
     path = write(tmp_path, request(0, 10), request(0, 10, model="code"))
-    told = cost.report(cost.from_log([path], None, T0, gpus=cost.parse_gpus(["chat=4", "2"])), "model")
+    told = cost.report(from_log([path], gpus=parse_gpus(["chat=4", "2"])), "model")
     assert {"chat": 40.0, "code": 20.0} == {
         row["model"]: pytest.approx(row["gpu_hours"] * 3600) for row in told["rows"]
     }
@@ -133,7 +146,7 @@ def test_models_have_cards_of_their_own(tmp_path):
 
 def test_lines_that_cannot_be_counted_are_told(tmp_path):
     path = write(tmp_path, request(0, 10), "{nonsense", RequestRecord(request_id="lab"))
-    notes = cost.from_log([path], None, T0).notes
+    notes = from_log([path]).notes
     assert "1 requests without ts or e2e_ms are not included" in notes
     assert "1 lines are no request records" in notes
 
@@ -141,7 +154,7 @@ def test_lines_that_cannot_be_counted_are_told(tmp_path):
 def test_work_across_the_period_counts_in_part(tmp_path):
     """Work that reaches into the time counts with the part that does."""
     path = write(tmp_path, request(-50, 10), request(-90, -80), request(90, 110, "blue"))
-    told = cost.report(cost.from_log([path], 100, T0 + 100), "team")
+    told = cost.report(from_log([path], last(100)), "team")
     assert {"red": 10.0, "blue": 10.0, IDLE: 80.0} == hours(told)
     assert {"red": 100.0, "blue": 0.0, IDLE: 0.0} == {row["team"]: row["prompt_tokens"] for row in told["rows"]}
 
@@ -164,12 +177,47 @@ def test_the_total_is_the_sum_of_the_rows_and_all_of_the_time(tmp_path_factory, 
     )
     path = write(tmp_path_factory.mktemp("log"), *made)
     prices = Prices(gpu_hour=3.6, spread_idle=spread)
-    told = cost.report(cost.from_log([path], 20_000, T0 + 20_000, prices, {"": 3.0}), by)
+    found = from_log([path], last(20_000), prices, {"": 3.0})
+    told = cost.report(spread_idle(found) if spread else found, by)
     models = {model for *_, model in rows}
     assert pytest.approx(3 * 20_000 * len(models), rel=1e-9) == told["total"]["gpu_hours"] * 3600
     assert pytest.approx(3 * 20 * len(models), rel=1e-9) == told["total"]["cost_allocation"]
     for name in ("gpu_hours", "aborted_gpu_hours", "cost_allocation", "cost_usage", "prompt_tokens", "share"):
         assert pytest.approx(told["total"][name], rel=1e-12) == sum(row[name] for row in told["rows"])
+
+
+def test_a_log_has_days_of_a_zone_and_prices_of_the_moment(tmp_path):
+    """Two GPUs over the day of 25 hours, whose price doubles at noon; a request runs over midnight."""
+    period = calendar_period("2026-10-25", "2026-10-27", "Europe/Berlin", 0)
+    night = period.from_s + 25 * 3600 - T0
+    path = write(tmp_path, request(night - 30, night + 10, outcome="client_abort"), request(night + 3600, night + 3660))
+    prices = Prices(gpu_hour=2.0, timezone="Europe/Berlin", changes=(PriceChange("2026-10-25T12:00", gpu_hour=4.0),))
+    told = cost.report(from_log([path], period, prices, {"": 2.0}, "eu"), "team", daily=True)
+    days: dict[str, float] = {}
+    for row in told["rows"]:
+        days[row["period_start"]] = days.get(row["period_start"], 0.0) + row["cost_allocation"]
+    assert {
+        "2026-10-25T00:00:00+02:00": pytest.approx(13 * 2 * 2.0, rel=1e-12),
+        "2026-10-25T12:00:00+01:00": pytest.approx(12 * 2 * 4.0, rel=1e-12),
+        "2026-10-26T00:00:00+01:00": pytest.approx(24 * 2 * 4.0, rel=1e-12),
+    } == days
+    red = [row for row in told["rows"] if row["team"] == "red"]
+    assert [pytest.approx(60 / 3600), pytest.approx(20 / 3600)] == [row["aborted_gpu_hours"] for row in red]
+    assert [pytest.approx(60 / 3600 * 4), pytest.approx(20 / 3600 * 4)] == [row["aborted_cost"] for row in red]
+    assert [0.0, 200.0] == [row["prompt_tokens"] for row in red]
+    assert {"eu"} == {row["cluster"] for row in told["rows"]}
+
+
+def test_missing_prices_are_said(tmp_path):
+    assert cost.NO_PRICES in from_log([write(tmp_path, request(0, 5))]).notes
+
+
+def test_a_small_team_has_digits(tmp_path):
+    """Three milliseconds of a GPU are not 0 in the table."""
+    path = write(tmp_path, request(0, 3600), request(4000, 4000.003, "tiny"))
+    head, rows = cli_cost.sheet(cost.report(from_log([path], prices=PRICES), "team"))
+    tiny = next(row for row in rows if row[0] == "tiny")
+    assert ("0.00000083", "0.0000030") == (tiny[head.index("GPU hours")], tiny[head.index("EUR allocated")])
 
 
 # ---- the command
@@ -309,7 +357,7 @@ def recorded(past, tmp_path_factory) -> Address:
 
 
 def found(where: Address, since_s: float = 7200.0, prices: Prices | None = None) -> dict:
-    return cost.report(asyncio.run(cost.from_prometheus(where, since_s, NOW_S, prices)), "team")
+    return cost.report(asyncio.run(from_prometheus(where, BillingPeriod(NOW_S - since_s, NOW_S), prices)), "team")
 
 
 @pytest.mark.prometheus
@@ -376,7 +424,7 @@ def test_a_time_of_which_nothing_was_recorded_is_told(recorded):
         ValueError,
         match="has no vllm_watch_gpu_seconds_total in this period: scrape a sidecar that reads engines and GPUs",
     ):
-        asyncio.run(cost.from_prometheus(recorded, 600.0, T0 - 86_400))
+        asyncio.run(from_prometheus(recorded, BillingPeriod(T0 - 87_000, T0 - 86_400)))
 
 
 @pytest.mark.prometheus

@@ -85,3 +85,60 @@ def test_a_mistake_is_told_with_its_place_and_the_right_word(line, instead, sent
 def test_a_card_without_a_name_is_no_line():
     with pytest.raises(ValueError, match="name is a part of the GPU's name"):
         GpuPrice("", 1.0)
+
+
+CHANGES = """\
+currency: EUR
+gpu_hour: 2.0
+timezone: Europe/Berlin
+gpus: [{name: H100, gpu_hour: 3.0}]
+changes:
+  - {valid_from: 2026-10-16, gpu_hour: 2.5}
+  - {valid_from: "2026-10-25T12:00", gpus: [{name: H100, gpu_hour: 4.0}]}
+  - {valid_from: 2026-10-26T00:00:00Z, budget_per_1k_tokens: 0.1}
+"""
+
+
+def test_prices_change_at_their_moment_in_their_zone():
+    """What a change does not name stays; a time without an offset is of the zone, also on the day clocks change."""
+    prices = config.parse(CHANGES, Prices, "prices.yaml")
+    versions = prices.versions()
+    assert [2.0, 2.5, 2.5, 2.5] == [each.prices.per_hour("L4") for each in versions]
+    assert [3.0, 3.0, 4.0, 4.0] == [each.prices.per_hour("H100") for each in versions]
+    assert [1_792_101_600, 1_792_926_000, 1_792_972_800] == [each.from_s for each in versions[1:]]
+    assert (2.0, 2.5, 0.1) == (
+        prices.at(1_792_101_599).gpu_hour,
+        prices.at(1_792_101_600).gpu_hour,
+        prices.at(1_792_972_800).budget_per_1k_tokens,
+    )
+    assert ["base", "2026-10-16", "2026-10-25T12:00", "2026-10-26T01:00"] == [
+        each.name.rpartition("-")[0] for each in versions
+    ]
+
+
+def test_a_version_names_its_content():
+    """An edit of a price in the past has another name, so two bills that differ do not look alike."""
+    one, other = Prices(gpu_hour=2.0), Prices(gpu_hour=2.1)
+    assert one.versions()[0].name != other.versions()[0].name
+    assert one.versions()[0].name == Prices(gpu_hour=2.0, timezone="Asia/Kolkata").versions()[0].name
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("{valid_from: 2026-10-30}", r"line 9: changes\[3\]: nothing changes at 2026-10-30"),
+        ("{valid_from: soon, gpu_hour: 1}", "'soon' is no date or time; write it like 2026-10-16"),
+        ("{valid_from: 2026-10-30, gpu_hour: 0}", "a price must be greater than 0"),
+        ("{valid_from: 2026-10-01, gpu_hour: 1}", "changes: 2026-10-01-.* does not come after 2026-10-26T01:00-"),
+        ("{valid_from: 2026-10-30T00:00:30Z, gpu_hour: 1}", "prices change at a whole minute"),
+        ("{valid_from: 2026-10-30, hour: 1}", r"changes\[3\].hour is unknown; did you mean gpu_hour?"),
+    ],
+)
+def test_a_change_that_is_wrong_names_its_place(line, sentence):
+    with pytest.raises(config.BadConfig, match=sentence):
+        config.parse(f"{CHANGES}  - {line}\n", Prices, "prices.yaml")
+
+
+def test_an_unknown_zone_is_refused():
+    with pytest.raises(config.BadConfig, match="timezone 'Berlin' is unknown here; write it like Europe/Berlin"):
+        config.parse(CHANGES.replace("Europe/Berlin", "Berlin"), Prices, "prices.yaml")

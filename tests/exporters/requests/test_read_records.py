@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from exporters.accounting import cost
+from exporters.accounting.cost_from_log import from_log
 from exporters.requests import read
 from exporters.requests.read import BadLines, read_records
 from exporters.requests.record import FieldMap, RequestRecord, to_line
@@ -87,7 +87,7 @@ def test_every_offline_reader_takes_a_compressed_log(tmp_path):
     own."""
     path = tmp_path / "log.xz"
     path.write_bytes(lzma.compress(lines("a", "b")))
-    assert [1.0] == [use.seconds for use in cost.from_log([path], None, 0.0).uses.values()]
+    assert [1.0] == [use.seconds for use in from_log([path]).uses.values()]
     assert 2 == len(records_of([path]))
     assert 2 == len(read_samples([path]).samples)
     with pytest.raises(command.BadTraffic, match="no request that ended well and has prompt_tokens"):

@@ -21,7 +21,7 @@ from stack.root import ROOT
 
 SHEET = (ROOT / "docs/lab-instructor.md").read_text()
 GOLDEN = sorted((Path(__file__).parents[2] / "golden").glob("*.prom"))
-TASKS = re.split(r"^### ", SHEET.split("## The tasks")[1].split("## Who has passed")[0], flags=re.MULTILINE)[1:]
+TASKS = re.split(r"^### ", SHEET.split("## Tasks")[1].split("## Pass criteria")[0], flags=re.MULTILINE)[1:]
 
 
 def rows(heading: str) -> list[list[str]]:
@@ -55,7 +55,7 @@ def test_old_names_are_on_no_captured_page(path):
 def test_sheet_names_are_in_the_catalogue_or_marked():
     """Every name of the sheet is in the catalogue or said to be wrong."""
     samples = {sample for metric in EVERYTHING for sample in (*metric.samples, metric.name)}
-    wrong = named(" ".join(row[0] for row in rows("## What older course notes say")))
+    wrong = named(" ".join(row[0] for row in rows("## Corrections to older course notes")))
     assert named(SHEET) - samples - wrong == set()
     assert "vllm:cache_hit_tokens_total" in NEVER_EXISTED
     assert "vllm:num_requests_swapped" in {metric.name for metric in RETIRED}
@@ -65,7 +65,7 @@ def test_sheet_names_are_in_the_catalogue_or_marked():
 @pytest.mark.parametrize(("tokens", "blocks"), [(512, 32), (1024, 64), (128, 8)])
 def test_blocks_of_sixteen_tokens_are_as_many_as_the_sheet_says(tokens, blocks):
     assert blocks == LayerBlock("full", 16, 1.0).blocks(tokens, Serving(max_model_len=4096))
-    row = next(row for row in rows("## What older course notes say") if "blocks of 16" in row[0])
+    row = next(row for row in rows("## Corrections to older course notes") if "blocks of 16" in row[0])
     assert str(blocks) in re.findall(r"\d+", row[1])
 
 
@@ -130,7 +130,7 @@ def test_timetable_has_every_task_in_full_hours():
 
 
 def test_every_criterion_says_how_to_check_it():
-    for criterion, how, good in rows("## Who has passed"):
+    for criterion, how, good in rows("## Pass criteria"):
         assert "`" in how or "same" in how, criterion
         assert good
 

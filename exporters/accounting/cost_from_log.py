@@ -1,0 +1,192 @@
+"""Usage and cost from request logs: GPU time by running requests."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from exporters.accounting.billing_period import BillingPeriod, PriceSegment, segments
+from exporters.accounting.busy_hours import HOUR_S, sweep
+from exporters.accounting.cost import (
+    NO_PRICES,
+    SourceTotals,
+    TeamUse,
+    Uses,
+    add_api_cost,
+    add_price_versions,
+    new_uses,
+    part_of,
+)
+from exporters.accounting.gpu_use import IDLE
+from exporters.accounting.prices import Prices
+from exporters.requests.bounded_names import UNKNOWN_MODEL
+from exporters.requests.read import BadLines, read_records
+from exporters.requests.record import UNKNOWN_TEAM, RequestRecord, ended_at, estimated_tokens
+
+
+@dataclass(slots=True)
+class CostLog:
+    """Cost data of request logs.
+
+    spans: start, end, and team with aborted flag, by model and hour; tokens: by team and model."""
+
+    spans: defaultdict[tuple[str, int], list[tuple[float, float, tuple[str, bool]]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    tokens: Uses = field(default_factory=new_uses)
+    first_s: float = float("inf")
+    last_s: float = float("-inf")
+    untimed: int = 0
+
+    def add(self, record: RequestRecord, from_s: float, to_s: float) -> None:
+        """Add a record that ran within the period.
+
+        Rejected requests used nothing; aborted ones count for their team."""
+        end_s = ended_at(record)
+        if record.outcome == "rejected":
+            return
+        if end_s is None or record.e2e_ms is None:
+            self.untimed += 1
+            return
+        start_s = end_s - max(0.0, record.e2e_ms - (record.queue_ms or 0.0)) / 1000
+        if end_s <= from_s or start_s > to_s:
+            return
+        team, model = record.team or UNKNOWN_TEAM, record.model or UNKNOWN_MODEL
+        broke_off = record.outcome not in ("ok", None)
+        for hour in range(int(max(start_s, from_s) // HOUR_S), int(min(end_s, to_s) // HOUR_S) + 1):
+            self.spans[model, hour].append((start_s, end_s, (team, broke_off)))
+        if end_s <= to_s:
+            result = record.prompt_tokens, record.cached_tokens, record.completion_tokens, *estimated_tokens(record)
+            names = "prompt_tokens", "cached_tokens", "completion_tokens", "est_prompt_tokens", "est_completion_tokens"
+            self.tokens[team, model].add(
+                TeamUse(**{name: float(tokens or 0) for name, tokens in zip(names, result, strict=True)})
+            )
+        self.first_s, self.last_s = min(self.first_s, start_s), max(self.last_s, end_s)
+
+
+def from_log(
+    paths: Sequence[Path],
+    period: BillingPeriod | None = None,
+    prices: Prices | None = None,
+    gpus: Mapping[str, float] | None = None,
+    cluster: str = "",
+) -> SourceTotals:
+    """Return totals by running requests. gpus: number per model, "" for others; one by default.
+
+    Without a period it is that of the log, without idle, because the log does not cover allocated time.
+    Raises ValueError, OSError."""
+    if len({path.resolve() for path in paths}) != len(paths):
+        raise ValueError("--log lists a file twice; it would be counted twice")
+    bad, with_idle = BadLines(), period is not None
+    period = period or _covered(paths)
+    cut = segments(period, prices)
+    logs, untimed = _read(paths, cut, bad)
+    if not any(log.spans for log in logs):
+        raise ValueError(
+            f"{paths[0]} holds no request with a time (ts and e2e_ms) in this period; use a longer --since, or none;"
+            f" {bad.total} bad lines"
+        )
+    found = SourceTotals(", ".join(map(str, paths)), period, known={"estimates"})
+    count = {"": 1.0, **(gpus or {})}
+    models = {model for log in logs for model, _ in log.spans}
+    for segment, log in zip(cut, logs, strict=True):
+        uses = found.parts[part_of(segment, cluster)]
+        busy = _add_spans(uses, segment, log, count)
+        for key, tokens in log.tokens.items():
+            uses[key].add(tokens)
+        for model in models if with_idle else ():
+            idle_s = max(0.0, segment.to_s - segment.from_s - busy[model])
+            uses[IDLE, model].seconds += idle_s * count.get(model, count[""])
+        if segment.prices:
+            _add_cost(found, uses, segment.prices)
+    add_price_versions(found, cut)
+    found.notes += _log_notes(untimed, bad.total, count, with_idle, prices)
+    return found
+
+
+def _covered(paths: Sequence[Path]) -> BillingPeriod:
+    """Return the period between the first start and the last end in the logs."""
+    log, bad = CostLog(), BadLines()
+    for record in read_records(paths, bad):
+        log.add(record, float("-inf"), float("inf"))
+    if not log.spans:
+        raise ValueError(f"{paths[0]} holds no request with a time (ts and e2e_ms); {bad.total} bad lines")
+    return BillingPeriod(log.first_s, max(log.last_s, log.first_s + 0.001))
+
+
+def _read(paths: Sequence[Path], cut: Sequence[PriceSegment], bad: BadLines) -> tuple[list[CostLog], int]:
+    """Return the data of each segment, and the number of records without a time."""
+    logs, outside = [CostLog() for _ in cut], CostLog()
+    edges = [segment.from_s for segment in cut]
+    for record in read_records(paths, bad):
+        end_s = ended_at(record)
+        if end_s is None or record.e2e_ms is None:
+            outside.add(record, cut[0].from_s, cut[-1].to_s)
+            continue
+        start_s = end_s - max(0.0, record.e2e_ms) / 1000
+        for number in range(max(0, bisect_right(edges, start_s) - 1), bisect_right(edges, end_s)):
+            logs[number].add(record, cut[number].from_s, cut[number].to_s)
+    return logs, outside.untimed
+
+
+def _add_spans(uses: Uses, segment: PriceSegment, log: CostLog, count: Mapping[str, float]) -> defaultdict[str, float]:
+    """Add the busy time of a segment and return its seconds by model."""
+    busy: defaultdict[str, float] = defaultdict(float)
+    for (model, hour), spans in log.spans.items():
+        window = max(hour * HOUR_S, segment.from_s), min((hour + 1) * HOUR_S, segment.to_s)
+        for (team, broke_off), seconds in sweep(spans, window).items():
+            gpu_seconds = seconds * count.get(model, count[""])
+            uses[team, model].add(TeamUse(seconds=gpu_seconds, aborted_seconds=gpu_seconds * broke_off))
+            busy[model] += seconds
+    return busy
+
+
+def _add_cost(found: SourceTotals, uses: Uses, prices: Prices) -> None:
+    for (team, _), use in uses.items():
+        use.cost_allocation = use.seconds / HOUR_S * prices.per_hour(None)
+        use.cost_usage = 0.0 if team == IDLE else use.cost_allocation
+        use.set_aborted_cost()
+    found.currency = prices.currency
+    found.known.add("cost")
+    add_api_cost(found, uses, prices)
+
+
+def _log_notes(
+    untimed: int, bad: int, count: Mapping[str, float], with_idle: bool, prices: Prices | None
+) -> Iterator[str]:
+    result = ", ".join(
+        f"{gpus:g} for {model}" if model else f"{gpus:g} for each {'other ' * (len(count) > 1)}model"
+        for model, gpus in count.items()
+    )
+    yield (
+        f"GPUs are assumed, not measured (--gpus): {result}; all of a model's count as busy while any of its"
+        " requests runs"
+    )
+    yield ("a request runs from leaving the gateway's queue to its end; an aborted one counts for its team")
+    if not with_idle:
+        yield "no idle time: the log does not cover allocated time; set --month, --from or --since"
+    if not prices:
+        yield NO_PRICES
+    if prices and prices.gpus:
+        yield "the log does not name the GPUs: each costs the default gpu_hour"
+    if untimed:
+        yield f"{untimed} requests without ts or e2e_ms are not included"
+    if bad:
+        yield f"{bad} lines are no request records"
+
+
+def parse_gpus(given: Iterable[str]) -> dict[str, float]:
+    """Parse --gpus: a number for each model, or MODEL=N. Raises ValueError."""
+    found = {}
+    for text in given:
+        model, _, number = text.rpartition("=")
+        try:
+            found[model] = float(number)
+        except ValueError:
+            found[model] = 0.0
+        if not 0 < found[model] < float("inf"):
+            raise ValueError(f"--gpus {text!r} is no number of GPUs; write it like 4 or chat=4")
+    return found

@@ -1,0 +1,229 @@
+"""A bill: a simulated month in a real Prometheus, in two time zones, by day, with FOCUS columns, and closed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from focus_check import find_problems
+from simulated_month import CHANGE_S, END_S, GPUS, NEW, OLD, PRICES, TEAMS, SimulatedMonth, simulate
+
+from exporters.accounting.billing_period import midnights, month_period
+from exporters.accounting.gpu_use import ABORTED, IDLE, UNATTRIBUTED
+from stack.cli import main
+
+NEW_YORK, KOLKATA = "America/New_York", "Asia/Kolkata"
+MONTH = "2025-11"
+EXACT = {"rel": 1e-9, "abs": 1e-12}
+
+
+@pytest.fixture(scope="module")
+def month() -> SimulatedMonth:
+    return simulate()
+
+
+@pytest.fixture(scope="module")
+def recorded(month, past, tmp_path_factory) -> str:
+    page = tmp_path_factory.mktemp("month") / "page.om"
+    page.write_text(month.page())
+    return past(page)
+
+
+@pytest.fixture
+def prices(tmp_path) -> Path:
+    path = tmp_path / "prices.yaml"
+    path.write_text(PRICES)
+    return path
+
+
+def run(*words: object) -> tuple[int, str]:
+    done = CliRunner().invoke(main, ["cost", *map(str, words)], env={"COLUMNS": "320"}, catch_exceptions=False)
+    return done.exit_code, done.output
+
+
+def bill(*words: object) -> dict:
+    status, text = run(*words, "--json")
+    assert 0 == status, text
+    return json.loads(text)
+
+
+@pytest.mark.prometheus
+@pytest.mark.parametrize("zone", [NEW_YORK, KOLKATA])
+def test_every_day_and_the_month_sum_exactly(month, recorded, prices, zone):
+    """Rows of a day sum to the GPUs' time at the day's prices; each team's days sum to its month."""
+    report = bill(
+        "--prometheus", recorded, "--month", MONTH, "--timezone", zone, "--prices", prices, "--daily", "--by", "team"
+    )
+    period = month_period(MONTH, zone)
+    edges = [period.from_s, *midnights(period), period.to_s]
+    assert 31 == len(edges)
+    rows = {}
+    for row in report["rows"]:
+        rows.setdefault(row["period_start"], []).append(row)
+    parts = sorted({*edges, CHANGE_S})
+    assert [period.show(start) for start in parts[:-1]] == list(rows)
+    for start, end in itertools.pairwise(parts):
+        day, expected = rows[period.show(start)], month.expected_cost(start, end)
+        price = OLD if start < CHANGE_S else NEW
+        assert pytest.approx(GPUS * (end - start) / 3600 * price, **EXACT) == sum(row["cost_allocation"] for row in day)
+        assert {team: pytest.approx(cost, **EXACT) for team, cost in expected.items() if cost} == {
+            row["team"]: row["cost_allocation"] for row in day if row["cost_allocation"]
+        }
+        for team in TEAMS:
+            mine = [row["aborted_gpu_hours"] for row in day if row["team"] == team]
+            assert pytest.approx(month.expected_aborted(start, end, team), **EXACT) == sum(mine)
+    expected = month.expected_cost(period.from_s, period.to_s)
+    assert pytest.approx(sum(expected.values()), **EXACT) == report["total"]["cost_allocation"]
+    for team in (*TEAMS, IDLE, ABORTED, UNATTRIBUTED):
+        mine = [row["cost_allocation"] for row in report["rows"] if row["team"] == team]
+        assert pytest.approx(expected[team], **EXACT) == sum(mine)
+    assert 2 == len({row["price_version"] for row in report["rows"]}) == len(report["price_versions"])
+    assert {"eu"} == {row["cluster"] for row in report["rows"]}
+    assert not any("not in the rows" in note for note in report["notes"])
+
+
+@pytest.mark.prometheus
+def test_a_day_on_which_clocks_change_has_25_hours(recorded, prices):
+    report = bill("--prometheus", recorded, "--from", "2025-11-02", "--to", "2025-11-03", "--prices", prices)
+    assert pytest.approx(25 * GPUS, **EXACT) == report["total"]["gpu_hours"]
+    assert ("2025-11-02T00:00:00-04:00", "2025-11-03T00:00:00-05:00") == (report["period_start"], report["period_end"])
+
+
+@pytest.mark.prometheus
+@pytest.mark.parametrize("zone", [NEW_YORK, KOLKATA])
+def test_focus_rows_pass_the_check_and_sum_to_the_bill(month, recorded, prices, zone):
+    words = ("--prometheus", recorded, "--month", MONTH, "--timezone", zone, "--prices", prices, "--focus")
+    status, text = run(*words, "--csv", "--issuer", "Example Ltd")
+    assert 0 == status
+    table = list(csv.DictReader(io.StringIO(text)))
+    assert [] == find_problems(table)
+    period = month_period(MONTH, zone)
+    expected = month.expected_cost(period.from_s, period.to_s)
+    assert pytest.approx(sum(expected.values()), **EXACT) == sum(float(row["BilledCost"]) for row in table)
+    for team in TEAMS:
+        mine = [row for row in table if row["SubAccountId"] == team]
+        assert pytest.approx(expected[team], **EXACT) == sum(float(row["EffectiveCost"]) for row in mine)
+        assert pytest.approx(month.expected_aborted(period.from_s, period.to_s, team), **EXACT) == sum(
+            float(row["x_AbortedGpuHours"]) for row in mine
+        )
+    assert json.loads(run(*words, "--json", "--issuer", "Example Ltd")[1])[0]["BilledCost"] == float(
+        table[0]["BilledCost"]
+    )
+
+
+@pytest.mark.prometheus
+def test_spread_rows_are_carried_by_the_teams(month, recorded, prices):
+    words = ("--prometheus", recorded, "--month", MONTH, "--prices", prices, "--by", "team")
+    plain, report = bill(*words), bill(*words, "--spread", "idle,aborted,unattributed")
+    costs = {row["team"]: 0.0 for row in report["rows"]}
+    for row in report["rows"]:
+        costs[row["team"]] += row["cost_allocation"]
+    assert [0.0, 0.0, 0.0] == [costs[team] for team in (IDLE, ABORTED, UNATTRIBUTED)]
+    assert pytest.approx(plain["total"]["cost_allocation"], **EXACT) == sum(costs.values())
+    assert ["idle", "aborted", "unattributed"] == report["spread"]
+    assert plain["total"]["cost_usage"] == report["total"]["cost_usage"]
+
+
+@pytest.mark.prometheus
+def test_a_closed_month_stays_as_it_was(recorded, prices, tmp_path):
+    """It is read without Prometheus, whatever the prices are now; it is not closed twice, nor read when changed."""
+    folder = tmp_path / "bills"
+    asked = ("--month", MONTH, "--bills", folder)
+    first = bill("--prometheus", recorded, *asked, "--prices", prices, "--timezone", KOLKATA, "--close", "--daily")
+    path = folder / f"{MONTH}.json"
+    assert (0o444, ["2025-11.json"]) == (path.stat().st_mode & 0o777, [each.name for each in folder.iterdir()])
+    prices.write_text("gpu_hour: 99\n")
+    again = bill(*asked, "--prices", prices, "--daily")
+    for name in ("rows", "total", "price_versions", "timezone", "period_start"):
+        assert first[name] == again[name]
+    assert any("closed month keeps its prices" in note for note in again["notes"])
+    for words, sentence in (
+        (("--prometheus", recorded, "--prices", prices, "--close"), "a closed month does not change"),
+        (("--timezone", NEW_YORK), "was closed in Asia/Kolkata"),
+        (("--spread", "idle"), "was closed with --spread of nothing"),
+    ):
+        status, text = run(*asked, *words)
+        assert 2 == status
+        assert sentence in " ".join(text.split())
+    path.chmod(0o644)
+    path.write_text(path.read_text().replace('"team": "tiny"', '"team": "huge"', 1))
+    assert "was changed after the month was closed" in " ".join(run(*asked)[1].split())
+
+
+@pytest.mark.prometheus
+def test_missing_prices_are_said_and_close_nothing(recorded, tmp_path):
+    status, text = run("--prometheus", recorded, "--month", MONTH)
+    assert 0 == status
+    assert "note: no cost was recorded: the sidecar has no `prices`; prices are missing" in text
+    for more, sentence in ((("--bills", tmp_path, "--close"), "has no cost"), (("--focus", "--csv"), "need a cost")):
+        status, text = run("--prometheus", recorded, "--month", MONTH, *more)
+        assert 2 == status
+        assert sentence in " ".join(text.split())
+    assert [] == list(tmp_path.iterdir())
+
+
+@pytest.mark.prometheus
+def test_every_output_has_aborted_part_period_and_prices(recorded, prices):
+    words = ("--prometheus", recorded, "--month", MONTH, "--prices", prices, "--by", "team")
+    _, text = run(*words)
+    assert "of which aborted" in text
+    assert "period: 2025-11-01T00:00:00-04:00 to 2025-12-01T00:00:00-05:00 (America/New_York), cluster: eu" in text
+    table = list(csv.DictReader(io.StringIO(run(*words, "--csv")[1])))
+    report = bill(*words)
+    for name in ("aborted_gpu_hours", "period_start", "period_end", "cluster", "price_version", "aborted_cost"):
+        assert [str(row[name]) for row in report["rows"]] == [row[name] for row in table[:-1]]
+    tiny = next(line for line in text.splitlines() if "tiny" in line).replace("│", " ").split()
+    assert float(tiny[tiny.index("2025-11-01") + 7]) > 0, "the allocated cost of a small team"
+
+
+def test_a_month_that_is_not_over_is_not_closed(tmp_path):
+    log = tmp_path / "requests.jsonl"
+    log.write_text("")
+    for words, sentence in (
+        (("--month", "2999-01"), "which is in the future"),
+        (("--month", "2025-13"), "is no month; write it like 2026-10"),
+        (("--month", MONTH, "--timezone", "Berlin"), "time zone 'Berlin' is unknown"),
+        (("--month", MONTH, "--since", "1d"), "choose one of --month, --from and --since"),
+        (("--to", "2025-11-02"), "--to needs --from"),
+        (("--from", "2025-11-02", "--to", "2025-11-01"), "before it starts"),
+        (("--from", "yesterday"), "is no date or time"),
+        (("--month", MONTH, "--close"), "--close needs --month and --bills DIR"),
+        (("--month", MONTH, "--spread", "all"), "holds no request"),
+    ):
+        status, text = run("--log", log, *words)
+        assert 2 == status
+        assert sentence in " ".join(text.split())
+
+
+def test_the_check_finds_what_is_wrong():
+    """The check that stands for a validator finds each kind of mistake."""
+    row = {
+        "BilledCost": "1.5", "BillingAccountId": "a", "BillingAccountName": "", "BillingCurrency": "EUR",
+        "BillingPeriodStart": "2025-11-01T00:00:00Z", "BillingPeriodEnd": "2025-12-01T00:00:00Z",
+        "ChargeCategory": "Usage", "ChargeClass": "", "ChargeDescription": "",
+        "ChargePeriodEnd": "2025-11-02T00:00:00Z",
+        "ChargePeriodStart": "2025-11-01T00:00:00Z", "ContractedCost": "1e-05", "EffectiveCost": "1.5",
+        "HostProviderName": "a", "InvoiceIssuerName": "a", "ListCost": "1.5", "PricingQuantity": "", "PricingUnit": "",
+        "ProviderName": "a", "PublisherName": "a", "ServiceCategory": "AI and Machine Learning", "ServiceName": "vLLM",
+        "ServiceProviderName": "a",
+    }  # fmt: skip
+    assert [] == find_problems([row])
+    for change, problem in (
+        ({"BillingCurrency": "EURO"}, "BillingCurrency is 'EURO'"),
+        ({"ChargeCategory": "Use"}, "ChargeCategory is 'Use'"),
+        ({"BilledCost": ""}, "BilledCost is empty"),
+        ({"ChargePeriodStart": "2025-11-01"}, "ChargePeriodStart is '2025-11-01'"),
+        ({"ChargePeriodEnd": "2025-12-02T00:00:00Z"}, "outside of its billing period"),
+        ({"Team": "a"}, "Team is no column of FOCUS"),
+    ):
+        assert any(problem in found for found in find_problems([row | change]))
+    assert ["row 0: ListCost is missing"] == find_problems([{k: v for k, v in row.items() if k != "ListCost"}])
+
+
+def test_the_simulation_covers_the_month():
+    assert month_period(MONTH, NEW_YORK).to_s < END_S
