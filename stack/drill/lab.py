@@ -190,7 +190,9 @@ class DrillLab:
         if "vllm" in self._supervisor.running:
             await self.end("vllm")
         self.tell(f"starting the engine ({engine}), half a minute or more")
-        self.config = replace(self.config, args={"prometheus": PROMETHEUS, "vllm": arguments(engine, self.config.folder)})
+        self.config = replace(
+            self.config, args={"prometheus": PROMETHEUS, "vllm": arguments(engine, self.config.folder)}
+        )
         await self.start("vllm")
         self.engine = engine
 

@@ -1781,7 +1781,8 @@ def _burns(
     def drain(share: str) -> str:
         return (
             f"{share} of the {bad} over 1d or 3d: this uses up about the whole error budget of 7d. Check whether it"
-            f" continues in the last hour and at which hours it happened, then look for a load pattern or a change.{more}"
+            " continues in the last hour and at which hours it happened, then look for a load pattern or a change."
+            f"{more}"
         )
 
     about = {"model_name": "chat"}
@@ -1836,10 +1837,7 @@ CASES: tuple[Case, ...] = (*_ENGINES, *_OBJECTIVES, *_LATENCY, *_CACHE, *_TRAFFI
 # fast only when
 # nearly all of it is filled.
 MORE: tuple[Case, ...] = (
-    *(
-        replace(case, shows=f"{case.shows} by HTTP status")
-        for case in _burns(*_SUCCESS, counted="Success by status")
-    ),
+    *(replace(case, shows=f"{case.shows} by HTTP status") for case in _burns(*_SUCCESS, counted="Success by status")),
     Case(
         "VLLMTTFTBudgetBurn",
         shows="over the whole of an hour",
