@@ -1203,6 +1203,10 @@ HTTP_REQUESTS = Metric(
         _NO_MODEL,
     ),
 )
+# Matchers for inference requests, and for their status. A 4xx is the client's fault and counts neither as failed nor as
+# ended, like a rejection in the request log. `5..` matches the class 5xx and single codes.
+HTTP_INFERENCE = ('method="POST"', 'handler=~"/v1/.*"')
+HTTP_FAILED, HTTP_ENDED = ('status=~"5.."',), ('status=~"2..|5.."',)
 HTTP_REQUEST_DURATION = Metric(
     "http_request_duration_seconds",
     Kind.HISTOGRAM,
