@@ -53,7 +53,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             description=(
                 '{{ $value | printf "%.3g" }} requests per second for {{ $labels.model_name }} on'
                 " {{ $labels.instance }} have lost their KV-cache blocks for 10 min and are computed again. Check"
-                " the preemptions per finished request (runbook step 1): above 0.5 pause batch work, or move load"
+                " the preemptions per finished request (First five minutes, step 1): above 0.5 pause batch work, or"
+                " move load"
                 " to another engine."
             ),
             panel=PanelRef("kv-cache", "preemptions"),
@@ -87,7 +88,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             description=(
                 "{{ $value | humanizePercentage }} of the prompt tokens of {{ $labels.model_name }} came from the"
                 f" prefix cache over 30 min, less than {left.shown} of the ratio over the last day; the rest is"
-                " computed again. Check whether an engine restarted or joined (runbook step 2), then whether a"
+                " computed again. Check whether an engine restarted or joined (First five minutes, step 2), then"
+                " whether a"
                 " prompt template or the routing changed."
             ),
             panel=PanelRef("kv-cache", "hit-ratio"),
@@ -104,7 +106,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             description=(
                 "{{ $value | humanizePercentage }} of the tokens drafted for {{ $labels.model_name }} were accepted"
                 " over 30 min: drafting and verifying cost about what they save. Check the acceptance by position"
-                " and the batch size (runbook steps 1 and 3) before turning speculation off."
+                " and the batch size (First five minutes, steps 1 and 3) before turning speculation off."
             ),
             panel=PanelRef("tuning-options", "acceptance-ratio"),
             threshold=accepted,

@@ -74,8 +74,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             summary="vLLM down: no engine of job {{ $labels.job }} answers",
             description=(
                 "No engine of job {{ $labels.job }} has answered Prometheus for 1 min: users get connection errors,"
-                " or only the network between Prometheus and the engines is down. Check whether the gateway still"
-                " reaches the engines (runbook step 3), then read the end of the engine logs."
+                " or only the network between Prometheus and the engines is down. Request /health of an engine: if it"
+                " answers, only Prometheus cannot reach it; if not, read the end of its log."
             ),
             panel=PanelRef("overview", "engines-up"),
             threshold=slow,
@@ -151,7 +151,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             description=(
                 "{{ $labels.model_name }} on {{ $labels.instance }} has held {{ $value | humanize }} or more"
                 " requests for 3 min and processed no prompt or output token. Its /health still returns 200, so"
-                " balancers keep sending to it. Save the stacks of its processes with py-spy (runbook step 5), then"
+                " balancers keep sending to it. Save the stacks of its processes with py-spy (First five minutes,"
+                " step 5), then"
                 " restart this engine."
             ),
             panel=PanelRef("fleet", "frozen"),
@@ -218,7 +219,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             description=(
                 "At least {{ $value | humanize }} requests for {{ $labels.model_name }} on {{ $labels.instance }}"
                 " have waited for 10 min for an adapter slot, a grammar or a KV-cache transfer, not for free"
-                " blocks. Check whether more LoRA adapters are in use than --max-loras admits at once (runbook step"
+                " blocks. Check whether more LoRA adapters are in use than --max-loras admits at once (First five"
+                " minutes, step"
                 " 3)."
             ),
             panel=PanelRef("overview", "waiting-by-reason"),

@@ -108,7 +108,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             description=(
                 "{{ $labels.uuid }} on {{ $labels.instance }} ran at reduced clocks for"
                 " {{ $value | humanizePercentage }} of the last 10 min because of heat or a power brake. Check the"
-                " reason (runbook step 1): thermal is the cooling, hw_power_brake is the power supply or the rack."
+                " reason (First five minutes, step 1): thermal is the cooling, hw_power_brake is the power supply or"
+                " the rack."
             ),
             panel=PanelRef("gpu", "held-down"),
             owner="hardware",
@@ -124,7 +125,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             description=(
                 "The driver reported XID {{ with $labels.xid }}{{ . }}{{ else }}{{ $value | humanize }}{{ end }}"
                 " for {{ $labels.uuid }} on {{ $labels.instance }} within the last hour; requests on it may be"
-                " lost. Read the first XID in the kernel log (runbook step 2), and check whether the engine on this"
+                " lost. Read the first XID in the kernel log (First five minutes, step 2), and check whether the"
+                " engine on this"
                 " GPU still makes tokens."
             ),
             panel=PanelRef("gpu", "xid"),
@@ -139,7 +141,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             description=(
                 "{{ $labels.uuid }} on {{ $labels.instance }} had uncorrected memory errors within the last"
                 " hour, or has no spare rows left. Check whether the engine on it still answers, and how many rows"
-                " were remapped (runbook steps 2 and 3)."
+                " were remapped (First five minutes, steps 2 and 3)."
             ),
             panel=PanelRef("gpu", "ecc"),
             owner="hardware",
@@ -159,7 +161,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             description=(
                 "The NVLinks of {{ $labels.uuid }} on {{ $labels.instance }} counted {{ $value | humanize }}"
                 " errors within 15 min; every collective of a tensor-parallel engine waits for a failing link."
-                " Check which link it is with nvidia-smi nvlink -e (runbook step 3), and whether the inter-token"
+                " Check which link it is with nvidia-smi nvlink -e (First five minutes, step 3), and whether the"
+                " inter-token"
                 " latency rose."
             ),
             panel=PanelRef("gpu", "nvlink-errors"),
@@ -176,7 +179,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             description=(
                 "{{ $labels.uuid }} on {{ $labels.instance }} uses {{ $value | humanizePercentage }} of its"
                 f" memory, above {memory.shown} for 5 min; the next allocation may end the engine. Find the"
-                " processes on this GPU with nvidia-smi (runbook step 3): a second process is the most frequent"
+                " processes on this GPU with nvidia-smi (First five minutes, step 3): a second process is the most"
+                " frequent"
                 " cause."
             ),
             panel=PanelRef("gpu", "memory-share"),

@@ -36,8 +36,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             description=(
                 "The p95 queue time of {{ $labels.model_name }} on {{ $labels.instance }} is"
                 " {{ $value | humanizeDuration }} over 5 min: one request in twenty waits that long or longer"
-                " before it is scheduled. Check KV-cache usage and running requests of this engine: they show"
-                " whether memory or --max-num-seqs is the limit."
+                " before it is scheduled. Check if requests wait now: if none does, the burst is over; if they do, ask"
+                " the team that sends most to pause its batch work."
             ),
             panel=PanelRef("overview", "queue-time"),
             threshold=queued,
@@ -52,7 +52,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             summary="TTFT high: {{ $labels.model_name }}",
             description=(
                 "The p95 time to first token of {{ $labels.model_name }} is {{ $value | humanizeDuration }} over 10"
-                " min: one request in twenty waits that long or longer. Check how much of it is queue time (runbook"
+                " min: one request in twenty waits that long or longer. Check how much of it is queue time (First"
+                " five minutes,"
                 " step 3): a queue needs capacity, a long prefill needs shorter prompts or a warm prefix cache."
             ),
             panel=PanelRef("overview", "ttft-p95"),

@@ -32,7 +32,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             summary="Gateway down: no gateway of job {{ $labels.job }} answers",
             description=(
                 "No gateway of job {{ $labels.job }} has answered Prometheus for 1 min: its clients are not served,"
-                " even if the engines are healthy. Check whether requests still pass (runbook step 1): if they do,"
+                " even if the engines are healthy. Check whether requests still pass (First five minutes, step 1):"
+                " if they do,"
                 " only its metrics port cannot be reached."
             ),
             panel=PanelRef("monitoring-health", "targets-up"),
@@ -85,7 +86,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             summary="Sidecar source failing: {{ $labels.kind }} {{ $labels.source }} on {{ $labels.instance }}",
             description=(
                 "The sidecar {{ $labels.instance }} has failed to read its {{ $labels.kind }} {{ $labels.source }}"
-                " for 5 min: the metrics from it are stale. Check the reason (runbook step 1), and read what the"
+                " for 5 min: the metrics from it are stale. Check the reason (First five minutes, step 1), and read"
+                " what the"
                 " sidecar logged when the failure began (step 3)."
             ),
             panel=PanelRef("monitoring-health", "sources-up"),
@@ -99,7 +101,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             description=(
                 "The sidecar {{ $labels.instance }} has failed to write its checkpoint for 2 min; metrics of the"
                 " request log do not change until it can. Check free space and permissions where its state is kept,"
-                " and read the error in its log (runbook step 3)."
+                " and read the error in its log (First five minutes, step 3)."
             ),
             panel=PanelRef("monitoring-health", "checkpoint"),
             muted_by=("VLLMSidecarDown",),
@@ -113,7 +115,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             description=(
                 "The sidecar {{ $labels.instance }} dropped {{ $value | humanize }} spans within 5 min (reason:"
                 " {{ $labels.reason }}), and has dropped some for 10 min: traces of these requests lack the"
-                " gateway's span. Check that the collector answers at the configured OTLP endpoint (runbook step"
+                " gateway's span. Check that the collector answers at the configured OTLP endpoint (First five"
+                " minutes, step"
                 " 3)."
             ),
             panel=PanelRef("monitoring-health", "spans-dropped"),
@@ -128,7 +131,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             description=(
                 "{{ $value | humanize }} evaluations of the group {{ $labels.rule_group }} have failed on"
                 " Prometheus {{ $labels.instance }} within 5 min: its alerts cannot fire. Read the error of the"
-                " failing rule at /rules of this Prometheus (runbook step 2)."
+                " failing rule at /rules of this Prometheus (First five minutes, step 2)."
             ),
             panel=PanelRef("monitoring-health", "rule-failures"),
             owner="platform",
@@ -145,7 +148,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
                 f"{{{{ $labels.instance }}}} of job {{{{ $labels.job }}}} has exposed more than {near.shown} of the"
                 " samples that sample_limit allows for 10 min; above it Prometheus discards the whole scrape. If"
                 " {{ $labels.instance }} is Prometheus itself, scrapes are already discarded. Compare the samples"
-                " with a day ago (runbook step 2), then raise sample_limit."
+                " with a day ago (First five minutes, step 2), then raise sample_limit."
             ),
             panel=PanelRef("monitoring-health", "sample-limit"),
             owner="platform",
@@ -160,7 +163,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             description=(
                 "The sidecar {{ $labels.instance }} counted {{ $value | humanize }} requests of teams beyond its"
                 " limit within 5 min: dashboards and cost reports show them as team __other__. Check which teams"
-                " have series of their own (runbook step 3), then raise teams.limit in the sidecar's configuration."
+                " have series of their own (First five minutes, step 3), then raise teams.limit in the sidecar's"
+                " configuration."
             ),
             panel=PanelRef("monitoring-health", "folded"),
             muted_by=("VLLMSidecarDown",),
@@ -189,7 +193,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             description=(
                 "Alertmanager {{ $labels.instance }} failed to deliver {{ $value | humanize }} notifications by"
                 " {{ $labels.integration }} within 10 min: alerts fire, but nobody is notified of them. Read the"
-                " receiver's error in the Alertmanager log (runbook step 3), and watch the firing alerts by hand"
+                " receiver's error in the Alertmanager log (First five minutes, step 3), and watch the firing alerts"
+                " by hand"
                 " until it is fixed."
             ),
             panel=PanelRef("monitoring-health", "alertmanager-notifications"),
@@ -203,7 +208,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             summary="Watchdog: alerting works from end to end",
             description=(
                 "This alert always fires. If it no longer arrives, Prometheus, Alertmanager or the path to its"
-                " receiver is broken. Check that Prometheus runs and shows it as firing (runbook step 1), then that"
+                " receiver is broken. Check that Prometheus runs and shows it as firing (First five minutes, step"
+                " 1), then that"
                 " Alertmanager has it."
             ),
             panel=PanelRef("overview", "firing-alerts"),

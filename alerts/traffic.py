@@ -58,7 +58,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             summary="Error ratio high: {{ $labels.model_name }}",
             description=(
                 "{{ $value | humanizePercentage }} of the requests for {{ $labels.model_name }} ended in an error"
-                " or a timeout over 5 min. Check the failure reason and the team in the request log (runbook step"
+                " or a timeout over 5 min. Check the failure reason and the team in the request log (First five"
+                " minutes, step"
                 " 1), then whether every engine answers."
             ),
             panel=PanelRef("overview", "error-ratio"),
@@ -75,7 +76,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             description=(
                 "{{ $labels.instance }} answered {{ $value | humanizePercentage }} of the requests for"
                 " {{ $labels.model_name }} with HTTP 5xx over 5 min. Coarse, as the model has no request log: rejected"
-                " and failed streams have status 200. Read the newest errors in the engine's log (runbook step 1); if"
+                " and failed streams have status 200. Read the newest errors in the engine's log (First five"
+                " minutes, step 1); if"
                 " only this engine fails, take it out of the load balancer."
             ),
             panel=PanelRef("overview", "error-ratio"),
@@ -109,7 +111,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             summary="Gateway rejects requests: team {{ $labels.team }}",
             description=(
                 "The gateway rejected {{ $value | humanizePercentage }} of the requests of team {{ $labels.team }}"
-                " over 5 min. Check the reason (runbook step 1): it distinguishes a limit that is too low from a"
+                " over 5 min. Check the reason (First five minutes, step 1): it distinguishes a limit that is too"
+                " low from a"
                 " client that does not back off or sends a wrong key."
             ),
             panel=PanelRef("teams", "refused"),
@@ -125,7 +128,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             summary="Client disconnects rising: {{ $labels.model_name }}",
             description=(
                 "{{ $value | humanizePercentage }} of the clients of {{ $labels.model_name }} closed the connection"
-                " over 5 min before their response was complete. Check after how many seconds they left (runbook"
+                " over 5 min before their response was complete. Check after how many seconds they left (First five"
+                " minutes,"
                 " step 1): one age for all is a client timeout, many ages are people who stopped waiting."
             ),
             panel=PanelRef("teams", "outcomes"),
@@ -140,7 +144,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             summary="Outputs truncated: {{ $labels.model_name }}",
             description=(
                 "{{ $value | humanizePercentage }} of the outputs of {{ $labels.model_name }} were cut off by"
-                " max_tokens or the context length over 30 min. Find the team they belong to (runbook step 1), and"
+                " max_tokens or the context length over 30 min. Find the team they belong to (First five minutes,"
+                " step 1), and"
                 " compare its max_tokens with the length of its outputs."
             ),
             panel=PanelRef("tuning-options", "finish-reasons"),
@@ -160,7 +165,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
                 "The engines{{ with $labels.cluster }} of {{ . }}{{ end }} finished {{ $value | humanize }} more"
                 " requests{{ with $labels.model_name }} for {{ . }}{{ end }} within 30 min than the request log"
                 " contains: clients bypass the gateway, or records are lost. Check which model and cause the"
-                " sidecar reports (runbook step 1)."
+                " sidecar reports (First five minutes, step 1)."
             ),
             panel=PanelRef("monitoring-health", "missing-in-log"),
             threshold=s.at(thresholds.BOOKS_DIFFER),
@@ -203,7 +208,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             description=(
                 "For 5 min, {{ $labels.instance }} has counted the records of {{ $labels.path }} more than"
                 f" {lag.shown} late or left part of the file unread: metrics per team are as late. Check whether"
-                " the lag still grows (runbook step 1); if it shrinks, wait until the sidecar has caught up."
+                " the lag still grows (First five minutes, step 1); if it shrinks, wait until the sidecar has caught"
+                " up."
             ),
             panel=PanelRef("monitoring-health", "log-lag"),
             threshold=lag,
@@ -239,7 +245,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             description=(
                 '1,000 tokens have cost {{ $value | printf "%.3g" }} {{ $labels.currency }} over the last hour,'
                 " idle GPUs included, which is more than the configured budget. Check how much of the cost is idle"
-                " time (team __idle__, runbook step 1) before changing anything: it falls with more load or fewer"
+                " time (team __idle__; First five minutes, step 1) before changing anything: it falls with more load"
+                " or fewer"
                 " GPUs."
             ),
             panel=PanelRef("cost", "cost-per-1k"),

@@ -14,7 +14,7 @@
      },
      "annotations": {
       "summary": "vLLM down: no engine of job {{ $labels.job }} answers",
-      "description": "No engine of job {{ $labels.job }} has answered Prometheus for 1 min: users get connection errors, or only the network between Prometheus and the engines is down. Check whether the gateway still reaches the engines (runbook step 3), then read the end of the engine logs.",
+      "description": "No engine of job {{ $labels.job }} has answered Prometheus for 1 min: users get connection errors, or only the network between Prometheus and the engines is down. Request /health of an engine: if it answers, only Prometheus cannot reach it; if not, read the end of its log.",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMEngineDown?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-overview?viewPanel=949305"
      }
@@ -44,7 +44,7 @@
      },
      "annotations": {
       "summary": "vLLM hung: {{ $labels.model_name }} on {{ $labels.instance }} has requests and makes no tokens",
-      "description": "{{ $labels.model_name }} on {{ $labels.instance }} has held {{ $value | humanize }} or more requests for 3 min and processed no prompt or output token. Its /health still returns 200, so balancers keep sending to it. Save the stacks of its processes with py-spy (runbook step 5), then restart this engine.",
+      "description": "{{ $labels.model_name }} on {{ $labels.instance }} has held {{ $value | humanize }} or more requests for 3 min and processed no prompt or output token. Its /health still returns 200, so balancers keep sending to it. Save the stacks of its processes with py-spy (First five minutes, step 5), then restart this engine.",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMEngineFrozen?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-fleet?viewPanel=309378"
      }
@@ -130,7 +130,7 @@
      },
      "annotations": {
       "summary": "Gateway down: no gateway of job {{ $labels.job }} answers",
-      "description": "No gateway of job {{ $labels.job }} has answered Prometheus for 1 min: its clients are not served, even if the engines are healthy. Check whether requests still pass (runbook step 1): if they do, only its metrics port cannot be reached.",
+      "description": "No gateway of job {{ $labels.job }} has answered Prometheus for 1 min: its clients are not served, even if the engines are healthy. Check whether requests still pass (First five minutes, step 1): if they do, only its metrics port cannot be reached.",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMGatewayDown?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-monitoring-health?viewPanel=573577"
      }
@@ -241,7 +241,7 @@
      },
      "annotations": {
       "summary": "Requests deferred: {{ $labels.model_name }} on {{ $labels.instance }}",
-      "description": "At least {{ $value | humanize }} requests for {{ $labels.model_name }} on {{ $labels.instance }} have waited for 10 min for an adapter slot, a grammar or a KV-cache transfer, not for free blocks. Check whether more LoRA adapters are in use than --max-loras admits at once (runbook step 3).",
+      "description": "At least {{ $value | humanize }} requests for {{ $labels.model_name }} on {{ $labels.instance }} have waited for 10 min for an adapter slot, a grammar or a KV-cache transfer, not for free blocks. Check whether more LoRA adapters are in use than --max-loras admits at once (First five minutes, step 3).",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMRequestsDeferred?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-overview?viewPanel=495560"
      }
@@ -312,7 +312,7 @@
      },
      "annotations": {
       "summary": "Queue time high: {{ $labels.model_name }} on {{ $labels.instance }}",
-      "description": "The p95 queue time of {{ $labels.model_name }} on {{ $labels.instance }} is {{ $value | humanizeDuration }} over 5 min: one request in twenty waits that long or longer before it is scheduled. Check KV-cache usage and running requests of this engine: they show whether memory or --max-num-seqs is the limit.",
+      "description": "The p95 queue time of {{ $labels.model_name }} on {{ $labels.instance }} is {{ $value | humanizeDuration }} over 5 min: one request in twenty waits that long or longer before it is scheduled. Check if requests wait now: if none does, the burst is over; if they do, ask the team that sends most to pause its batch work.",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMQueueTimeHigh?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-overview?viewPanel=807891"
      }
@@ -349,7 +349,7 @@
      },
      "annotations": {
       "summary": "Preemptions sustained: {{ $labels.model_name }} on {{ $labels.instance }}",
-      "description": "{{ $value | printf \"%.3g\" }} requests per second for {{ $labels.model_name }} on {{ $labels.instance }} have lost their KV-cache blocks for 10 min and are computed again. Check the preemptions per finished request (runbook step 1): above 0.5 pause batch work, or move load to another engine.",
+      "description": "{{ $value | printf \"%.3g\" }} requests per second for {{ $labels.model_name }} on {{ $labels.instance }} have lost their KV-cache blocks for 10 min and are computed again. Check the preemptions per finished request (First five minutes, step 1): above 0.5 pause batch work, or move load to another engine.",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMPreemptionsSustained?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-kv-cache?viewPanel=809224"
      }
@@ -380,7 +380,7 @@
      },
      "annotations": {
       "summary": "Prefix cache hits collapsed: {{ $labels.model_name }}",
-      "description": "{{ $value | humanizePercentage }} of the prompt tokens of {{ $labels.model_name }} came from the prefix cache over 30 min, less than 50 % of the ratio over the last day; the rest is computed again. Check whether an engine restarted or joined (runbook step 2), then whether a prompt template or the routing changed.",
+      "description": "{{ $value | humanizePercentage }} of the prompt tokens of {{ $labels.model_name }} came from the prefix cache over 30 min, less than 50 % of the ratio over the last day; the rest is computed again. Check whether an engine restarted or joined (First five minutes, step 2), then whether a prompt template or the routing changed.",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMCacheHitsCollapsed?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-kv-cache?viewPanel=911000"
      }
@@ -401,7 +401,7 @@
      },
      "annotations": {
       "summary": "Error ratio high: {{ $labels.model_name }}",
-      "description": "{{ $value | humanizePercentage }} of the requests for {{ $labels.model_name }} ended in an error or a timeout over 5 min. Check the failure reason and the team in the request log (runbook step 1), then whether every engine answers.",
+      "description": "{{ $value | humanizePercentage }} of the requests for {{ $labels.model_name }} ended in an error or a timeout over 5 min. Check the failure reason and the team in the request log (First five minutes, step 1), then whether every engine answers.",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMErrorRatioHigh?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-overview?viewPanel=407342"
      }
@@ -417,7 +417,7 @@
      },
      "annotations": {
       "summary": "HTTP error ratio high: {{ $labels.model_name }} on {{ $labels.instance }}",
-      "description": "{{ $labels.instance }} answered {{ $value | humanizePercentage }} of the requests for {{ $labels.model_name }} with HTTP 5xx over 5 min. Coarse, as the model has no request log: rejected and failed streams have status 200. Read the newest errors in the engine's log (runbook step 1); if only this engine fails, take it out of the load balancer.",
+      "description": "{{ $labels.instance }} answered {{ $value | humanizePercentage }} of the requests for {{ $labels.model_name }} with HTTP 5xx over 5 min. Coarse, as the model has no request log: rejected and failed streams have status 200. Read the newest errors in the engine's log (First five minutes, step 1); if only this engine fails, take it out of the load balancer.",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMHTTPErrorRatioHigh?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-overview?viewPanel=407342"
      }
@@ -449,7 +449,7 @@
      },
      "annotations": {
       "summary": "Gateway rejects requests: team {{ $labels.team }}",
-      "description": "The gateway rejected {{ $value | humanizePercentage }} of the requests of team {{ $labels.team }} over 5 min. Check the reason (runbook step 1): it distinguishes a limit that is too low from a client that does not back off or sends a wrong key.",
+      "description": "The gateway rejected {{ $value | humanizePercentage }} of the requests of team {{ $labels.team }} over 5 min. Check the reason (First five minutes, step 1): it distinguishes a limit that is too low from a client that does not back off or sends a wrong key.",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMGatewayRejecting?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-teams?viewPanel=477381"
      }
@@ -480,7 +480,7 @@
      },
      "annotations": {
       "summary": "Request log incomplete{{ with $labels.model_name }}: {{ . }}{{ end }}{{ with $labels.cluster }} in {{ . }}{{ end }}",
-      "description": "The engines{{ with $labels.cluster }} of {{ . }}{{ end }} finished {{ $value | humanize }} more requests{{ with $labels.model_name }} for {{ . }}{{ end }} within 30 min than the request log contains: clients bypass the gateway, or records are lost. Check which model and cause the sidecar reports (runbook step 1).",
+      "description": "The engines{{ with $labels.cluster }} of {{ . }}{{ end }} finished {{ $value | humanize }} more requests{{ with $labels.model_name }} for {{ . }}{{ end }} within 30 min than the request log contains: clients bypass the gateway, or records are lost. Check which model and cause the sidecar reports (First five minutes, step 1).",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMEngineExceedsLog?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-monitoring-health?viewPanel=166506"
      }
@@ -510,7 +510,7 @@
      },
      "annotations": {
       "summary": "Request log lagging: {{ $labels.path }} on {{ $labels.instance }}",
-      "description": "For 5 min, {{ $labels.instance }} has counted the records of {{ $labels.path }} more than 60 s late or left part of the file unread: metrics per team are as late. Check whether the lag still grows (runbook step 1); if it shrinks, wait until the sidecar has caught up.",
+      "description": "For 5 min, {{ $labels.instance }} has counted the records of {{ $labels.path }} more than 60 s late or left part of the file unread: metrics per team are as late. Check whether the lag still grows (First five minutes, step 1); if it shrinks, wait until the sidecar has caught up.",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMRequestLogLagging?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-monitoring-health?viewPanel=778499"
      }
@@ -540,7 +540,7 @@
      },
      "annotations": {
       "summary": "Cost over budget: {{ $labels.currency }} per 1,000 tokens{{ with $labels.cluster }} in cluster {{ . }}{{ end }}",
-      "description": "1,000 tokens have cost {{ $value | printf \"%.3g\" }} {{ $labels.currency }} over the last hour, idle GPUs included, which is more than the configured budget. Check how much of the cost is idle time (team __idle__, runbook step 1) before changing anything: it falls with more load or fewer GPUs.",
+      "description": "1,000 tokens have cost {{ $value | printf \"%.3g\" }} {{ $labels.currency }} over the last hour, idle GPUs included, which is more than the configured budget. Check how much of the cost is idle time (team __idle__; First five minutes, step 1) before changing anything: it falls with more load or fewer GPUs.",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMCostOverBudget?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-cost?viewPanel=52251"
      }
@@ -592,7 +592,7 @@
      },
      "annotations": {
       "summary": "GPU throttled: {{ $labels.uuid }} on {{ $labels.instance }}",
-      "description": "{{ $labels.uuid }} on {{ $labels.instance }} ran at reduced clocks for {{ $value | humanizePercentage }} of the last 10 min because of heat or a power brake. Check the reason (runbook step 1): thermal is the cooling, hw_power_brake is the power supply or the rack.",
+      "description": "{{ $labels.uuid }} on {{ $labels.instance }} ran at reduced clocks for {{ $value | humanizePercentage }} of the last 10 min because of heat or a power brake. Check the reason (First five minutes, step 1): thermal is the cooling, hw_power_brake is the power supply or the rack.",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMGPUThrottled?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-gpu?viewPanel=434408"
      }
@@ -607,7 +607,7 @@
      },
      "annotations": {
       "summary": "GPU error (XID): {{ $labels.uuid }} on {{ $labels.instance }}",
-      "description": "The driver reported XID {{ with $labels.xid }}{{ . }}{{ else }}{{ $value | humanize }}{{ end }} for {{ $labels.uuid }} on {{ $labels.instance }} within the last hour; requests on it may be lost. Read the first XID in the kernel log (runbook step 2), and check whether the engine on this GPU still makes tokens.",
+      "description": "The driver reported XID {{ with $labels.xid }}{{ . }}{{ else }}{{ $value | humanize }}{{ end }} for {{ $labels.uuid }} on {{ $labels.instance }} within the last hour; requests on it may be lost. Read the first XID in the kernel log (First five minutes, step 2), and check whether the engine on this GPU still makes tokens.",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMGPUXid?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-gpu?viewPanel=181825"
      }
@@ -622,7 +622,7 @@
      },
      "annotations": {
       "summary": "GPU memory errors (ECC): {{ $labels.uuid }} on {{ $labels.instance }}",
-      "description": "{{ $labels.uuid }} on {{ $labels.instance }} had uncorrected memory errors within the last hour, or has no spare rows left. Check whether the engine on it still answers, and how many rows were remapped (runbook steps 2 and 3).",
+      "description": "{{ $labels.uuid }} on {{ $labels.instance }} had uncorrected memory errors within the last hour, or has no spare rows left. Check whether the engine on it still answers, and how many rows were remapped (First five minutes, steps 2 and 3).",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMGPUECCErrors?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-gpu?viewPanel=26949"
      }
@@ -638,7 +638,7 @@
      },
      "annotations": {
       "summary": "NVLink errors: {{ $labels.uuid }} on {{ $labels.instance }}",
-      "description": "The NVLinks of {{ $labels.uuid }} on {{ $labels.instance }} counted {{ $value | humanize }} errors within 15 min; every collective of a tensor-parallel engine waits for a failing link. Check which link it is with nvidia-smi nvlink -e (runbook step 3), and whether the inter-token latency rose.",
+      "description": "The NVLinks of {{ $labels.uuid }} on {{ $labels.instance }} counted {{ $value | humanize }} errors within 15 min; every collective of a tensor-parallel engine waits for a failing link. Check which link it is with nvidia-smi nvlink -e (First five minutes, step 3), and whether the inter-token latency rose.",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMGPUNVLinkErrors?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-gpu?viewPanel=167190"
      }
@@ -653,7 +653,7 @@
      },
      "annotations": {
       "summary": "GPU memory nearly full: {{ $labels.uuid }} on {{ $labels.instance }}",
-      "description": "{{ $labels.uuid }} on {{ $labels.instance }} uses {{ $value | humanizePercentage }} of its memory, above 98 % for 5 min; the next allocation may end the engine. Find the processes on this GPU with nvidia-smi (runbook step 3): a second process is the most frequent cause.",
+      "description": "{{ $labels.uuid }} on {{ $labels.instance }} uses {{ $value | humanizePercentage }} of its memory, above 98 % for 5 min; the next allocation may end the engine. Find the processes on this GPU with nvidia-smi (First five minutes, step 3): a second process is the most frequent cause.",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMGPUMemoryNearlyFull?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-gpu?viewPanel=107194"
      }
@@ -703,7 +703,7 @@
      },
      "annotations": {
       "summary": "Sidecar source failing: {{ $labels.kind }} {{ $labels.source }} on {{ $labels.instance }}",
-      "description": "The sidecar {{ $labels.instance }} has failed to read its {{ $labels.kind }} {{ $labels.source }} for 5 min: the metrics from it are stale. Check the reason (runbook step 1), and read what the sidecar logged when the failure began (step 3).",
+      "description": "The sidecar {{ $labels.instance }} has failed to read its {{ $labels.kind }} {{ $labels.source }} for 5 min: the metrics from it are stale. Check the reason (First five minutes, step 1), and read what the sidecar logged when the failure began (step 3).",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMSidecarSourceFailing?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-monitoring-health?viewPanel=782574"
      }
@@ -718,7 +718,7 @@
      },
      "annotations": {
       "summary": "Sidecar cannot save its state: {{ $labels.instance }}",
-      "description": "The sidecar {{ $labels.instance }} has failed to write its checkpoint for 2 min; metrics of the request log do not change until it can. Check free space and permissions where its state is kept, and read the error in its log (runbook step 3).",
+      "description": "The sidecar {{ $labels.instance }} has failed to write its checkpoint for 2 min; metrics of the request log do not change until it can. Check free space and permissions where its state is kept, and read the error in its log (First five minutes, step 3).",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMCheckpointFailing?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-monitoring-health?viewPanel=725930"
      }
@@ -733,7 +733,7 @@
      },
      "annotations": {
       "summary": "Trace spans dropped: {{ $labels.reason }} on {{ $labels.instance }}",
-      "description": "The sidecar {{ $labels.instance }} dropped {{ $value | humanize }} spans within 5 min (reason: {{ $labels.reason }}), and has dropped some for 10 min: traces of these requests lack the gateway's span. Check that the collector answers at the configured OTLP endpoint (runbook step 3).",
+      "description": "The sidecar {{ $labels.instance }} dropped {{ $value | humanize }} spans within 5 min (reason: {{ $labels.reason }}), and has dropped some for 10 min: traces of these requests lack the gateway's span. Check that the collector answers at the configured OTLP endpoint (First five minutes, step 3).",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMSpansDropped?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-monitoring-health?viewPanel=467473"
      }
@@ -748,7 +748,7 @@
      },
      "annotations": {
       "summary": "Rule evaluation failing: {{ $labels.rule_group }} on {{ $labels.instance }}",
-      "description": "{{ $value | humanize }} evaluations of the group {{ $labels.rule_group }} have failed on Prometheus {{ $labels.instance }} within 5 min: its alerts cannot fire. Read the error of the failing rule at /rules of this Prometheus (runbook step 2).",
+      "description": "{{ $value | humanize }} evaluations of the group {{ $labels.rule_group }} have failed on Prometheus {{ $labels.instance }} within 5 min: its alerts cannot fire. Read the error of the failing rule at /rules of this Prometheus (First five minutes, step 2).",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMRuleFailing?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-monitoring-health?viewPanel=100531"
      }
@@ -763,7 +763,7 @@
      },
      "annotations": {
       "summary": "Scrape near sample_limit: {{ $labels.instance }} of job {{ $labels.job }}",
-      "description": "{{ $labels.instance }} of job {{ $labels.job }} has exposed more than 80 % of the samples that sample_limit allows for 10 min; above it Prometheus discards the whole scrape. If {{ $labels.instance }} is Prometheus itself, scrapes are already discarded. Compare the samples with a day ago (runbook step 2), then raise sample_limit.",
+      "description": "{{ $labels.instance }} of job {{ $labels.job }} has exposed more than 80 % of the samples that sample_limit allows for 10 min; above it Prometheus discards the whole scrape. If {{ $labels.instance }} is Prometheus itself, scrapes are already discarded. Compare the samples with a day ago (First five minutes, step 2), then raise sample_limit.",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMScrapeNearLimit?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-monitoring-health?viewPanel=455863"
      }
@@ -778,7 +778,7 @@
      },
      "annotations": {
       "summary": "Team label overflow: sidecar {{ $labels.instance }}",
-      "description": "The sidecar {{ $labels.instance }} counted {{ $value | humanize }} requests of teams beyond its limit within 5 min: dashboards and cost reports show them as team __other__. Check which teams have series of their own (runbook step 3), then raise teams.limit in the sidecar's configuration.",
+      "description": "The sidecar {{ $labels.instance }} counted {{ $value | humanize }} requests of teams beyond its limit within 5 min: dashboards and cost reports show them as team __other__. Check which teams have series of their own (First five minutes, step 3), then raise teams.limit in the sidecar's configuration.",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMTeamLabelOverflow?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-monitoring-health?viewPanel=441687"
      }
@@ -808,7 +808,7 @@
      },
      "annotations": {
       "summary": "Notifications failing: {{ $labels.integration }} of Alertmanager {{ $labels.instance }}",
-      "description": "Alertmanager {{ $labels.instance }} failed to deliver {{ $value | humanize }} notifications by {{ $labels.integration }} within 10 min: alerts fire, but nobody is notified of them. Read the receiver's error in the Alertmanager log (runbook step 3), and watch the firing alerts by hand until it is fixed.",
+      "description": "Alertmanager {{ $labels.instance }} failed to deliver {{ $value | humanize }} notifications by {{ $labels.integration }} within 10 min: alerts fire, but nobody is notified of them. Read the receiver's error in the Alertmanager log (First five minutes, step 3), and watch the firing alerts by hand until it is fixed.",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMNotificationsFailing?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-monitoring-health?viewPanel=54591"
      }
@@ -910,7 +910,7 @@
      },
      "annotations": {
       "summary": "Speculative decoding inefficient: {{ $labels.model_name }}",
-      "description": "{{ $value | humanizePercentage }} of the tokens drafted for {{ $labels.model_name }} were accepted over 30 min: drafting and verifying cost about what they save. Check the acceptance by position and the batch size (runbook steps 1 and 3) before turning speculation off.",
+      "description": "{{ $value | humanizePercentage }} of the tokens drafted for {{ $labels.model_name }} were accepted over 30 min: drafting and verifying cost about what they save. Check the acceptance by position and the batch size (First five minutes, steps 1 and 3) before turning speculation off.",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMAcceptanceLow?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-tuning-options?viewPanel=119464"
      }
@@ -930,7 +930,7 @@
      },
      "annotations": {
       "summary": "Outputs truncated: {{ $labels.model_name }}",
-      "description": "{{ $value | humanizePercentage }} of the outputs of {{ $labels.model_name }} were cut off by max_tokens or the context length over 30 min. Find the team they belong to (runbook step 1), and compare its max_tokens with the length of its outputs.",
+      "description": "{{ $value | humanizePercentage }} of the outputs of {{ $labels.model_name }} were cut off by max_tokens or the context length over 30 min. Find the team they belong to (First five minutes, step 1), and compare its max_tokens with the length of its outputs.",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMAnswersCutOff?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-tuning-options?viewPanel=917356"
      }
@@ -950,7 +950,7 @@
      },
      "annotations": {
       "summary": "Watchdog: alerting works from end to end",
-      "description": "This alert always fires. If it no longer arrives, Prometheus, Alertmanager or the path to its receiver is broken. Check that Prometheus runs and shows it as firing (runbook step 1), then that Alertmanager has it.",
+      "description": "This alert always fires. If it no longer arrives, Prometheus, Alertmanager or the path to its receiver is broken. Check that Prometheus runs and shows it as firing (First five minutes, step 1), then that Alertmanager has it.",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMWatchdog?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-overview?viewPanel=188949"
      }

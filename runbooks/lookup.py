@@ -71,17 +71,19 @@ def choose(
     pages: Sequence[RunbookPage],
     base: str | None = None,
     single: bool = False,
+    with_constant: bool = True,
 ) -> PageChoice:
     """Choose the page that a query, alerts, or both mean.
 
-    alerts: None unless requested. base: the URL of the pages. single: whether a list of alerts is an error."""
+    alerts: None unless requested. base: the URL of the pages. single: whether a list of alerts is an error.
+    with_constant: whether an alert that always fires is chosen when it is the only one; else it is listed."""
     found = search.find(query, pages) if query else None
     if found and len(found.pages) != 1:
         return _no_single_page(query, found.pages, pages)
     page = found.pages[0] if found else None
     remark = f"no page is called {query!r}; the nearest is {page.name}" if found and page and not found.by_name else ""
     if alerts is not None:
-        return _page_of_alerts(alerts, page, remark, labels, pages, base, single)
+        return _page_of_alerts(alerts, page, remark, labels, pages, base, single, with_constant or single)
     links = links_of(None, base)
     if page:
         return PageChoice(page, labels, remark, links=links)
@@ -100,6 +102,7 @@ def _page_of_alerts(
     pages: Sequence[RunbookPage],
     base: str | None,
     single: bool,
+    with_constant: bool,
 ) -> PageChoice:
     """Choose the page of the one alert that matches the labels, and the page if one was named; else list the alerts."""
     by_name = {each.name: each for each in pages}
@@ -110,8 +113,9 @@ def _page_of_alerts(
         if page:
             return PageChoice(page, labels, f"{page.name} does not fire{narrowed}", links=links_of(None, base))
         return PageChoice(None, labels, f"no alert fires{narrowed}", [], 1)
-    first = matching[0]
-    if len(matching) == 1 and first.name in by_name:
+    first = matching[0]  # one whose page asks for nothing, such as the watchdog, is last and only listed
+    calling = [alert for alert in matching if page or with_constant or _calls(by_name.get(alert.name))]
+    if len(calling) == 1 and first.name in by_name:
         return PageChoice(by_name[first.name], first.labels | dict(labels), remark, links=links_of(first, base))
     lines = [_alert_as_text(alert, by_name.get(alert.name)) for alert in matching]
     ambiguous = page is not None or single
@@ -145,6 +149,11 @@ def _no_single_page(query: str, found: Sequence[RunbookPage], pages: Sequence[Ru
 def _fits(alert: Firing, labels: Labels) -> bool:
     """Return whether the alert does not contradict these labels."""
     return all(alert.labels.get(name, value) == value for name, value in labels.items())
+
+
+def _calls(page: RunbookPage | None) -> bool:
+    """Return False for an alert that always fires."""
+    return page is None or page.severity != "none"
 
 
 def _urgency(page: RunbookPage | None) -> tuple[int, str]:
@@ -363,7 +372,9 @@ def _now(page: RunbookPage, live: Live) -> str:
             *_rows(rule),
             "",
         ]
-    for step in page.steps:
+    asked_for = [step for step in page.steps if any(block.language == "promql" for block in step.blocks)]
+    lines += ["First five minutes:"] * bool(asked_for)
+    for step in asked_for:
         blocks = [block for block in step.blocks if block.language == "promql"]
         lines += [f"{step.number}. {step.text}"] * bool(blocks)
         for block in blocks:

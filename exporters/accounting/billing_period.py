@@ -38,6 +38,10 @@ class BillingPeriod:
         """Return a moment in RFC 3339, with the zone's offset at that time."""
         return datetime.fromtimestamp(moment, load_zone(self.timezone)).isoformat()
 
+    def whole(self) -> BillingPeriod:
+        """Return the whole month of a month that is not over; any other period as it is."""
+        return month_period(self.month, self.timezone) if self.month else self
+
     def until(self, now_s: float) -> BillingPeriod:
         """Return the part of the period that is over. Raises ValueError if none is."""
         if now_s <= self.from_s:

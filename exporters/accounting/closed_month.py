@@ -45,6 +45,7 @@ class ClosedMonth(msgspec.Struct, frozen=True):
     price_versions: dict[str, Any]
     notes: tuple[str, ...]
     rows: tuple[ClosedRow, ...]
+    method: str
     digest: str = ""
 
     def expected_digest(self) -> str:
@@ -90,8 +91,9 @@ def read_month(folder: Path, month: str) -> SourceTotals | None:
         raise ValueError(f"{path} was changed after the month was closed; restore it from a backup")
     period = BillingPeriod(content.from_s, content.to_s, content.timezone, content.month)
     found = SourceTotals(
-        content.source, period, content.currency, known=set(content.known), price_versions=content.price_versions,
-        spread=content.spread, notes=[*content.notes, f"closed at {period.show(content.closed_s)}: {path}"],
+        content.source, period, content.currency, content.method, known=set(content.known),
+        price_versions=content.price_versions, spread=content.spread,
+        notes=[*content.notes, f"closed at {period.show(content.closed_s)}: {path}"],
     )  # fmt: skip
     for row in content.rows:
         part = CostPart(row.from_s, row.to_s, row.cluster, row.price_version)
@@ -108,4 +110,5 @@ def _content(found: SourceTotals, month: str, now_s: float) -> ClosedMonth:
     return ClosedMonth(
         FORMAT, month, found.period.timezone, found.period.from_s, found.period.to_s, now_s, found.source,
         found.currency, found.spread, tuple(sorted(found.known)), found.price_versions, tuple(found.notes), rows,
+        found.method,
     )  # fmt: skip

@@ -78,13 +78,15 @@ class CostPart:
 
 @dataclass(slots=True)
 class SourceTotals:
-    """Totals from one source, by part. known: which of cost, api, joules, estimates it has. notes: assumptions.
+    """Totals from one source, by part.
 
-    price_versions: content of each version by name. spread: rows whose cost others carry."""
+    method: how shared GPU time is split, in FOCUS rows. known: which of cost, api, joules, estimates it has. notes:
+    assumptions. price_versions: content of each version by name. spread: rows whose cost others carry."""
 
     source: str
     period: BillingPeriod
     currency: str | None = None
+    method: str = "computed-tokens"
     parts: defaultdict[CostPart, Uses] = field(default_factory=lambda: defaultdict(new_uses))
     known: set[str] = field(default_factory=set)
     price_versions: dict[str, Any] = field(default_factory=dict)

@@ -89,10 +89,10 @@ def from_log(
     logs, untimed = _read(paths, cut, bad, fields)
     if not any(log.spans for log in logs):
         raise ValueError(
-            f"{paths[0]} holds no request with a time (ts and e2e_ms) in this period; use a longer --since, or none;"
+            f"{paths[0]} holds no request with a time (ts and e2e_ms) in this period; name one in which it has;"
             f" {bad.total} bad lines"
         )
-    found = SourceTotals(", ".join(map(str, paths)), period, known={"estimates"})
+    found = SourceTotals(", ".join(map(str, paths)), period, method="request-time", known={"estimates"})
     count = {"": 1.0, **(gpus or {})}
     models = {model for log in logs for model, _ in log.spans}
     absent = count.keys() - models - {""}
@@ -108,6 +108,13 @@ def from_log(
             _add_cost(found, uses, segment.prices)
     add_price_versions(found, cut)
     found.notes += _log_notes(untimed, bad.total, count, with_idle, prices)
+    if with_idle:
+        first, last = min(log.first_s for log in logs), max(log.last_s for log in logs)
+        found.notes.append(
+            f"the log has requests from {period.show(round(max(first, period.from_s)))} to"
+            f" {period.show(round(min(last, period.to_s)))}; the rest of the period counts as idle; name rotated files"
+            " with further --log"
+        )
     if absent:
         found.notes.append(
             f"--gpus names {', '.join(sorted(absent))}, which has no request in this period"

@@ -39,12 +39,12 @@ def _rows(found: SourceTotals, issuer: str) -> Iterator[FocusRow]:
 def _row(found: SourceTotals, issuer: str, part: CostPart, team: str, model: str, use: TeamUse) -> FocusRow:
     hours = use.seconds / HOUR_S
     return {
-        "AllocatedMethodId": None if team in NOBODY else "computed-tokens",
+        "AllocatedMethodId": None if team in NOBODY else found.method,
         "BilledCost": use.cost_allocation,
         "BillingAccountId": issuer,
         "BillingAccountName": issuer,
         "BillingCurrency": found.currency,
-        "BillingPeriodEnd": _utc(found.period.to_s),
+        "BillingPeriodEnd": _utc(found.period.whole().to_s),
         "BillingPeriodStart": _utc(found.period.from_s),
         "ChargeCategory": "Usage",
         "ChargeClass": None,

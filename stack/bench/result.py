@@ -193,7 +193,8 @@ def read(folder: Path) -> Bench:
         bench = msgspec.json.decode(path.read_bytes(), type=Bench)
     except OSError as error:
         raise BadBench(
-            f"{folder} holds no bench: {path}: {error.strerror}; give the folder that `vllm-watch bench run` wrote"
+            f"{folder} holds no bench: {path}: {error.strerror}; give a folder of `bench run` or `tune` in which"
+            " at least one run ended"
         ) from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BadBench(f"{path} is no bench of ours: {error}") from error

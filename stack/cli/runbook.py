@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated
@@ -22,6 +23,7 @@ from exporters.net.alertmanager import Firing, firing_alerts, parse_alerts
 from exporters.net.http_client import HttpClientConfig
 from exporters.net.prometheus import address_from
 from runbooks import lookup, search
+from runbooks import page as runbook_pages
 from runbooks.page import RunbookPage
 from stack import render
 from stack.cli.common import AS_JSON, json_text, mistakes_as_errors
@@ -93,6 +95,8 @@ def runbook_command(words: tuple[str, ...], asked: RunbookOptions, as_json: bool
         settings = settings_of(asked.thresholds)
         alerts = _alerts_of(asked)
     query, labels = search.split_query(words)
+    if not any("://" in word for word in words):
+        _note_unused(labels)
     choice = lookup.choose(
         query,
         alerts,
@@ -100,6 +104,7 @@ def runbook_command(words: tuple[str, ...], asked: RunbookOptions, as_json: bool
         render.pages(settings),
         asked.base,
         single=_needs_page(asked),
+        with_constant=not asked.firing,
     )
     if choice.page is None:
         click.echo(json_text(choice.rows) if as_json else choice.message, err=choice.status == 1 and not as_json)
@@ -118,6 +123,14 @@ def runbook_command(words: tuple[str, ...], asked: RunbookOptions, as_json: bool
         click.echo(json_text(lookup.as_json(filled, choice.labels, live, heading, choice.links)))
     else:
         _page_out(lookup.as_text(filled, choice.labels, live, heading, choice.links))
+
+
+def _note_unused(labels: Mapping[str, str]) -> None:
+    """Report labels that no page has a place for."""
+    known = {name for page in runbook_pages.pages() for name in runbook_pages.placeholders(page.text)}
+    for name in sorted(labels.keys() - known - {"alertname", "severity", "job"}):
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+        click.echo(f"note: no page uses the label {name}{f'; did you mean {near[0]}?' if near else ''}", err=True)
 
 
 def _needs_page(asked: RunbookOptions) -> bool:

@@ -332,7 +332,9 @@ def _check_period(runs: _Runs, when: Sequence[float], order: Order) -> Check:
         return Check("period", True, "the order of the runs follows no period")
     said = f"the variants alternate with a period of {period:g} runs"
     said += ", so a disturbance that returns as often would look like the change"
-    return Check("period", False, f"{said}; draw the order of each pair at random, as `vllm-watch tune` does")
+    return Check(
+        "period", False, f"{said}; repeat the experiment with an order drawn at random, as `vllm-watch tune` draws it"
+    )
 
 
 def _check_stalls(samples: Sequence[_Sample], runs: _Runs, order: Order, names: tuple[str, str]) -> Check:
@@ -345,8 +347,8 @@ def _check_stalls(samples: Sequence[_Sample], runs: _Runs, order: Order, names: 
         there = [(run, of_b) for run, of_b in runs if _has(run, sample.metric.figure)]
         for at, apart in stalls.find(sample.scaled, sample.of_b, sample.when, order != "sequential", len(samples)):
             run, of_b = there[at]
-            said = f"run {run.number} of {names[of_b]}: {sample.metric.title} was {number_text(math.exp(apart))} times"
-            said += " what the other runs predict"
+            size = f"{number_text(math.exp(abs(apart)))} times {'higher' if apart > 0 else 'lower'}"
+            said = f"run {run.number} of {names[of_b]}: {sample.metric.title} was {size} than the other runs predict"
             worst[run.number] = max(worst.get(run.number, (0.0, "")), (abs(apart), said))
     if not worst:
         return Check("stalls", True, "no run lies off the others of its variant")

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from alerts.registry import ALERTS, RECORDINGS
 from alerts.rules import Links
 from exporters.catalogue import EVERYTHING, promql, promql_ast, vllm
+from exporters.net.alertmanager import Firing
 from exporters.net.prometheus import QueryResult, QuerySeries, address
 from runbooks import lookup, page_check, search
 from runbooks import page as book
@@ -532,6 +533,23 @@ def test_alerts_are_listed_most_urgent_first():
     told = json.loads(command("--from-alertmanager", "-", "--json", stdin=API).output)
     assert ["VLLMEngineDown", "VLLMKVCacheNearlyFull", None] == [row["page"] for row in told]
     assert "curl -sS http://10.0.0.1:8000/health" in told[1]["sections"]["First five minutes"]
+
+
+def test_an_alert_that_always_fires_is_listed_and_not_opened():
+    def chosen(*names: str, with_constant: bool = False) -> lookup.PageChoice:
+        alerts = [Firing({"alertname": name}, {}, "2026-11-24T10:00:00Z") for name in names]
+        return lookup.choose("", alerts, {}, book.pages(), with_constant=with_constant)
+
+    assert (None, 0) == ((alone := chosen("VLLMWatchdog")).page, alone.status)
+    assert "VLLMWatchdog" in alone.message
+    assert "VLLMEngineDown" == chosen("VLLMWatchdog", "VLLMEngineDown").page.name
+    assert "VLLMWatchdog" == chosen("VLLMWatchdog", with_constant=True).page.name
+
+
+def test_a_label_that_no_page_uses_is_reported():
+    done = command("VLLMQueueTimeHigh", "model=tiny", "instance=10.0.0.1:8000")
+    assert "note: no page uses the label model; did you mean model_name?\n" == done.stderr
+    assert "" == command("VLLMQueueTimeHigh", "model_name=tiny", "job=vllm").stderr
 
 
 def test_page_and_panel_of_an_alert_are_where_the_alert_says():

@@ -272,8 +272,8 @@ def cost(teams: str, idle: str) -> Series:
 
 _DOWN = (
     "No engine of job vllm has answered Prometheus for 1 min: users get connection errors, or only the"
-    " network between Prometheus and the engines is down. Check whether the gateway still reaches the"
-    " engines (runbook step 3), then read the end of the engine logs."
+    " network between Prometheus and the engines is down. Request /health of an engine: if it answers, only"
+    " Prometheus cannot reach it; if not, read the end of its log."
 )
 _UNREACHABLE = (
     "10.0.0.1:8000 of job vllm has not answered Prometheus for 2 min, although it did within the last"
@@ -429,7 +429,7 @@ _ENGINES = (
         description=(
             "chat on 10.0.0.1:8000 has held 6 or more requests for 3 min and processed no prompt or output"
             " token. Its /health still returns 200, so balancers keep sending to it. Save the stacks of its"
-            " processes with py-spy (runbook step 5), then restart this engine."
+            " processes with py-spy (First five minutes, step 5), then restart this engine."
         ),
         below={
             engine("num_requests_running"): "4x60",
@@ -518,7 +518,7 @@ _ENGINES = (
         description=(
             "At least 2 requests for chat on 10.0.0.1:8000 have waited for 10 min for an adapter slot, a"
             " grammar or a KV-cache transfer, not for free blocks. Check whether more LoRA adapters are in use"
-            " than --max-loras admits at once (runbook step 3)."
+            " than --max-loras admits at once (First five minutes, step 3)."
         ),
         below={
             engine("num_requests_waiting_by_reason", reason="deferred"): "0x3 2x17 0 2x17 0 2x17 0x20",
@@ -538,8 +538,8 @@ _LATENCY = (
         labels=MODEL,
         description=(
             "The p95 queue time of chat on 10.0.0.1:8000 is 5.37s over 5 min: one request in twenty waits that"
-            " long or longer before it is scheduled. Check KV-cache usage and running requests of this engine:"
-            " they show whether memory or --max-num-seqs is the limit."
+            " long or longer before it is scheduled. Check if requests wait now: if none does, the burst is over; if"
+            " they do, ask the team that sends most to pause its batch work."
         ),
         below=histogram("request_queue_time_seconds", "5.0", "10.0", within="0+95.4x40", total="0+100x40"),
         gone_within="10m",
@@ -552,7 +552,8 @@ _LATENCY = (
         labels={"model_name": "chat"},
         description=(
             "The p95 time to first token of chat is 2.685s over 10 min: one request in twenty waits that long"
-            " or longer. Check how much of it is queue time (runbook step 3): a queue needs capacity, a long"
+            " or longer. Check how much of it is queue time (First five minutes, step 3): a queue needs capacity, a"
+            " long"
             " prefill needs shorter prompts or a warm prefix cache."
         ),
         below=histogram("time_to_first_token_seconds", "2.5", "5.0", within="0+95.4x40", total="0+100x40"),
@@ -779,7 +780,8 @@ _CACHE = (
         labels=MODEL,
         description=(
             "0.11 requests per second for chat on 10.0.0.1:8000 have lost their KV-cache blocks for 10 min and"
-            " are computed again. Check the preemptions per finished request (runbook step 1): above 0.5 pause"
+            " are computed again. Check the preemptions per finished request (First five minutes, step 1): above 0.5"
+            " pause"
             " batch work, or move load to another engine."
         ),
         below={engine("num_preemptions_total"): "0+5.94x60"},
@@ -813,7 +815,7 @@ _CACHE = (
         description=(
             "28% of the prompt tokens of chat came from the prefix cache over 30 min, less than 50 % of the"
             " ratio over the last day; the rest is computed again. Check whether an engine restarted or joined"
-            " (runbook step 2), then whether a prompt template or the routing changed."
+            " (First five minutes, step 2), then whether a prompt template or the routing changed."
         ),
         below={
             engine("prefix_cache_queries_total"): grows((240, 2000), (60, 2000)),
@@ -835,7 +837,7 @@ _CACHE = (
         labels={"model_name": "chat"},
         description=(
             "39% of the tokens drafted for chat were accepted over 30 min: drafting and verifying cost about"
-            " what they save. Check the acceptance by position and the batch size (runbook steps 1 and 3)"
+            " what they save. Check the acceptance by position and the batch size (First five minutes, steps 1 and 3)"
             " before turning speculation off."
         ),
         below={
@@ -856,7 +858,7 @@ _TRAFFIC = (
         labels={"model_name": "chat"},
         description=(
             "0.54% of the requests for chat ended in an error or a timeout over 5 min. Check the failure reason"
-            " and the team in the request log (runbook step 1), then whether every engine answers."
+            " and the team in the request log (First five minutes, step 1), then whether every engine answers."
         ),
         below=outcomes(
             ok="0+9954x40", timeout="0+23x40", upstream_error="0+23x40", rejected="0x40", client_abort="0x40"
@@ -872,7 +874,7 @@ _TRAFFIC = (
         description=(
             "10.0.0.1:8000 answered 0.54% of the requests for chat with HTTP 5xx over 5 min. Coarse, as the model has"
             " no request log: rejected and failed streams have status 200. Read the newest errors in the engine's log"
-            " (runbook step 1); if only this engine fails, take it out of the load balancer."
+            " (First five minutes, step 1); if only this engine fails, take it out of the load balancer."
         ),
         below=responses(s2xx="0+9954x40", s4xx="0+500x40", s5xx="0+46x40"),
         gone_within="10m",
@@ -898,7 +900,8 @@ _TRAFFIC = (
         fires_at="6m",
         labels={"team": "search"},
         description=(
-            "The gateway rejected 11% of the requests of team search over 5 min. Check the reason (runbook step"
+            "The gateway rejected 11% of the requests of team search over 5 min. Check the reason (First five"
+            " minutes, step"
             " 1): it distinguishes a limit that is too low from a client that does not back off or sends a"
             " wrong key."
         ),
@@ -914,7 +917,7 @@ _TRAFFIC = (
         labels={"model_name": "chat"},
         description=(
             "12% of the clients of chat closed the connection over 5 min before their response was complete."
-            " Check after how many seconds they left (runbook step 1): one age for all is a client timeout,"
+            " Check after how many seconds they left (First five minutes, step 1): one age for all is a client timeout,"
             " many ages are people who stopped waiting."
         ),
         below=outcomes(ok=grows((120, 96), (40, 91)), client_abort=grows((120, 4), (40, 9))),
@@ -933,7 +936,7 @@ _TRAFFIC = (
         labels={"model_name": "chat"},
         description=(
             "11.2% of the clients of chat closed the connection over 5 min before their response was complete."
-            " Check after how many seconds they left (runbook step 1): one age for all is a client timeout,"
+            " Check after how many seconds they left (First five minutes, step 1): one age for all is a client timeout,"
             " many ages are people who stopped waiting."
         ),
         below={
@@ -951,7 +954,8 @@ _TRAFFIC = (
         labels={"model_name": "chat"},
         description=(
             "31% of the outputs of chat were cut off by max_tokens or the context length over 30 min. Find the"
-            " team they belong to (runbook step 1), and compare its max_tokens with the length of its outputs."
+            " team they belong to (First five minutes, step 1), and compare its max_tokens with the length of its"
+            " outputs."
         ),
         below=finished(stop="0+71x60", length="0+29x60"),
         gone_within="35m",
@@ -972,7 +976,7 @@ _TRAFFIC = (
         description=(
             "The engines finished 30 more requests for chat within 30 min than the request log contains:"
             " clients bypass the gateway, or records are lost. Check which model and cause the sidecar reports"
-            " (runbook step 1)."
+            " (First five minutes, step 1)."
         ),
         below={
             **books(
@@ -998,7 +1002,8 @@ _TRAFFIC = (
         labels={},
         description=(
             "The engines finished 95.17 more requests within 30 min than the request log contains: clients"
-            " bypass the gateway, or records are lost. Check which model and cause the sidecar reports (runbook"
+            " bypass the gateway, or records are lost. Check which model and cause the sidecar reports (First five"
+            " minutes,"
             " step 1)."
         ),
         below={
@@ -1067,7 +1072,7 @@ _TRAFFIC = (
         description=(
             "For 5 min, 10.0.0.7:9401 has counted the records of /var/log/vllm/requests.jsonl more than 60 s"
             " late or left part of the file unread: metrics per team are as late. Check whether the lag still"
-            " grows (runbook step 1); if it shrinks, wait until the sidecar has caught up."
+            " grows (First five minutes, step 1); if it shrinks, wait until the sidecar has caught up."
         ),
         below=read_log(lag="0.1x3 60x40", lines="0+50x43", unread="0x43"),
     ),
@@ -1081,7 +1086,7 @@ _TRAFFIC = (
         description=(
             "For 5 min, 10.0.0.7:9401 has counted the records of /var/log/vllm/requests.jsonl more than 60 s"
             " late or left part of the file unread: metrics per team are as late. Check whether the lag still"
-            " grows (runbook step 1); if it shrinks, wait until the sidecar has caught up."
+            " grows (First five minutes, step 1); if it shrinks, wait until the sidecar has caught up."
         ),
         below=read_log(lag="2x43", lines="0+50x43", unread="0x3 1048576x40"),
         gone_within="5m",
@@ -1144,7 +1149,8 @@ _TRAFFIC = (
         labels={"currency": "EUR"},
         description=(
             "1,000 tokens have cost 0.00222 EUR over the last hour, idle GPUs included, which is more than the"
-            " configured budget. Check how much of the cost is idle time (team __idle__, runbook step 1) before"
+            " configured budget. Check how much of the cost is idle time (team __idle__; First five minutes, step 1)"
+            " before"
             " changing anything: it falls with more load or fewer GPUs."
         ),
         below={
@@ -1169,7 +1175,8 @@ _TRAFFIC = (
         labels={"currency": "EUR"},
         description=(
             "1,000 tokens have cost 0.00222 EUR over the last hour, idle GPUs included, which is more than the"
-            " configured budget. Check how much of the cost is idle time (team __idle__, runbook step 1) before"
+            " configured budget. Check how much of the cost is idle time (team __idle__; First five minutes, step 1)"
+            " before"
             " changing anything: it falls with more load or fewer GPUs."
         ),
         below={
@@ -1292,7 +1299,7 @@ _GPU = (
         labels=CARD,
         description=(
             "GPU-1a on 10.0.0.7:9401 ran at reduced clocks for 11% of the last 10 min because of heat or a"
-            " power brake. Check the reason (runbook step 1): thermal is the cooling, hw_power_brake is the"
+            " power brake. Check the reason (First five minutes, step 1): thermal is the cooling, hw_power_brake is the"
             " power supply or the rack."
         ),
         below={
@@ -1310,7 +1317,7 @@ _GPU = (
         labels=THEIR_CARD,
         description=(
             "GPU-2f on 10.0.0.9:9400 ran at reduced clocks for 11% of the last 10 min because of heat or a"
-            " power brake. Check the reason (runbook step 1): thermal is the cooling, hw_power_brake is the"
+            " power brake. Check the reason (First five minutes, step 1): thermal is the cooling, hw_power_brake is the"
             " power supply or the rack."
         ),
         below={dcgm("THERMAL_VIOLATION"): "0+5.4e9x40"},
@@ -1325,7 +1332,8 @@ _GPU = (
         labels={**CARD, "xid": "79"},
         description=(
             "The driver reported XID 79 for GPU-1a on 10.0.0.7:9401 within the last hour; requests on it"
-            " may be lost. Read the first XID in the kernel log (runbook step 2), and check whether the engine"
+            " may be lost. Read the first XID in the kernel log (First five minutes, step 2), and check whether the"
+            " engine"
             " on this GPU still makes tokens."
         ),
         below={card("xid_errors_total", xid="79"): "0x93", card("xid_errors_total", xid="31"): "2x93"},
@@ -1342,7 +1350,8 @@ _GPU = (
         labels=THEIR_CARD,
         description=(
             "The driver reported XID 79 for GPU-2f on 10.0.0.9:9400 within the last hour; requests on it"
-            " may be lost. Read the first XID in the kernel log (runbook step 2), and check whether the engine"
+            " may be lost. Read the first XID in the kernel log (First five minutes, step 2), and check whether the"
+            " engine"
             " on this GPU still makes tokens."
         ),
         below={dcgm("XID_ERRORS"): "0x93"},
@@ -1361,7 +1370,8 @@ _GPU = (
         labels=CARD,
         description=(
             "GPU-1a on 10.0.0.7:9401 had uncorrected memory errors within the last hour, or has no spare"
-            " rows left. Check whether the engine on it still answers, and how many rows were remapped (runbook"
+            " rows left. Check whether the engine on it still answers, and how many rows were remapped (First five"
+            " minutes,"
             " steps 2 and 3)."
         ),
         below={
@@ -1381,7 +1391,8 @@ _GPU = (
         labels=THEIR_CARD,
         description=(
             "GPU-2f on 10.0.0.9:9400 had uncorrected memory errors within the last hour, or has no spare"
-            " rows left. Check whether the engine on it still answers, and how many rows were remapped (runbook"
+            " rows left. Check whether the engine on it still answers, and how many rows were remapped (First five"
+            " minutes,"
             " steps 2 and 3)."
         ),
         below={dcgm("ECC_DBE_AGG_TOTAL"): "2x93", dcgm("ROW_REMAP_FAILURE"): "0x93"},
@@ -1398,7 +1409,8 @@ _GPU = (
         labels=THEIR_CARD,
         description=(
             "GPU-2f on 10.0.0.9:9400 had uncorrected memory errors within the last hour, or has no spare"
-            " rows left. Check whether the engine on it still answers, and how many rows were remapped (runbook"
+            " rows left. Check whether the engine on it still answers, and how many rows were remapped (First five"
+            " minutes,"
             " steps 2 and 3)."
         ),
         below={dcgm("ECC_DBE_AGG_TOTAL"): "2x40", dcgm("ROW_REMAP_FAILURE"): "0x40"},
@@ -1413,7 +1425,7 @@ _GPU = (
         description=(
             "The NVLinks of GPU-1a on 10.0.0.7:9401 counted 10.4 errors within 15 min; every collective of"
             " a tensor-parallel engine waits for a failing link. Check which link it is with nvidia-smi nvlink"
-            " -e (runbook step 3), and whether the inter-token latency rose."
+            " -e (First five minutes, step 3), and whether the inter-token latency rose."
         ),
         below=links(crc_flit="0x9 0+0.4x60", replay="0x9 0+0.2x60", recovery="1x69"),
         gone_within="30m",
@@ -1428,7 +1440,7 @@ _GPU = (
         description=(
             "The NVLinks of GPU-1a on 10.0.0.7:9401 counted 1.071 errors within 15 min; every collective of"
             " a tensor-parallel engine waits for a failing link. Check which link it is with nvidia-smi nvlink"
-            " -e (runbook step 3), and whether the inter-token latency rose."
+            " -e (First five minutes, step 3), and whether the inter-token latency rose."
         ),
         below=links(crc_flit="7x79", recovery="4x79"),
         over_at="50m",
@@ -1447,7 +1459,7 @@ _GPU = (
         description=(
             "The NVLinks of GPU-2f on 10.0.0.9:9400 counted 10.4 errors within 15 min; every collective of"
             " a tensor-parallel engine waits for a failing link. Check which link it is with nvidia-smi nvlink"
-            " -e (runbook step 3), and whether the inter-token latency rose."
+            " -e (First five minutes, step 3), and whether the inter-token latency rose."
         ),
         below={
             dcgm("NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL"): "0x9 0+0.4x60",
@@ -1465,7 +1477,7 @@ _GPU = (
         description=(
             "The NVLinks of GPU-2f on 10.0.0.9:9400 counted 1.071 errors within 15 min; every collective of"
             " a tensor-parallel engine waits for a failing link. Check which link it is with nvidia-smi nvlink"
-            " -e (runbook step 3), and whether the inter-token latency rose."
+            " -e (First five minutes, step 3), and whether the inter-token latency rose."
         ),
         below={dcgm("NVLINK_RECOVERY_ERROR_COUNT_TOTAL"): "4x79"},
         over_at="50m",
@@ -1484,7 +1496,8 @@ _GPU = (
         labels=CARD,
         description=(
             "GPU-1a on 10.0.0.7:9401 uses 99% of its memory, above 98 % for 5 min; the next allocation may"
-            " end the engine. Find the processes on this GPU with nvidia-smi (runbook step 3): a second process"
+            " end the engine. Find the processes on this GPU with nvidia-smi (First five minutes, step 3): a second"
+            " process"
             " is the most frequent cause."
         ),
         below={card_info(): "1x40", card("memory_used_bytes"): "78.4e9x43", card("memory_total_bytes"): "80e9x43"},
@@ -1498,7 +1511,8 @@ _GPU = (
         labels=THEIR_CARD,
         description=(
             "GPU-2f on 10.0.0.9:9400 uses 99% of its memory, above 98 % for 5 min; the next allocation may"
-            " end the engine. Find the processes on this GPU with nvidia-smi (runbook step 3): a second process"
+            " end the engine. Find the processes on this GPU with nvidia-smi (First five minutes, step 3): a second"
+            " process"
             " is the most frequent cause."
         ),
         below={dcgm("FB_USED"): "78400x43", dcgm("FB_FREE"): "1600x43"},
@@ -1529,7 +1543,8 @@ _WATCHERS = (
         labels={"job": "gateway"},
         description=(
             "No gateway of job gateway has answered Prometheus for 1 min: its clients are not served, even if"
-            " the engines are healthy. Check whether requests still pass (runbook step 1): if they do, only its"
+            " the engines are healthy. Check whether requests still pass (First five minutes, step 1): if they do,"
+            " only its"
             " metrics port cannot be reached."
         ),
         below={up("gateway", GATEWAY["instance"]): "1x3 0x40", up("gateway", "10.0.0.55:8010"): "1x43"},
@@ -1597,7 +1612,8 @@ _WATCHERS = (
         labels={**SIDECAR, "kind": "engine", "source": "vllm-1"},
         description=(
             "The sidecar 10.0.0.7:9401 has failed to read its engine vllm-1 for 5 min: the metrics from it are"
-            " stale. Check the reason (runbook step 1), and read what the sidecar logged when the failure began"
+            " stale. Check the reason (First five minutes, step 1), and read what the sidecar logged when the"
+            " failure began"
             " (step 3)."
         ),
         below={
@@ -1615,7 +1631,7 @@ _WATCHERS = (
         description=(
             "The sidecar 10.0.0.7:9401 has failed to write its checkpoint for 2 min; metrics of the request log"
             " do not change until it can. Check free space and permissions where its state is kept, and read"
-            " the error in its log (runbook step 3)."
+            " the error in its log (First five minutes, step 3)."
         ),
         below={sidecar("checkpoint_up"): "1x3 0x1 1x40"},
     ),
@@ -1631,7 +1647,7 @@ _WATCHERS = (
         description=(
             "The sidecar 10.0.0.7:9401 dropped 5 spans within 5 min (reason: refused), and has dropped some for"
             " 10 min: traces of these requests lack the gateway's span. Check that the collector answers at the"
-            " configured OTLP endpoint (runbook step 3)."
+            " configured OTLP endpoint (First five minutes, step 3)."
         ),
         below={
             sidecar("spans_dropped_total", reason="refused"): "0x3 900x40",
@@ -1648,7 +1664,7 @@ _WATCHERS = (
         description=(
             "5 evaluations of the group /etc/vllm-watch/rules/page.yaml;vllm-critical-slo have failed on"
             " Prometheus 10.0.0.4:9090 within 5 min: its alerts cannot fire. Read the error of the failing rule"
-            " at /rules of this Prometheus (runbook step 2)."
+            " at /rules of this Prometheus (First five minutes, step 2)."
         ),
         below={prometheus("rule_evaluation_failures_total", rule_group=_GROUP): "0x3 1x40"},
         gone_within="5m",
@@ -1666,7 +1682,8 @@ _WATCHERS = (
         description=(
             "10.0.0.1:8000 of job vllm has exposed more than 80 % of the samples that sample_limit allows for"
             " 10 min; above it Prometheus discards the whole scrape. If 10.0.0.1:8000 is Prometheus itself,"
-            " scrapes are already discarded. Compare the samples with a day ago (runbook step 2), then raise"
+            " scrapes are already discarded. Compare the samples with a day ago (First five minutes, step 2), then"
+            " raise"
             " sample_limit."
         ),
         below={
@@ -1684,7 +1701,8 @@ _WATCHERS = (
         description=(
             "10.0.0.4:9090 of job prometheus has exposed more than 80 % of the samples that sample_limit allows"
             " for 10 min; above it Prometheus discards the whole scrape. If 10.0.0.4:9090 is Prometheus itself,"
-            " scrapes are already discarded. Compare the samples with a day ago (runbook step 2), then raise"
+            " scrapes are already discarded. Compare the samples with a day ago (First five minutes, step 2), then"
+            " raise"
             " sample_limit."
         ),
         below={prometheus("target_scrapes_exceeded_sample_limit_total"): "0x3 1x40"},
@@ -1698,7 +1716,8 @@ _WATCHERS = (
         labels=SIDECAR,
         description=(
             "The sidecar 10.0.0.7:9401 counted 5 requests of teams beyond its limit within 5 min: dashboards"
-            " and cost reports show them as team __other__. Check which teams have series of their own (runbook"
+            " and cost reports show them as team __other__. Check which teams have series of their own (First five"
+            " minutes,"
             " step 3), then raise teams.limit in the sidecar's configuration."
         ),
         below={sidecar("teams_overflow_total"): "0x3 900x40"},
@@ -1747,7 +1766,8 @@ _WATCHERS = (
         labels={**ALERTMANAGER, "integration": "slack"},
         description=(
             "Alertmanager 10.0.0.6:9093 failed to deliver 2 notifications by slack within 10 min: alerts fire,"
-            " but nobody is notified of them. Read the receiver's error in the Alertmanager log (runbook step"
+            " but nobody is notified of them. Read the receiver's error in the Alertmanager log (First five minutes,"
+            " step"
             " 3), and watch the firing alerts by hand until it is fixed."
         ),
         below={_failed("slack", "serverError"): "7x43", _failed("slack", "contextCanceled"): "0x3 1+1x40"},
@@ -1761,7 +1781,8 @@ _WATCHERS = (
         labels={},
         description=(
             "This alert always fires. If it no longer arrives, Prometheus, Alertmanager or the path to its"
-            " receiver is broken. Check that Prometheus runs and shows it as firing (runbook step 1), then that"
+            " receiver is broken. Check that Prometheus runs and shows it as firing (First five minutes, step 1),"
+            " then that"
             " Alertmanager has it."
         ),
         below=None,
@@ -1944,7 +1965,7 @@ MORE: tuple[Case, ...] = (
         description=(
             "The engines of eu-1 finished 95.17 more requests within 30 min than the request log contains:"
             " clients bypass the gateway, or records are lost. Check which model and cause the sidecar reports"
-            " (runbook step 1)."
+            " (First five minutes, step 1)."
         ),
         below={
             **in_cluster("eu-1", finished(stop=grows((100, 20)))),

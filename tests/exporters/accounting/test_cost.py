@@ -301,7 +301,7 @@ def test_no_name_is_a_formula_in_a_spreadsheet(tmp_path):
         (("--log", "LOG", "--gpus", "chat=many"), "--gpus 'chat=many' is no number of GPUs; write it like 4 or chat=4"),
         (("--log", "LOG", "--log", "LOG"), "--log lists a file twice"),
         (("--log", "EMPTY"), "holds no request with a time (ts and e2e_ms)"),
-        (("--log", "LOG", "--since", "1s"), "in this period; use a longer --since, or none"),
+        (("--log", "LOG", "--since", "1s"), "in this period; name one in which it has"),
         (("--log", "LOG", "--prices", "PRICES"), "line 2: gpus[0].gpu_hours is unknown; did you mean gpu_hour?"),
         (("--prometheus", "http://127.0.0.1:9", "--gpus", "4"), "--gpus belongs to --log"),
         (("--prometheus", "http://127.0.0.1:9"), "does not answer"),

@@ -378,7 +378,7 @@ def test_stalled_run_is_named_and_counts():
     said = check(comparison, "stalls")
     assert not said.ok
     assert said.what.startswith(
-        f"run {number} of B: TTFT p50 was 3.06 times what the other runs predict; nothing was left out here"
+        f"run {number} of B: TTFT p50 was 3.06 times higher than the other runs predict; nothing was left out here"
     )
     assert f"`vllm-watch compare FOLDER --exclude-run {number}`" in said.what
     without = compare_runs(a, b, excluded={number})
