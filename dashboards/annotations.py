@@ -50,6 +50,9 @@ def of(board: Dashboard) -> tuple[Annotation, ...]:
     urgent = promql.series(ALERTS, ('alertstate="firing"', 'alertname=~"VLLM.*"', 'severity=~"critical|warning"'))
     # percentiles are drawn otherwise meanwhile
     mixed = promql.series(ALERTS, ('alertstate="firing"', f'alertname="{MIXED_BOUNDS}"'))
+    if board.team:  # events, starts and most alerts concern engines, which teams share
+        own = promql.series(ALERTS, ('alertstate="firing"', 'alertname=~"VLLM.*"', promql.equals("team", board.team)))
+        return (Annotation("Firing alerts", f"max by (alertname, severity) ({own})", "{{alertname}}", "red"),)
     firing = f"max by (alertname, severity, model_name, instance) ({urgent} or {mixed})"
     alerts = Annotation("Firing alerts", firing, "{{alertname}} {{instance}}", "red")
     if board.recorded:  # alerts are written by rules, as all that it reads; events and starts are not

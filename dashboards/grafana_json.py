@@ -39,6 +39,10 @@ PLUGIN_VERSION = "10.4.0"
 TAG = "vllm-watch"
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _KEEP = "${__url_time_range}&${__all_variables}"  # a link takes the time range and the choices along
+_OTHER_BOARDS = {
+    "type": "dashboards", "title": "vLLM boards", "tags": [TAG], "asDropdown": True, "keepTime": True,
+    "includeVars": True, "icon": "external link", "tooltip": "", "url": "", "targetBlank": False,
+}  # fmt: skip
 _FLAG = shown_unit(Unit.FLAG)
 _RATIO = shown_unit(Unit.RATIO)
 
@@ -67,9 +71,7 @@ def _dashboard(board: Dashboard, links: Links, editable: bool) -> g.Dashboard:
         refresh="30s",
         time=g.Time("now-1h", "now"), schemaVersion=SCHEMA_VERSION, panels=list(_placed(board, links)),
         templating=g.Templating([_datasource(), *map(_variable, variables.of(board))]),
-        links=[{"type": "dashboards", "title": "vLLM boards", "tags": [TAG], "asDropdown": True, "keepTime": True,
-            "includeVars": True,
-                "icon": "external link", "tooltip": "", "url": "", "targetBlank": False}],
+        links=[] if board.team else [_OTHER_BOARDS],
         editable=editable, sharedCrosshair=True,
     )  # fmt: skip
 

@@ -198,7 +198,9 @@ class Dashboard:
     queries use.
 
     recorded: it reads what our rules record and nothing else, choices and marks included, for a store that keeps
-    nothing else."""
+    nothing else.
+    team: the only team that it reads, in every query, choice and mark; "" for all teams. It then links to no other
+    dashboard and no runbook. Raises ValueError if a query reads more."""
 
     slug: str
     title: str
@@ -207,6 +209,17 @@ class Dashboard:
     extra: tuple[Variable, ...] = ()
     regions: bool = False  # tuning events as regions (event until settled) instead of lines
     recorded: bool = False
+    team: str = ""
+
+    def __post_init__(self) -> None:
+        if self.team and not all(promql_ast.has_matcher(expr, "team", self.team) for expr in self.expressions):
+            raise ValueError(f"dashboard {self.slug}: a query is not restricted to its team")
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        """Return every expression of its panels and preconditions."""
+        asked = [query.expr for panel in self.panels for query in panel.queries]
+        return (*asked, *(one.expr for one in self.preconditions))
 
     @property
     def panels(self) -> tuple[Panel, ...]:
@@ -220,10 +233,7 @@ class Dashboard:
     def uses(self, variable: str) -> bool:
         """Return whether a query of this board reads a variable."""
         pattern = re.compile(rf"\$(?:{variable}\b|\{{{variable}[:}}])")
-        asked = [query.expr for panel in self.panels for query in panel.queries] + [
-            one.expr for one in self.preconditions
-        ]
-        return any(pattern.search(expr) for expr in asked)
+        return any(pattern.search(expr) for expr in self.expressions)
 
 
 class Profile(StrEnum):

@@ -6,7 +6,9 @@ the catalogue."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dashboards.model import RATE, Query, shown_unit
 from exporters.catalogue import promql, sidecar
@@ -199,6 +201,12 @@ def ranked_p95(metric: Metric) -> tuple[Query, Query]:
 
 def _top(rank: str) -> str:
     return f"topk({SHOWN}, {rank.replace(f'[{RANGE}]', f'[{RANGE}] @ end()')})"
+
+
+def of_team(query: Query, team: str) -> Query:
+    """Return the query of a metric with the label team, restricted to one team and without any variable."""
+    pinned = query.expr.replace('team=~"$team"', promql.equals("team", team))
+    return replace(query, expr=re.sub(r'\b(cluster|model_name)=~"\$\1",\s*', "", pinned))
 
 
 def shortened(query: Query, label: str) -> Query:

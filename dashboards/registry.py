@@ -19,6 +19,7 @@ from dashboards.boards import (
     tuning,
     tuning_options,
 )
+from dashboards.boards.team import dashboard as team_dashboard
 from dashboards.model import Dashboard, Panel, Profile, only
 
 # In the order in which one asks: is it well, where does the time go, what is the limit, who is affected and who goes
@@ -42,9 +43,15 @@ BOARDS: tuple[Dashboard, ...] = tuple(
 )
 
 
-def boards(profile: Profile = Profile.FULL, settings: Settings = DEFAULTS) -> tuple[Dashboard, ...]:
+def boards(
+    profile: Profile = Profile.FULL, settings: Settings = DEFAULTS, team: str | None = None
+) -> tuple[Dashboard, ...]:
     """The boards of a profile, with their lines where a deployment's settings put them; none links to one that the
-    profile does not have."""
+    profile does not have.
+
+    team: only the dashboard of this team. Raises ValueError for a name that no team can have."""
+    if team is not None:
+        return (team_dashboard(team),)
     kept = [board for board in (only(b, profile.components) for b in BOARDS) if board]
     there = {board.slug for board in kept}
     return tuple(_with(board, there, settings) for board in kept)

@@ -26,7 +26,9 @@ def of(board: Dashboard) -> tuple[Variable, ...]:
 
     Values come from a series that every engine always has (or, for boards about the request log, from the log's own),
     so that a label of other exporters never shows up among them. Where nobody has a label, the choice stays at All,
-    which matches its absence."""
+    which matches its absence. A dashboard of one team has no choice, because values would name what others use."""
+    if board.team:
+        return board.extra
     used = [name for name in CHAIN if board.uses(name)]
     from_log = "job" not in used and board.uses("team")
     values = _recorded if board.recorded else partial(_values, from_log=from_log)

@@ -8,6 +8,7 @@ full: `sum(rate(new[5m]) or rate(old[5m]))`, not `sum(rate(new)) or sum(rate(old
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ _PLACE = ("cluster", "namespace")
 _TARGET = ("job", "instance")
 
 Matchers = Sequence[str]
+_PLAIN = re.compile(r"[\w .:@/+,-]")
 
 
 class InvalidQuery(TypeError):
@@ -53,6 +55,15 @@ class Ladder:
     def last(self) -> str:
         """Return the last finite bound: any quantile above it has this value."""
         return f"histogram_quantile(1, {self.infinite} or ({self.every}) * 0)"
+
+
+def equals(label: str, value: str) -> str:
+    """Return the matcher label="value", with every special character as its code.
+
+    The matcher has no quote, dollar sign or bracket of the value, so neither PromQL nor Grafana's variables can read
+    a part of it as anything else."""
+    coded = (character if _PLAIN.fullmatch(character) else f"\\U{ord(character):08x}" for character in value)
+    return f'{label}="{"".join(coded)}"'
 
 
 def per_second(

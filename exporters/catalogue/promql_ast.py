@@ -78,6 +78,11 @@ def selectors(text: str) -> list[Selector]:
     return found
 
 
+def has_matcher(text: str, label: str, value: str) -> bool:
+    """Return True if every selector of an expression has the matcher label="value". Raises BadExpression."""
+    return all((label, "=", value) in matchers for _, matchers in selectors(text))
+
+
 @lru_cache(4096)
 def names(text: str) -> frozenset[str]:
     """Return the sample names that an expression reads, except names in variables. Raises BadExpression."""

@@ -55,9 +55,14 @@ def _address(name: str) -> str:
     return f"/static/{name}?v={hashlib.sha256(static(name)).hexdigest()[:12]}"
 
 
-def board_page(board: Dashboard, boards: Sequence[Dashboard]) -> str:
-    """A board without figures; the page asks for them."""
-    content = {"boards": [_named(one) for one in boards], "shown": [described(board, boards)], "snapshot": None}
+def board_page(board: Dashboard, boards: Sequence[Dashboard], runbooks: bool = True) -> str:
+    """A board without figures; the page asks for them. runbooks: link to their list."""
+    content = {
+        "boards": [_named(one) for one in boards],
+        "shown": [described(board, boards)],
+        "snapshot": None,
+        "runbooks": runbooks,
+    }
     return _render(
         "dashboard.html",
         title=board.title,

@@ -22,20 +22,29 @@ async def until_signal(
     allowed: Sequence[str],
     settings: Settings,
     web_config: Path | None = None,
+    team: str | None = None,
 ) -> None:
-    """Raises ValueError for a bad address, BadConfig for one that cannot be used and for a mistake in web_config."""
+    """Raises ValueError for a bad address or team, BadConfig for one that cannot be used and for a mistake in
+    web_config."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await server.serve(where, listen, scrape_s, allowed, stop, settings, web_config)
+    await server.serve(where, listen, scrape_s, allowed, stop, settings, web_config, team)
 
 
 async def write_snapshot(
-    path: Path, where: Address, slugs: Sequence[str], scrape_s: float | None, start: str, end: str, settings: Settings
+    path: Path,
+    where: Address,
+    slugs: Sequence[str],
+    scrape_s: float | None,
+    start: str,
+    end: str,
+    settings: Settings,
+    team: str | None = None,
 ) -> None:
-    """Raises ValueError for an unknown board or range, OSError when Prometheus does not answer or the file cannot be
-    written."""
-    shown = chosen(slugs, boards(settings=settings))
+    """Raises ValueError for an unknown board, range or team, OSError when Prometheus does not answer or the file cannot
+    be written."""
+    shown = chosen(slugs, boards(settings=settings, team=team))
     if not path.parent.is_dir():
         raise OSError(f"{path.parent} is no folder; make it first, or write elsewhere")
     try:

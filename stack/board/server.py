@@ -72,11 +72,18 @@ def admitted(host: str, listen_host: str, allowed: Sequence[str] = ()) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DashboardServer:
-    """Answers questions about boards from a Prometheus."""
+    """Answers questions about boards from a Prometheus.
+
+    Invariant: a server of one team reads that team's dashboard only; it serves no runbook, because their queries read
+    all teams."""
 
     prometheus: Prometheus
     boards: tuple[Dashboard, ...] = BOARDS
     settings: Settings = DEFAULTS  # of the pages; the boards bring their own lines
+
+    @property
+    def has_runbooks(self) -> bool:
+        return not any(board.team for board in self.boards)
 
     def board(self, uid: str) -> Dashboard | None:
         return next((board for board in self.boards if board_uid(board.slug) == uid), None)
@@ -155,16 +162,20 @@ def application(
         raise web.HTTPFound(f"/d/{board_uid(desk.boards[0].slug)}")
 
     async def shell(request: web.Request) -> web.StreamResponse:
-        return _html(pages.board_page(_board_of(desk, request), desk.boards))
+        return _html(pages.board_page(_board_of(desk, request), desk.boards, desk.has_runbooks))
 
     app = web.Application(middlewares=[_guard(listen_host, allowed)])
     app.add_routes([
         web.get("/", home), web.get("/d/{uid}", shell), web.get("/d/{uid}/{title}", shell),
         web.get("/api/panel/{uid}/{panel}", api.panel), web.get("/api/annotations/{uid}", api.annotations),
         web.get("/api/variables/{uid}", api.variables),
-        web.get("/static/{name}", _static), web.get("/runbooks", books.index), web.get("/runbooks/", books.index),
-        web.get("/runbooks/{name}", books.page), web.get("/-/healthy", _healthy),
+        web.get("/static/{name}", _static), web.get("/-/healthy", _healthy),
     ])  # fmt: skip
+    if desk.has_runbooks:
+        app.add_routes([
+            web.get("/runbooks", books.index), web.get("/runbooks/", books.index),
+            web.get("/runbooks/{name}", books.page),
+        ])  # fmt: skip
     return app
 
 
@@ -324,13 +335,16 @@ async def serve(
     stop: asyncio.Event,
     settings: Settings = DEFAULTS,
     web_config: Path | None = None,
+    team: str | None = None,
 ) -> None:
-    """Serve until `stop`. Raises BadConfig when the address is taken or web_config wrong. Prometheus may come and go
-    meanwhile: panels say so."""
+    """Serve until `stop`. team: serve only the dashboard of this team.
+
+    Raises BadConfig when the address is taken or web_config wrong. Prometheus may come and go meanwhile: panels say
+    so."""
     guard = ListenerAuth(web_config, "--web-config")
     host, _ = split_address(address)
     async with Prometheus(where, scrape_s) as prometheus:
-        desk = DashboardServer(prometheus, boards(settings=settings), settings)
+        desk = DashboardServer(prometheus, boards(settings=settings, team=team), settings)
         runner = web.AppRunner(
             application(desk, host, allowed), access_log=None, handler_cancellation=True, shutdown_timeout=2
         )

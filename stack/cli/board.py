@@ -10,7 +10,16 @@ from exporters import process
 from exporters.net.prometheus import address_from
 from stack.board import run
 from stack.cli.common import log_to_stderr, mistakes_as_errors
-from stack.cli.options import HTTP_CONFIG, PROMETHEUS_URL, THRESHOLDS, TOKEN_FILE, USER_FILE, duration, settings_of
+from stack.cli.options import (
+    HTTP_CONFIG,
+    PROMETHEUS_URL,
+    TEAM,
+    THRESHOLDS,
+    TOKEN_FILE,
+    USER_FILE,
+    duration,
+    settings_of,
+)
 
 
 @click.command("board")
@@ -62,6 +71,7 @@ from stack.cli.options import HTTP_CONFIG, PROMETHEUS_URL, THRESHOLDS, TOKEN_FIL
     help="With --snapshot: start, such as now-6h, 2026-03-01T12:00:00Z or ms.",
 )
 @click.option("--to", "end", default="now", show_default=True, metavar="TIME", help="With --snapshot: end.")
+@TEAM
 @THRESHOLDS
 def board_command(
     url: str,
@@ -76,21 +86,26 @@ def board_command(
     slugs: tuple[str, ...],
     start: str,
     end: str,
+    team: str | None,
     thresholds: Path | None,
 ) -> None:
     """Serve the dashboards as web pages, without Grafana.
+
+    With --team, one dashboard whose queries read that team only, and no runbooks.
 
     \b
     Example:  vllm-watch board --prometheus http://127.0.0.1:9090
     """
     if slugs and not snapshot:
         raise click.UsageError("--board belongs to --snapshot; the live page has every board")
+    if slugs and team is not None:
+        raise click.UsageError("--team has one dashboard; omit --board")
     with mistakes_as_errors():
         where, settings = address_from(url, token_file, user_file, http_config), settings_of(thresholds)
         with process.runner() as runner:
             if snapshot:
-                runner.run(run.write_snapshot(snapshot, where, slugs, scrape_s, start, end, settings))
+                runner.run(run.write_snapshot(snapshot, where, slugs, scrape_s, start, end, settings, team))
                 click.echo(f"written: {snapshot} ({snapshot.stat().st_size / 1e6:.1f} MB)")
             else:
                 log_to_stderr()
-                runner.run(run.until_signal(where, listen, scrape_s, allowed, settings, web_config))
+                runner.run(run.until_signal(where, listen, scrape_s, allowed, settings, web_config, team))

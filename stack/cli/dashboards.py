@@ -15,7 +15,7 @@ from dashboards.model import Profile
 from dashboards.registry import boards as boards_of
 from stack.cli import version
 from stack.cli.common import AS_JSON, mistakes_as_errors
-from stack.cli.options import RUNBOOK_BASE, THRESHOLDS, settings_of
+from stack.cli.options import RUNBOOK_BASE, TEAM, THRESHOLDS, settings_of
 
 
 @click.group()
@@ -46,6 +46,7 @@ _FORMATS = {
 )  # fmt: skip
 @click.option("--path", help="Path of the folder as Grafana sees it.  [default: --out]")
 @RUNBOOK_BASE
+@TEAM
 @THRESHOLDS
 @click.option("--force", is_flag=True, help="Overwrite files that vllm-watch did not write.")
 @AS_JSON
@@ -55,13 +56,15 @@ def dashboards_export(
     use: str,
     path: str | None,
     runbook_base: str | None,
+    team: str | None,
     thresholds: Path | None,
     force: bool,
     as_json: bool,
 ) -> None:
     """Write the dashboards as JSON files.
 
-    The data source is a variable, so the files can be imported unchanged.
+    The data source is a variable, so the files can be imported unchanged. With --team, one dashboard whose queries
+    read that team only.
 
     \b
     Example:  vllm-watch dashboards export --out boards --format provisioning --path /var/lib/grafana/vllm
@@ -70,11 +73,13 @@ def dashboards_export(
         raise click.UsageError("--path belongs to --format provisioning")
     if use == "grafana.com" and not runbook_base:
         raise click.UsageError("--format grafana.com needs --runbook-base: others cannot open links to this machine")
+    if team is not None and (use != "import" or profile != Profile.FULL):
+        raise click.UsageError("--team has one dashboard, of the sidecar's series; omit --format and --profile")
     seen = path or str(out.resolve())
     with mistakes_as_errors():
-        files = exported(use, profile, runbook_base, thresholds, seen)
+        files = exported(use, profile, runbook_base, thresholds, seen, team)
         written = managed_files.write(out, files, publish.foreign, force)
-    older = managed_files.left_over(out, files, publish.foreign, "*.json")
+    older = [] if team is not None else managed_files.left_over(out, files, publish.foreign, "*.json")
     if as_json:
         rows = [{"path": str(file), "changed": changed} for file, changed in written.items()]
         click.echo(json.dumps({"files": rows, "left_over": [str(file) for file in older]}, indent=1))
@@ -83,13 +88,16 @@ def dashboards_export(
         click.echo(f"{'written' if changed else 'unchanged'}: {file}")
     for file in older:
         click.echo(f"left over from an earlier export, remove it: {file}")
-    _say_where_runbooks_are(runbook_base)
-    _say_what_next(use, out, seen)
+    if team is None:
+        _say_where_runbooks_are(runbook_base)
+        _say_what_next(use, out, seen)
 
 
-def exported(use: str, profile: str, runbook_base: str | None, thresholds: Path | None, seen: str) -> dict[str, str]:
+def exported(
+    use: str, profile: str, runbook_base: str | None, thresholds: Path | None, seen: str, team: str | None = None
+) -> dict[str, str]:
     """Return name and text of the files of a format. seen: the folder as Grafana sees it. Raises BadConfig."""
-    boards = printed_boards(profile, runbook_base, use != "provisioning", thresholds)
+    boards = printed_boards(profile, runbook_base, use != "provisioning", thresholds, team)
     mark = f"{publish.MARK} --format {use}"
     if use == "mixin":
         links = Links(runbooks=runbook_base) if runbook_base else Links()
@@ -125,12 +133,14 @@ def _say_what_next(use: str, out: Path, seen: str) -> None:
     )
 
 
-def printed_boards(profile: str, runbook_base: str | None, editable: bool, thresholds: Path | None) -> dict[str, str]:
-    """Grafana's JSON by slug. Raises BadConfig."""
+def printed_boards(
+    profile: str, runbook_base: str | None, editable: bool, thresholds: Path | None, team: str | None = None
+) -> dict[str, str]:
+    """Grafana's JSON by slug. Raises BadConfig, and ValueError for a name that no team can have."""
     links, chosen = Links(runbooks=runbook_base) if runbook_base else Links(), Profile(profile)
     return {
         board.slug: grafana_json.to_json(board, chosen, links=links, editable=editable)
-        for board in boards_of(chosen, settings_of(thresholds))
+        for board in boards_of(chosen, settings_of(thresholds), team)
     }
 
 

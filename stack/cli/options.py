@@ -21,6 +21,7 @@ THRESHOLDS = click.option(
     type=click.Path(path_type=Path, dir_okay=False),
     help="File with your thresholds; see `alerts list`.",
 )
+TEAM = click.option("--team", metavar="NAME", help="Only the dashboard of this team, without any data of others.")
 RUNBOOK_BASE = click.option(
     "--runbook-base", metavar="URL", help=f"Base URL of the runbooks.  [default: {Links().runbooks}]"
 )

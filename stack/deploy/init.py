@@ -23,6 +23,9 @@ from stack.gateway.isolation import SECRET_FILE
 from stack.gateway.policy import BANDS
 
 FOLDER = Path("/var/lib/vllm-watch/secrets")
+# Where the sidecar's file depends on the environment: what it is made from, and the result.
+SIDECAR_TEMPLATE = Path("/etc/vllm-watch/sidecar.yaml")
+SIDECAR = Path("/var/lib/vllm-watch/state/sidecar.yaml")
 TEAMS = tuple(BANDS)  # one for each band
 _KEYS = "keys"
 OPERATOR_PASSWORD = Path("/etc/vllm-watch/tls/password")  # what compose.secure.yml gives the service cli

@@ -16,8 +16,6 @@ from string import Template
 from stack.config import BadConfig
 from stack.deploy import init
 
-TEMPLATE = Path("/etc/vllm-watch/sidecar.yaml")
-SIDECAR = Path("/var/lib/vllm-watch/state/sidecar.yaml")
 _VARIABLE = re.compile("TEAM_[A-Z0-9_]+_MIG")
 _SLICE = re.compile("MIG-[0-9A-Za-z/-]+")
 
@@ -60,8 +58,8 @@ def main(
     arguments: Sequence[str],
     environment: Mapping[str, str],
     folder: Path = init.FOLDER,
-    template: Path = TEMPLATE,
-    sidecar: Path = SIDECAR,
+    template: Path = init.SIDECAR_TEMPLATE,
+    sidecar: Path = init.SIDECAR,
 ) -> int:
     """One team's own files where it is named, else everybody's; the exit status."""
     try:

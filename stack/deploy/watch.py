@@ -24,7 +24,6 @@ from exporters.text import write_atomically
 from stack import config
 from stack.config import BadConfig
 from stack.deploy import init
-from stack.deploy.slices import SIDECAR, TEMPLATE
 
 VARIABLE = "VLLM_WATCH_ENGINE_URL"
 TARGETS = Path("/var/lib/vllm-watch/targets/vllm.json")
@@ -116,8 +115,8 @@ async def _describe_all(engines: Sequence[WatchedEngine]) -> list[str]:
 def main(
     environment: Mapping[str, str],
     folder: Path = init.FOLDER,
-    template: Path = TEMPLATE,
-    sidecar: Path = SIDECAR,
+    template: Path = init.SIDECAR_TEMPLATE,
+    sidecar: Path = init.SIDECAR,
     targets: Path = TARGETS,
 ) -> int:
     """Write the files, report the engines, and return the exit status."""

@@ -668,7 +668,7 @@ def _text(path: Path) -> str:
 def shell_lines(page: str) -> list[str]:
     """Lines of a page's shell blocks, as a user types them."""
     blocks = "\n".join(re.findall(r"^ *```sh\n(.*?)^ *```", page, re.MULTILINE | re.DOTALL))
-    return [line.strip() for line in blocks.splitlines()]
+    return [line.strip() for line in blocks.splitlines() if line.strip()]
 
 
 def ask(stack: SimpleNamespace, expression: str) -> list[Any]:
@@ -938,9 +938,9 @@ class WatchedStack:
     """compose.watch.yml in a clone of this repository, started by the lines of its quick start, and the real engine on
     the host that it reads."""
 
-    def __init__(self, stack: SimpleNamespace, folder: Path) -> None:
-        self.docker, self.checkout = stack.docker, folder / "vllm-watch"
-        self.engine = _start_engine(stack)
+    def __init__(self, docker: PrivateDocker, variables: Mapping[str, str], folder: Path) -> None:
+        self.docker, self.checkout = docker, folder / "vllm-watch"
+        self.engine = _start_engine(docker, variables)
         ports = {f"VLLM_WATCH_PORT_{name}": str(port) for name, port in WATCH_PORTS.items()}
         self.variables = {**ports, "COMPOSE_PROJECT_NAME": "watched"}
         section = (ROOT / "docs/start/gpu-host.md").read_text().split("\n## The whole stack\n")[0]
@@ -964,16 +964,15 @@ class WatchedStack:
         return json.loads(text)
 
 
-def _start_engine(stack: SimpleNamespace) -> str:
+def _start_engine(docker: PrivateDocker, given: Mapping[str, str]) -> str:
     """Start vLLM as a process of the host, with the image of the stack; return its address."""
-    given, image = stack.variables, services(CPU)["vllm"]["image"]
-    image = re.sub(r"^\$\{\w+:-(.*)\}$", r"\1", image)
+    image = re.sub(r"^\$\{\w+:-(.*)\}$", r"\1", services(CPU)["vllm"]["image"])
     mounts = {given["STANDIN_ENGINE"]: "", given["STANDIN_PYTHON"]: "", given["STANDIN_MODEL"]: "/tiny"}
     environment = {
         "VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1", "HOME": "/tmp",
     }  # fmt: skip
-    stack.docker.run(
+    docker.run(
         "run", "--detach", "--name", "engine-of-others", "--network", "host", "--user", "0:0", "--shm-size", "2g",
         *(word for source, target in mounts.items() for word in ("--volume", f"{source}:{target or source}:ro")),
         *(word for name, value in environment.items() for word in ("--env", f"{name}={value}")),
@@ -985,9 +984,12 @@ def _start_engine(stack: SimpleNamespace) -> str:
 
 @pytest.fixture(scope="module")
 def watched(
-    stack: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory, eventually: Callable[..., None]
+    docker: PrivateDocker,
+    part: Callable[[str], InstalledPart],
+    tmp_path_factory: pytest.TempPathFactory,
+    eventually: Callable[..., None],
 ) -> WatchedStack:
-    made = WatchedStack(stack, tmp_path_factory.mktemp("watch"))
+    made = WatchedStack(docker, _variables(part), tmp_path_factory.mktemp("watch"))
 
     def answers() -> bool:
         try:

@@ -318,8 +318,8 @@ def test_the_sidecar_reads_the_logs_that_the_gateways_write(services: dict[str, 
     where = {mount["source"]: Path(mount["target"]) for mount in services["sidecar"]["volumes"]}
     logs = tuple(str(where[f"request-log-{team}"] / "requests.jsonl") for team in TEAMS)
     assert logs == config.parse((DEPLOY / "mig/sidecar.yaml").read_text(), SidecarConfig, "sidecar.yaml").requests_log
-    assert str(slices.SIDECAR) == services["sidecar"]["command"][-1]
-    assert where["sidecar-state"] == slices.SIDECAR.parent
+    assert str(init.SIDECAR) == services["sidecar"]["command"][-1]
+    assert where["sidecar-state"] == init.SIDECAR.parent
 
 
 @pytest.mark.parametrize(

@@ -280,6 +280,7 @@ STARTED = {
     "stack/deploy/fetch_model.py": "run by the compose files",
     "stack/deploy/probe.py": "run by the compose files",
     "stack/deploy/slices.py": "run by the compose files",
+    "stack/deploy/watch.py": "run by the compose files",
     "stack/lab/tiny_model.py": "run by the engine's own Python",
 }
 

@@ -118,7 +118,7 @@
         href: SNAPSHOT ? `#${one.uid}` : addressOf(one.uid, kept({}, ["viewPanel"])), text: title(one.title), "aria-current": one.uid === board.uid ? "page" : false,
       }),
     ),
-    SNAPSHOT ? "" : make("a", { class: "aside", href: "/runbooks/", text: "Runbooks" }),
+    SNAPSHOT || !DATA.runbooks ? "" : make("a", { class: "aside", href: "/runbooks/", text: "Runbooks" }),
   ];
 
   const closeOthers = (event) => {
