@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alerts import recorded, thresholds
-from alerts.labels import ENGINE_POD, JOB, TARGET_POD, by, on
+from alerts.labels import ENGINE_POD, JOB, PLACE, TARGET, TARGET_POD, by, on
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Severity
 from alerts.settings import Settings
@@ -32,6 +32,21 @@ def frozen(window: str, labels: tuple[str, ...], where: tuple[str, ...] = ()) ->
     )
     began, here = promql.current(running, labels, where, offset=window), promql.current(running, labels, where)
     return f"{had_work} > 0 and {made} == 0 and {began} and {here}"
+
+
+def _model_down(s: Settings, loading: str) -> str:
+    """Return the models of the last day that no engine answers for, although an engine should: one that served the
+    model is down, or it was replaced by one of the job that has not answered within the time for a start.
+
+    A model that was removed on purpose, together with its engines, is none of them."""
+    up = promql.series(UP, (s.engine,))
+    served = f"last_over_time({recorded.SERVED}[{s.window('1d')}])"
+    new = f"{up} == 0 and last_over_time({up}[{s.window('1h')}] offset {loading}) unless {on(TARGET)} {served}"
+    down = f"{served} and {on(TARGET)} {up} == 0"
+    replaced = f"{served} unless {on(TARGET)} {up} and {on(JOB)} ({new})"
+    model = (*PLACE, "model_name")
+    here = promql.series(vllm.NUM_REQUESTS_RUNNING, (s.engine,))
+    return f"group {by((*JOB, 'model_name'))} ({down} or {replaced}) unless {on(model)} {here}"
 
 
 def alerts(s: Settings) -> tuple[Alert, ...]:
@@ -65,6 +80,23 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             panel=PanelRef("overview", "engines-up"),
             threshold=slow,
             drawn=False,
+        ),
+        Alert(
+            "VLLMModelDown",
+            Severity.CRITICAL,
+            _model_down(s, loading),
+            hold="1m",
+            summary="Model down: no engine of {{ $labels.model_name }} answers (job {{ $labels.job }})",
+            description=(
+                "No engine of job {{ $labels.job }} that served {{ $labels.model_name }} within the last day has"
+                " answered for 1 min: requests for this model fail, also while other models of the job are served."
+                " Read the end of the log of its engines; until one answers, send its requests to another model"
+                " (Mitigation 3)."
+            ),
+            panel=PanelRef("overview", "engines-up"),
+            threshold=slow,
+            drawn=False,
+            muted_by=("VLLMEngineDown",),
         ),
         Alert(
             "VLLMEngineUnreachable",

@@ -79,14 +79,16 @@ def warnings(where: Links) -> Iterator[str]:
         ("runbook", where.runbooks, "--runbook-base"),
         ("dashboard", where.dashboards, "--dashboard-base"),
     ):
-        if url and _loopback(urlsplit(url).hostname or ""):
+        if url and is_loopback(url):
             yield (
                 f"{what} links lead to {url}, which is right on that machine alone: give {option} URL for everybody"
                 " else"
             )
 
 
-def _loopback(host: str) -> bool:
+def is_loopback(url: str) -> bool:
+    """Return whether an address leads to the machine of the user who opens it."""
+    host = urlsplit(url).hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -39,6 +39,8 @@ FINISHED_TOTAL, LOGGED_TOTAL = (
 )
 # scrape jobs with a target; reading a day of `up` itself costs twenty times as much
 JOBS = "cluster_namespace_job:up:group"
+# models of each engine while it answers; a query over a day needs to know what an engine served that is gone
+SERVED = "cluster_namespace_job_instance_model_name:vllm_num_requests_running:group"
 AGE = "cluster_namespace_job_instance_pod:process_age_seconds:min"
 QUEUED = "cluster_namespace_job_instance_model_name:vllm_queue_time_seconds:p95_5m"
 TTFT, INTER_TOKEN = (
@@ -71,6 +73,11 @@ def recordings(s: Settings) -> Iterator[Recording]:
         JOBS,
         f"group {by(JOB)} ({promql.series(UP, (s.ours,))})",
         "1 for each scrape job that has an engine, a gateway or a sidecar, up or not",
+    )
+    yield Recording(
+        SERVED,
+        f"group {by(ENGINE)} ({promql.series(vllm.NUM_REQUESTS_RUNNING, (s.engine,))})",
+        "1 for each model of each engine that answers",
     )
     yield Recording(AGE, promql.age(PROCESS_START, TARGET_POD, (s.engine,)), "how long an engine's process has run")
     yield Recording(

@@ -146,16 +146,17 @@ def configuration(
     """Return a complete configuration. Configurations for two receivers differ in their receivers only."""
     rules = inhibitions(registry.alerts(settings, objectives), registry.recordings(settings, objectives))
     muting = "".join(f"  # {_why(rule)}\n{textwrap.indent(_yaml([rule]), '  ')}" for rule in rules)
-    receivers = _yaml({"receivers": list(_receivers(RECEIVERS[receiver], secrets, deadman))})
+    receivers = _yaml({"receivers": list(receivers_of(receiver, secrets, deadman))})
     about = _about(receiver, secrets, deadman)
-    return f"{header}{_ROUTES}{_yaml({'route': _route()})}{_MUTES}inhibit_rules:\n{muting}\n{about}{receivers}"
+    return f"{header}{_ROUTES}{_yaml({'route': route()})}{_MUTES}inhibit_rules:\n{muting}\n{about}{receivers}"
 
 
 def _why(rule: Mapping[str, Any]) -> str:
     return _WHY_SILENT if WATCHDOG in rule["target_matchers"][0] else _WHY[rule["equal"][-1]]
 
 
-def _route() -> dict[str, Any]:
+def route() -> dict[str, Any]:
+    """Return the route of all alerts, in the format of Alertmanager."""
     return {
         "receiver": TICKET,
         "group_by": ["alertname", "cluster", "model_name", "instance"],
@@ -191,7 +192,9 @@ def _route() -> dict[str, Any]:
     }
 
 
-def _receivers(chosen: Receiver | None, secrets: str, deadman: bool) -> Iterator[dict[str, Any]]:
+def receivers_of(receiver: str, secrets: str = SECRETS, deadman: bool = False) -> Iterator[dict[str, Any]]:
+    """Yield the receivers that the route names, in the format of Alertmanager."""
+    chosen = RECEIVERS[receiver]
     for name in (PAGE, TICKET):
         yield {"name": name} | (chosen.make(secret_file(name, secrets)) if chosen else {})
     yield {"name": DEADMAN} | (_webhook(secret_file(DEADMAN, secrets)) if deadman else {})

@@ -20,6 +20,21 @@
      }
     },
     {
+     "alert": "VLLMModelDown",
+     "expr": "  group by (cluster, namespace, job, model_name) (\n        last_over_time(cluster_namespace_job_instance_model_name:vllm_num_requests_running:group[1d])\n      and on (cluster, namespace, job, instance)\n        up{job=~\"vllm.*\"} == 0\n    or\n          last_over_time(cluster_namespace_job_instance_model_name:vllm_num_requests_running:group[1d])\n        unless on (cluster, namespace, job, instance)\n          up{job=~\"vllm.*\"}\n      and on (cluster, namespace, job)\n        (\n            up{job=~\"vllm.*\"} == 0 and last_over_time(up{job=~\"vllm.*\"}[1h] offset 10m)\n          unless on (cluster, namespace, job, instance)\n            last_over_time(cluster_namespace_job_instance_model_name:vllm_num_requests_running:group[1d])\n        )\n  )\nunless on (cluster, namespace, model_name)\n  vllm:num_requests_running{job=~\"vllm.*\"}",
+     "for": "1m",
+     "labels": {
+      "severity": "critical",
+      "owner": "serving"
+     },
+     "annotations": {
+      "summary": "Model down: no engine of {{ $labels.model_name }} answers (job {{ $labels.job }})",
+      "description": "No engine of job {{ $labels.job }} that served {{ $labels.model_name }} within the last day has answered for 1 min: requests for this model fail, also while other models of the job are served. Read the end of the log of its engines; until one answers, send its requests to another model (Mitigation 3).",
+      "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMModelDown?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
+      "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-overview?viewPanel=949305"
+     }
+    },
+    {
      "alert": "VLLMEngineFrozen",
      "expr": "          sum by (cluster, namespace, job, instance, model_name, pod) (\n            min_over_time(vllm:num_requests_running{job=~\"vllm.*\"}[3m])\n          )\n        +\n          sum by (cluster, namespace, job, instance, model_name, pod) (\n            min_over_time(vllm:num_requests_waiting{job=~\"vllm.*\"}[3m])\n          )\n      >\n        0\n    and\n          sum by (cluster, namespace, job, instance, model_name, pod) (\n            rate(vllm:generation_tokens_total{job=~\"vllm.*\"}[3m])\n          )\n        +\n          sum by (cluster, namespace, job, instance, model_name, pod) (\n            rate(vllm:prompt_tokens_total{job=~\"vllm.*\"}[3m])\n          )\n      ==\n        0\n  and\n    sum by (cluster, namespace, job, instance, model_name, pod) (\n      vllm:num_requests_running{job=~\"vllm.*\"} offset 3m\n    )\nand\n  sum by (cluster, namespace, job, instance, model_name, pod) (\n    vllm:num_requests_running{job=~\"vllm.*\"}\n  )",
      "for": "1m",
@@ -951,6 +966,10 @@
     {
      "record": "cluster_namespace_job:up:group",
      "expr": "group by (cluster, namespace, job) (up{job=~\"vllm.*|gateway|sidecar\"})"
+    },
+    {
+     "record": "cluster_namespace_job_instance_model_name:vllm_num_requests_running:group",
+     "expr": "group by (cluster, namespace, job, instance, model_name) (vllm:num_requests_running{job=~\"vllm.*\"})"
     },
     {
      "record": "cluster_namespace_job_instance_pod:process_age_seconds:min",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from alerts import recorded
 from exporters.catalogue import gateway, gpu, prometheus, promql, self_monitoring, sidecar, vllm
 from runbooks.diagnosis.row import (
     BY_INSTANCE,
@@ -17,6 +18,8 @@ from runbooks.diagnosis.row import (
     eq,
     no,
 )
+
+_SERVED = f"last_over_time({recorded.SERVED}{{{JOB}, {MODEL}}}[1d])"  # engines of the model within the day
 
 ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
     "VLLMEngineDown": (
@@ -59,6 +62,33 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             f"time() - {promql.current(sidecar.EVENT_TIME, ('kind',), (eq('kind', 'change|version|config'),))} < 3600",
             "the change",
             "Mitigation 5",
+        ),
+    ),
+    "VLLMModelDown": (
+        DiagnosisRow(
+            "an engine that served the model is down",
+            f"{_SERVED} and on (job, instance) {at(prometheus.UP, JOB)} == 0",
+            "its process ended, or it loads again",
+            "Mitigation 1",
+        ),
+        DiagnosisRow(
+            "the engines that served it are gone, and a new one of the job does not answer",
+            f"({at(prometheus.UP, JOB)} == 0 unless on (job, instance) last_over_time({recorded.SERVED}[1d])) and on"
+            f" (job) ({_SERVED} unless on (job, instance) {at(prometheus.UP, JOB)})",
+            "the new engine cannot start: image, options, memory or weights",
+            "Mitigation 2",
+        ),
+        DiagnosisRow(
+            "no engine of the job answers",
+            f"group by (job) ({at(prometheus.UP, JOB)}) unless group by (job) ({at(prometheus.UP, JOB)} == 1)",
+            "the fault is not in this model alone",
+            "[VLLMEngineDown](VLLMEngineDown.md)",
+        ),
+        DiagnosisRow(
+            "something was changed within the hour",
+            f"time() - {promql.current(sidecar.EVENT_TIME, ('kind',), (eq('kind', 'change|version|config'),))} < 3600",
+            "the change",
+            "Mitigation 2",
         ),
     ),
     "VLLMEngineUnreachable": (

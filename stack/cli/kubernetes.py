@@ -49,14 +49,16 @@ def kubernetes() -> None:
 def kubernetes_export(out: Path, wanted: KubernetesOptions, force: bool, as_json: bool) -> None:
     """Write Kubernetes manifests for kustomize.
 
-    Write rules, monitors, boards, gateway, sidecar, board and network policies as objects: a base for kustomize,
-    and an example to build on.
+    Write rules, dashboards and the monitor of the engines as objects: a base for kustomize, and an example to build
+    on. These change nothing for clients of the engines. --board, --sidecar, --gateway, --own-gateway and
+    --restrict-engines add more, and each prints a warning with its effect.
 
     The command contacts no cluster and writes no secret. Purpose of each object: docs/guides/kubernetes.md.
 
     \b
-    Example:  vllm-watch kubernetes export --out manifests --engine http://vllm:8000 --engine-selector app=vllm \
-                --label release=kube-prometheus-stack"""
+    Example:  vllm-watch kubernetes export --out manifests --engine-selector app=vllm \
+                --label release=kube-prometheus-stack --runbook-base https://wiki.example.org/runbooks \
+                --dashboard-base https://grafana.example.org"""
     with mistakes_as_errors():
         written, older = files.write(out, wanted, force)
     say_files(written, older, list(files.warnings(wanted)), list(files.next_steps(out, wanted)), as_json)

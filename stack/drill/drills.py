@@ -109,6 +109,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill("VLLMEngineFrozen", "the engine core is stopped while it works", engines.core_frozen),
     Drill("VLLMEngineUnreachable", "the API server hangs", engines.engine_hangs, users=True),
     Drill("VLLMEngineDown", "the engine is killed", engines.engine_killed, users=True),
+    Drill("VLLMModelDown", "the only engine of a model is killed", engines.engine_killed, users=True),
     Drill("VLLMSlowStart", "the engine stands still for 80 s as it starts", engines.engine_starts_slowly,
         fires_within_s=300, resolves_within_s=300),
     Drill("VLLMRestartLoop", "the engine is killed three times", engines.engine_restarts, pace=10, fires_within_s=600,

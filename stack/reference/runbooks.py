@@ -13,7 +13,9 @@ from stack.reference.markdown import PRINTED, table, to
 # What somebody says or sees -> pages that are worth opening, the likeliest first. A test wants every page named at
 # least once.
 SYMPTOMS: Mapping[str, tuple[str, ...]] = {
-    "nothing answers": ("VLLMEngineDown", "VLLMGatewayDown", "VLLMGatewayGone", "VLLMEngineGone", "VLLMRestartLoop"),
+    "nothing answers": (
+        "VLLMEngineDown", "VLLMModelDown", "VLLMGatewayDown", "VLLMGatewayGone", "VLLMEngineGone", "VLLMRestartLoop",
+    ),
     "it is up and makes no tokens": ("VLLMEngineFrozen", "VLLMEngineUnreachable", "VLLMMetricsAbsent"),
     "it takes long to start, or starts again and again": ("VLLMSlowStart", "VLLMRestartLoop"),
     "slow before the first word": (

@@ -141,8 +141,8 @@ CASES = [
     ("window-named", recorded("model_name:vllm_tokens:rate", RECORD.expr)),
     ("names", ((GOOD, GOOD), ())),
     ("names", ((), (RECORD, RECORD))),
-    ("critical", (tuple(replace(GOOD, name=f"VLLMThing{letter}", severity=Severity.CRITICAL) for letter in "ABCDEFGHI"),
-        ())),
+    ("critical",
+        (tuple(replace(GOOD, name=f"VLLMThing{letter}", severity=Severity.CRITICAL) for letter in "ABCDEFGHIJ"), ())),
 ]  # fmt: skip
 
 

@@ -280,6 +280,13 @@ _UNREACHABLE = (
     " hour or has had more time than a start takes. Its requests are lost, and the other engines of the"
     " job carry its load. Check whether the process runs, and read the end of its log."
 )
+_MODEL_DOWN = (
+    "No engine of job vllm that served chat within the last day has answered for 1 min: requests for this model fail,"
+    " also while other models of the job are served. Read the end of the log of its engines; until one answers, send"
+    " its requests to another model (Mitigation 3)."
+)
+# beside the model of a case: another of the same job, which is up all the time
+_TWO_MODELS = {up(instance=B): "1x70", engine("num_requests_running", instance=B, model_name="embed"): "0x70"}
 _ENGINES = (
     Case(
         "VLLMEngineDown",
@@ -300,6 +307,43 @@ _ENGINES = (
         description=_DOWN,
         below={up(): "_x3 0x90", up(instance=B): "_x3 0x10 1x60"},
         still_at="80m",
+    ),
+    Case(
+        "VLLMModelDown",
+        {**_TWO_MODELS, up(): "1x9 0x60", engine("num_requests_running"): "0x4 stale"},
+        silent_at="10m",
+        fires_at="11m",
+        labels={"job": "vllm", "model_name": "chat"},
+        description=_MODEL_DOWN,
+        below={
+            **_TWO_MODELS,
+            up(): "1x9 0x60",
+            engine("num_requests_running"): "0x4 stale",
+            up(instance="10.0.0.3:8000"): "1x69",
+            engine("num_requests_running", instance="10.0.0.3:8000"): "0x69",
+        },
+    ),
+    Case(
+        "VLLMModelDown",
+        shows="of which the pod was replaced by one that does not start",
+        series={
+            **_TWO_MODELS,
+            up(): "1x4 stale",
+            engine("num_requests_running"): "0x4 stale",
+            up(instance="10.0.0.3:8000"): "_x5 0x60",
+            engine("num_requests_running", instance="10.0.0.3:8000"): "_x65 0",
+        },
+        silent_at="15m",
+        fires_at="16m",
+        labels={"job": "vllm", "model_name": "chat"},
+        description=_MODEL_DOWN,
+        below={
+            **_TWO_MODELS,
+            up(): "1x4 stale",
+            engine("num_requests_running"): "0x4 stale",
+            up(instance="10.0.0.3:8000"): "_x5 0x9 1x50",
+            engine("num_requests_running", instance="10.0.0.3:8000"): "_x15 0x50",
+        },
     ),
     Case(
         "VLLMEngineUnreachable",
@@ -1966,6 +2010,11 @@ QUIET: tuple[Quiet, ...] = (
         {up(): "_x3 0x10 1x60", up(instance=B): "1x70"}, "70m"),
     Quiet("VLLMEngineDown", "the first one of a job that loads its model for ten minutes", {up(): "_x3 0x10 1x60"},
         "70m"),
+    Quiet("VLLMModelDown", "a model that was removed on purpose beside another",
+          {**_TWO_MODELS, up(): "1x9 stale", engine("num_requests_running"): "0x9 stale"}, "60m"),
+    Quiet("VLLMModelDown", "a model that another one replaces on the same engine",
+          {**_TWO_MODELS, up(): "1x70", engine("num_requests_running"): "0x9 stale",
+           engine("num_requests_running", model_name="next"): "_x10 0x50"}, "60m"),
     Quiet("VLLMGatewayGone", "where there is no gateway, and while the first one is pending", {up(): "1x60"}, "60m"),
     Quiet("VLLMGatewayGone", "a rollout that replaces the only pod within three minutes",
           {up("gateway", GATEWAY["instance"]): "1x9 stale", up("gateway", "10.0.0.55:8010"): "_x12 1x50"}, "60m"),

@@ -1,6 +1,7 @@
 """Exported Kubernetes files: base/, overlays/example/, components/ for another gateway.
 
-Invariant: a secret is never written, only its name."""
+Invariants: a secret is never written, only its name; without an option that says so, nothing is written that runs or
+restricts."""
 
 from __future__ import annotations
 
@@ -13,12 +14,23 @@ from alerts import export as alerts
 from alerts import managed_files
 from alerts.managed_files import marked
 from alerts.printer import as_yaml
-from stack.deploy.kubernetes import monitoring, policies, running, sidecar_patch
-from stack.deploy.kubernetes.objects import BOARD_SERVICE, CLIENTS, METRICS_SERVICE, OMIT, PORTS, Object, load, load_one
+from stack.deploy.kubernetes import monitoring, notifications, policies, running, sidecar_patch
+from stack.deploy.kubernetes.objects import (
+    BOARD_SERVICE,
+    CLIENTS,
+    GATEWAY_SERVICE,
+    METRICS_SERVICE,
+    OMIT,
+    PORTS,
+    Object,
+    load,
+    load_one,
+)
 from stack.deploy.kubernetes.options import KubernetesOptions
 
 BASE, EXAMPLE = "base", "overlays/example"
 _COMMAND = "vllm-watch kubernetes export"
+_OPEN_ENGINES = "kubectl -n {} delete networkpolicy vllm-watch-engines"
 
 
 def files(wanted: KubernetesOptions) -> dict[str, str]:
@@ -38,18 +50,25 @@ def files(wanted: KubernetesOptions) -> dict[str, str]:
 
 def _objects(wanted: KubernetesOptions) -> Iterator[tuple[str, Iterable[Object]]]:
     """Return the objects of each file of the base; the numbers put them into the order in which one reads them."""
-    yield "10-config", [running.config(wanted)]
-    if wanted.with_gateway:
+    if wanted.runs_pods:
+        yield "10-config", [running.config(wanted)]
+    if wanted.gateway:
         yield "20-gateway", running.gateway(wanted)
+    elif wanted.sidecar_alone:
+        yield "20-sidecar", running.sidecar(wanted)
     elif wanted.with_sidecar:
         yield "20-sidecar", [running.metrics_service()]
-    yield "30-board", running.board(wanted)
-    yield "40-network", policies.policies(wanted)
+    if wanted.board:
+        yield "30-board", running.board(wanted)
+    if closing := list(policies.policies(wanted)):
+        yield "40-network", closing
     yield "50-monitors", monitoring.monitors(wanted)
     if "rules" not in wanted.without:
         yield from ((f"60-rules-{name}", [each]) for name, each in monitoring.rules(wanted))
     if "boards" not in wanted.without:
         yield from ((f"70-board-{slug}", [each]) for slug, each in monitoring.boards(wanted))
+    if wanted.routes:
+        yield "80-routes", [notifications.alertmanager_config(wanted)]
 
 
 def _text(objects: Iterable[Object]) -> str:
@@ -81,30 +100,63 @@ def write(folder: Path, wanted: KubernetesOptions, force: bool = False) -> tuple
 
 
 def warnings(wanted: KubernetesOptions) -> Iterator[str]:
-    """Return warnings about defaults that may not fit the cluster."""
+    """Return what an export changes for those who use the engines today, and options that may not fit the cluster."""
+    yield from effects(wanted)
     if "rules" not in wanted.without:
-        yield from alerts.warnings(wanted.rules.links)
         yield from alerts.without_page(wanted.rules.objectives)
     if not wanted.operator_labels:
         yield (
             "no --label: the Prometheus of kube-prometheus-stack reads rules and monitors with release=NAME of its"
             " chart alone"
         )
-    if far := [url for url in wanted.engines if _elsewhere(url, wanted.namespace)] if wanted.with_gateway else []:
+    if (
+        far := [url for url in wanted.engines if _elsewhere(url, wanted.namespace)]
+        if wanted.gateway or wanted.sidecar_alone
+        else []
+    ):
         yield (
-            f"{', '.join(far)}: not in namespace {wanted.namespace}; the gateway may ask no others; give"
+            f"{', '.join(far)}: not in namespace {wanted.namespace}; gateway and sidecar may ask no others; give"
             " 40-network.yaml an egress rule"
         )
-    if _elsewhere(wanted.prometheus_url, wanted.monitoring):
+    if wanted.board and _elsewhere(wanted.prometheus_url, wanted.monitoring):
         yield (
             f"{wanted.prometheus}: not in namespace {wanted.monitoring}; the board may ask no other; give"
             " 40-network.yaml an egress rule"
         )
-    if any(url.startswith("https:") for url in wanted.engines):
+    if wanted.with_sidecar and any(url.startswith("https:") for url in wanted.engines):
         yield (
             "engines with https: name their authority in 50-monitors.yaml (tlsConfig), gateway.yaml (upstream_ca_file),"
             " sidecar.yaml (http_config)"
         )
+
+
+def effects(wanted: KubernetesOptions) -> Iterator[str]:
+    """Return what the options beyond the default change for existing clients of the engines, one sentence each."""
+    if wanted.gateway:
+        yield (
+            "--gateway: clients change nothing until you give them the address"
+            f" {GATEWAY_SERVICE}.{wanted.namespace}.svc and a key; until then their requests are in no log"
+        )
+    if wanted.sidecar_alone:
+        yield "--sidecar: one more pod reads /metrics of each engine every 5 s; clients change nothing"
+    if own := wanted.own_gateway:
+        yield (
+            f"--own-gateway: the rollout of {own.deployment} becomes Recreate, so applying it is a gap for its clients,"
+            " and while the sidecar fails the pod is not ready"
+        )
+    if wanted.board:
+        yield (
+            "--board: one more pod queries Prometheus and shows metrics to namespaces with the label"
+            " vllm-watch-clients=true; clients change nothing"
+        )
+    if wanted.restrict_engines:
+        undo = "" if wanted.own_gateway else f" (undo: {_OPEN_ENGINES.format(wanted.namespace)})"
+        yield (
+            "--restrict-engines: clients that ask the engines directly are cut off, in a network that enforces"
+            f" policies; only the gateway, Prometheus and the engines reach them{undo}"
+        )
+    if wanted.routes:
+        yield from notifications.warnings(wanted)
 
 
 def _elsewhere(url: str, namespace: str) -> bool:
@@ -119,8 +171,40 @@ def _elsewhere(url: str, namespace: str) -> bool:
 def next_steps(folder: Path, wanted: KubernetesOptions) -> Iterator[str]:
     """Return the next steps with exported files, one command or sentence each."""
     where = f"kubectl -n {wanted.namespace}"
-    yield f"build the image and push it where the cluster finds it: {wanted.image} (another name: --image)"
-    if wanted.with_gateway:
+    if wanted.runs_pods:
+        yield f"build the image and push it where the cluster finds it: {wanted.image} (another name: --image)"
+    yield from _secrets(wanted, where)
+    if wanted.gateway or wanted.board:
+        label = ",".join(f"{key}={value}" for key, value in CLIENTS.items())
+        yield f"kubectl label namespace WHOSE {label}    # whose pods may ask the gateway and open the board"
+    if own := wanted.own_gateway:
+        component = folder / sidecar_patch.COMPONENT
+        yield (
+            f"write an overlay: resources {folder / BASE} and your {own.deployment}, components {component}"
+            " (docs/guides/kubernetes.md)"
+        )
+        # an apply does not clear what the API server filled in
+        recreate = '{"spec": {"strategy": {"type": "Recreate", "rollingUpdate": null}}}'
+        yield (
+            f"{where} patch deployment {own.deployment} --type merge --patch '{recreate}'    # once, if it runs already"
+        )
+    apply = f"kubectl apply --server-side -k {'that overlay' if wanted.own_gateway else folder / BASE}"
+    yield f"{apply}    # or copy {folder / EXAMPLE} and change the copy"
+    if wanted.own_gateway and wanted.restrict_engines:
+        yield (
+            f"when its pods are new: {folder / sidecar_patch.CLOSED} among its components blocks all other clients"
+            " the engines"
+        )
+    if wanted.board:
+        yield (
+            f"{where} port-forward service/{BOARD_SERVICE} {PORTS['board']}    # the boards and runbooks, at"
+            f" http://127.0.0.1:{PORTS['board']}"
+        )
+
+
+def _secrets(wanted: KubernetesOptions, where: str) -> Iterator[str]:
+    """Return the steps that create secrets. where: kubectl with the namespace."""
+    if wanted.gateway:
         yield (
             "vllm-watch gateway key TEAM    # a key and its hash for each team; write teams.yaml with the hashes, then"
             " gateway check teams.yaml"
@@ -142,32 +226,7 @@ def next_steps(folder: Path, wanted: KubernetesOptions) -> Iterator[str]:
             f"openssl rand -hex 24 | {where} create secret generic {wanted.login_secret} --from-file=token=/dev/stdin  "
             "  # Prometheus' login"
         )
-    label = ",".join(f"{key}={value}" for key, value in CLIENTS.items())
-    yield f"kubectl label namespace WHOSE {label}    # whose pods may ask the gateway and open the board"
-    if wanted.with_gateway and not wanted.open_engines:
-        yield (
-            "direct clients of the engines are blocked where the network enforces policies; --open-engines lets"
-            " them go on"
-        )
-    if own := wanted.own_gateway:
-        component = folder / sidecar_patch.COMPONENT
-        yield (
-            f"write an overlay: resources {folder / BASE} and your {own.deployment}, components {component}"
-            " (docs/guides/kubernetes.md)"
-        )
-        # an apply does not clear what the API server filled in
-        recreate = '{"spec": {"strategy": {"type": "Recreate", "rollingUpdate": null}}}'
-        yield (
-            f"{where} patch deployment {own.deployment} --type merge --patch '{recreate}'    # once, if it runs already"
-        )
-    apply = f"kubectl apply --server-side -k {'that overlay' if wanted.own_gateway else folder / BASE}"
-    yield f"{apply}    # or copy {folder / EXAMPLE} and change the copy"
-    if wanted.own_gateway and not wanted.open_engines:
-        yield (
-            f"when its pods are new: {folder / sidecar_patch.CLOSED} among its components blocks all other clients"
-            " the engines"
-        )
-    yield (
-        f"{where} port-forward service/{BOARD_SERVICE} {PORTS['board']}    # the boards and runbooks, at"
-        f" http://127.0.0.1:{PORTS['board']}"
-    )
+    if wanted.routes and (keys := notifications.secret_keys(wanted)):
+        files_of = " ".join(f"--from-file={key}" for key in keys)
+        what = notifications.secret_content(wanted)
+        yield f"{where} create secret generic {wanted.routes_secret} {files_of}    # each holds {what}"

@@ -26,7 +26,7 @@ LARGEST_BYTES = 900_000
 def rules(wanted: KubernetesOptions) -> Iterator[tuple[str, Object]]:
     """Each rule file as an object, or as several; with the name of its file."""
     own = wanted.rules
-    for name, text in printer.rule_files(own.links, own.settings, own.objectives, header=""):
+    for name, text in printer.rule_files(wanted.links, own.settings, own.objectives, header=""):
         stem = name.removesuffix(".yaml")
         parts = list(_split(yaml.safe_load(text)["groups"], LARGEST_BYTES))
         for number, groups in enumerate(parts, 1):
@@ -50,12 +50,12 @@ def _split(groups: list[Any], limit: int) -> Iterator[list[Any]]:
 
 
 def monitors(wanted: KubernetesOptions) -> list[Object]:
-    """Return the monitors of base/monitors.yaml whose targets the profile has."""
+    """Return the monitors of base/monitors.yaml whose targets the export or your gateway has."""
     by_number = wanted.engine_port.isdecimal()
-    own = {"gateway": wanted.with_gateway, "sidecar": wanted.with_sidecar}
+    own = {"gateway": wanted.gateway, "sidecar": wanted.with_sidecar}
     objects = load(
         "monitors.yaml",
-        ENGINE_SELECTOR=dict(wanted.engine_selector),
+        ENGINE_PODS=wanted.engine_pods,
         ENGINE_PORT_NAME=OMIT if by_number else wanted.engine_port,
         ENGINE_PORT_NUMBER=int(wanted.engine_port) if by_number else OMIT,
         ENGINE_SCHEME="https" if wanted.engines_speak_tls else OMIT,
@@ -113,7 +113,7 @@ def boards(wanted: KubernetesOptions) -> Iterator[tuple[str, Object]]:
     """Yield each dashboard as Grafana's sidecar takes it, with its slug. They are read-only there: the objects are
     their source."""
     for board in boards_of(wanted.profile, wanted.rules.settings):
-        text = grafana_json.to_json(board, wanted.profile, links=wanted.rules.links, editable=False, compact=True)
+        text = grafana_json.to_json(board, wanted.profile, links=wanted.links, editable=False, compact=True)
         texts = {f"vllm-watch-{board.slug}.json": text}
         name = f"vllm-watch-board-{board.slug}"
         yield board.slug, load_one("dashboard.yaml", NAME=name, FOLDER=grafana_folders.FOLDER, TEXTS=texts)

@@ -10,9 +10,9 @@ import yaml
 
 Object = dict[str, Any]
 
-GATEWAY, BOARD = "vllm-watch-gateway", "vllm-watch-board"
+GATEWAY, BOARD, SIDECAR_NAME = "vllm-watch-gateway", "vllm-watch-board", "vllm-watch-sidecar"
 GATEWAY_SERVICE, METRICS_SERVICE, BOARD_SERVICE = "watch-gateway", "watch-metrics", "watch-board"
-SIDECAR = {"vllm-watch-sidecar": "true"}  # a label of pods of somebody else's that got our sidecar
+SIDECAR = {"vllm-watch-sidecar": "true"}  # a label of pods with our sidecar but without our gateway
 CLIENTS = {"vllm-watch-clients": "true"}  # a label of namespaces: whose pods may ask the gateway and open the board
 # Name and number of each port, as base/*.yaml has them.
 PORTS = {"http": 8000, "gateway-metrics": 8010, "sidecar": 9401, "board": 9402}

@@ -9,10 +9,12 @@ from functools import partial
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from alerts import export
+from alerts import export, routing
+from alerts.rules import Links
 from alerts.settings import Overrides
 from dashboards.model import Profile
 from exporters.text import parse_window
+from stack.deploy.kubernetes.objects import BOARD_SERVICE, PORTS, Object
 from stack.gateway.config import url_mistake
 from stack.option import Opt
 
@@ -88,7 +90,11 @@ def _as_texts(labels: Pairs) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesOptions:
-    """image: of vllm-watch. engines: addresses, without /v1, that the gateway and the sidecar use; a Service of several
+    """Without gateway, sidecar, board and routes an export holds rules, dashboards and the engines' monitor only:
+    nothing that runs, and nothing that restricts.
+    gateway: ours, with a sidecar in its pod. sidecar: alone, for engines without a request log; a gateway, ours or not,
+    brings one. restrict_engines: only the gateway, Prometheus and other engines reach the engines.
+    image: of vllm-watch. engines: addresses, without /v1, that the gateway and the sidecar use; a Service of several
     replicas is one engine to them. engine_selector, engine_port: the labels of the engines' pods, and the name or
     number of the port that they declare.
     operator_labels: what the Prometheus Operator selects our rules and monitors by. cluster: a label for every series,
@@ -99,15 +105,19 @@ class KubernetesOptions:
     tls_secret: holds tls.crt, tls.key and ca.crt, for the pages that Prometheus reads. login_secret: holds token,
     without which nobody reads them.
     own_gateway: gets our sidecar, and ours is not written.
-    open_engines: direct clients of the engines are allowed; else only the gateway and Prometheus reach them.
     job_label: a label of the engines' pods; its value becomes a part of their job. without: words of ONCE that another
     export has already brought.
+    routes: kind of receiver of an AlertmanagerConfig; None for no such object. routes_secret: holds what its
+    receivers need.
 
     Raises ValueError."""
 
-    profile: Annotated[Profile, Opt(help="engine: only the engines are monitored, without gateway and sidecar.")] = (
-        Profile.FULL
-    )
+    gateway: Annotated[bool, Opt(help="Add the gateway, with a sidecar in its pod.")] = False
+    sidecar: Annotated[bool, Opt(help="Add a sidecar without a gateway.")] = False
+    board: Annotated[bool, Opt(help="Add the board: dashboards and runbooks without Grafana.")] = False
+    restrict_engines: Annotated[
+        bool, Opt(help="Block clients that do not come through the gateway from the engines.")
+    ] = False
     namespace: Annotated[str, Opt(metavar="NAME", help="Namespace of the engines, and of all objects.")] = "vllm"
     engines: Annotated[
         tuple[str, ...],
@@ -117,7 +127,7 @@ class KubernetesOptions:
         Pairs,
         Opt(
             metavar="KEY=VALUE",
-            help="Label of the engines' pods; repeatable.",
+            help="Label of the engines' pods; repeat a key for any of its values.",
             convert=partial(pairs, option="--engine-selector"),
             write=_as_texts,
         ),
@@ -151,7 +161,7 @@ class KubernetesOptions:
         str, Opt(metavar="NAME", help="Label `cluster` for every series, if one Prometheus scrapes several clusters.")
     ] = ""
     interval: Annotated[str, Opt(metavar="TIME", help="Scrape interval; set the same in Grafana's data source.")] = (
-        "15s"
+        "30s"
     )
     sample_limit: Annotated[
         int | None,
@@ -177,7 +187,17 @@ class KubernetesOptions:
             convert=OwnGateway.parse,
         ),
     ] = None
-    open_engines: Annotated[bool, Opt(help="Do not restrict direct access to the engines.")] = False
+    routes: Annotated[
+        str | None,
+        Opt(
+            name="--alertmanager-config",
+            choices=tuple(routing.RECEIVERS),
+            help="Add an AlertmanagerConfig with routes to a receiver of this kind.",
+        ),
+    ] = None
+    routes_secret: Annotated[
+        str, Opt(name="--alertmanager-secret", metavar="NAME", help="Secret with the keys that its receivers read.")
+    ] = "vllm-watch-alertmanager"  # noqa: S105  a name
     without: Annotated[
         tuple[str, ...],
         Opt(choices=ONCE, help="Leave a part out, for a second namespace of one Prometheus; repeatable."),
@@ -190,23 +210,42 @@ class KubernetesOptions:
         self._expect_labels()
         _expect_port(self.engine_port)
         self._expect_scrapes()
-        for option, given in (
-            ("--own-gateway", self.own_gateway),
-            ("--tls-secret", self.tls_secret),
-            ("--login-secret", self.login_secret),
-        ):
+        self._expect_parts()
+        self._expect_links()
+        self._expect_jobs()
+
+    def _expect_parts(self) -> None:
+        if self.gateway and self.own_gateway:
+            raise ValueError("--gateway adds ours, and --own-gateway is for one of yours; leave one of them out")
+        for option, given in (("--tls-secret", self.tls_secret), ("--login-secret", self.login_secret)):
             if given and not self.with_sidecar:
                 raise ValueError(
-                    f"{option} is for a sidecar, and --profile engine is for clusters without one; leave one of"
-                    " them out"
+                    f"{option} protects the metrics of gateway and sidecar; add --gateway, --sidecar or --own-gateway"
                 )
-        self._expect_jobs()
+        if self.restrict_engines and not (self.gateway or self.own_gateway):
+            raise ValueError(
+                "--restrict-engines lets only a gateway ask the engines, and there is none; add --gateway or"
+                " --own-gateway"
+            )
+
+    def _expect_links(self) -> None:
+        """Links in alerts must lead somewhere for everybody who is notified."""
+        if "rules" in self.without and "boards" in self.without:
+            return
+        for option, url in (("--runbook-base", self.links.runbooks), ("--dashboard-base", self.links.dashboards)):
+            if url and export.is_loopback(url):
+                raise ValueError(
+                    f"{option} is missing or leads to this machine alone ({url}); write the address that people on"
+                    f" call open, such as https://{'wiki' if 'runbook' in option else 'grafana'}.example.org, or add"
+                    " --board, which serves both"
+                )
 
     def _expect_names(self) -> None:
         for what, name in (
             ("--namespace", self.namespace),
             ("--monitoring-namespace", self.monitoring),
             ("--teams-secret", self.teams_secret),
+            ("--alertmanager-secret", self.routes_secret),
         ):
             _expect(
                 _NAME, name, what, "is no name in Kubernetes; write lower-case letters, digits and '-', such as vllm"
@@ -239,6 +278,11 @@ class KubernetesOptions:
         for what, pairs in (("--engine-selector", self.engine_selector), ("--label", self.operator_labels)):
             for key, value in pairs:
                 _expect_label(what, key, value)
+        keys = [key for key, _ in dict.fromkeys(self.operator_labels)]
+        if twice := next((key for key in keys if keys.count(key) > 1), None):
+            raise ValueError(
+                f"--label {twice} has two values; an object has one for each key, so leave one of them out"
+            )
 
     def _expect_jobs(self) -> None:
         job, pattern = self.jobs.engine, self.rules.settings.overlay.engine_job
@@ -260,18 +304,49 @@ class KubernetesOptions:
                 " http://prometheus-operated.monitoring.svc:9090"
             )
         if parse_window(self.interval) < 1:
-            raise ValueError(f"--interval {self.interval} is too short; 15s is what it is without")
+            raise ValueError(f"--interval {self.interval} is too short; 30s is what it is without")
         if (self.sample_limit or 0) < 0:
             raise ValueError("--sample-limit is a number of samples, or 0 for no limit")
 
     @property
     def with_sidecar(self) -> bool:
-        """Return whether there is a gateway, ours or not, whose log a sidecar reads."""
-        return self.profile is Profile.FULL
+        return self.sidecar or self.gateway or self.own_gateway is not None
 
     @property
-    def with_gateway(self) -> bool:
-        return self.with_sidecar and self.own_gateway is None
+    def sidecar_alone(self) -> bool:
+        """Return whether the sidecar has a pod of its own, and no request log."""
+        return self.sidecar and not self.gateway and self.own_gateway is None
+
+    @property
+    def runs_pods(self) -> bool:
+        """Return whether anything of ours runs, so that an image is needed."""
+        return self.with_sidecar or self.board
+
+    @property
+    def profile(self) -> Profile:
+        return Profile.FULL if self.with_sidecar else Profile.ENGINE
+
+    @property
+    def links(self) -> Links:
+        """Return where alerts lead: to the addresses that were given, else to the board where it is exported."""
+        given, usual = self.rules.links, Links()
+        if not self.board:
+            return given
+        board = f"http://{BOARD_SERVICE}.{self.namespace}.svc:{PORTS['board']}"
+        return Links(
+            f"{board}/runbooks" if given.runbooks == usual.runbooks else given.runbooks,
+            board if given.dashboards == usual.dashboards else given.dashboards,
+        )
+
+    @property
+    def engine_pods(self) -> Object:
+        """Return the label selector of the engines' pods: every key must match, with any of its values."""
+        values: dict[str, list[str]] = {}
+        for key, value in dict.fromkeys(self.engine_selector):
+            values.setdefault(key, []).append(value)
+        alone = {key: only for key, (only, *others) in values.items() if not others}
+        several = [{"key": key, "operator": "In", "values": given} for key, given in values.items() if len(given) > 1]
+        return {name: part for name, part in (("matchLabels", alone), ("matchExpressions", several)) if part}
 
     @property
     def engines_speak_tls(self) -> bool:

@@ -11,12 +11,16 @@ from stack.deploy.kubernetes.options import KubernetesOptions
 def policies(wanted: KubernetesOptions) -> Iterator[Object]:
     """Yield the policies of the base."""
     named = _named(wanted)
-    yield named["vllm-watch-closed"]
-    yield named["vllm-watch-board"]
-    if wanted.with_gateway:
-        yield named["vllm-watch-gateway"]
-        if not wanted.open_engines:
-            yield named["vllm-watch-engines"]
+    parts = (
+        ("vllm-watch-board", wanted.board),
+        ("vllm-watch-gateway", wanted.gateway),
+        ("vllm-watch-sidecar-alone", wanted.sidecar_alone),
+    )
+    if any(runs for _, runs in parts):
+        yield named["vllm-watch-closed"]
+    yield from (named[name] for name, runs in parts if runs)
+    if wanted.restrict_engines and wanted.gateway:
+        yield named["vllm-watch-engines"]
 
 
 def of_engines(wanted: KubernetesOptions) -> Object:
@@ -34,8 +38,8 @@ def _named(wanted: KubernetesOptions) -> dict[str, Object]:
         "network.yaml",
         MONITORING=wanted.monitoring,
         PROMETHEUS_PORT=wanted.prometheus_port,
-        ENGINE_SELECTOR=dict(wanted.engine_selector),
+        ENGINE_PODS=wanted.engine_pods,
         ENGINE_PORT=int(wanted.engine_port) if wanted.engine_port.isdecimal() else wanted.engine_port,
-        GATEWAY_PODS={"app.kubernetes.io/name": GATEWAY} if wanted.with_gateway else dict(SIDECAR),
+        GATEWAY_PODS={"app.kubernetes.io/name": GATEWAY} if wanted.gateway else dict(SIDECAR),
     )
     return {each["metadata"]["name"]: each for each in objects}

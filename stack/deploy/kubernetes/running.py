@@ -1,5 +1,5 @@
-"""Deployments: gateway with sidecar (base/gateway.yaml), board (base/board.yaml), and their configuration. Every
-container is unprivileged and may write only to its own volumes.
+"""Deployments: gateway with sidecar (base/gateway.yaml), the sidecar alone, board (base/board.yaml), and their
+configuration. Every container is unprivileged and may write only to its own volumes.
 
 The sidecar stands in the gateway's pod because the request log is a file there, not for the engine's sake: engines are
 read over HTTP. GPUs are not: NVML sees those of its own node only, so here the sidecar's `gpu` is off and dcgm-exporter
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from alerts import export
 from alerts.printer import as_yaml
-from stack.deploy.kubernetes.objects import BOARD_SERVICE, OMIT, PORTS, Object, load, load_one
+from stack.deploy.kubernetes.objects import BOARD_SERVICE, OMIT, PORTS, SIDECAR, SIDECAR_NAME, Object, load, load_one
 from stack.deploy.kubernetes.options import KubernetesOptions
 from stack.gateway.config import Timeouts
 
@@ -32,7 +32,7 @@ def config_text(wanted: KubernetesOptions) -> dict[str, str]:
     everywhere = "0.0.0.0"  # noqa: S104  in a pod; NetworkPolicies say who reaches it
     sidecar = {
         "listen": f"{everywhere}:{PORTS['sidecar']}",
-        "requests_log": [f"{LOGS}/{wanted.own_gateway.log}" if wanted.own_gateway else LOG],
+        **({} if wanted.sidecar_alone else {"requests_log": [_log(wanted)]}),
         "engines": [{"name": name, "url": url} for name, url in wanted.engine_names.items()],
         "gpu": "off",
         "state": f"{STATE}/sidecar.state",
@@ -42,7 +42,7 @@ def config_text(wanted: KubernetesOptions) -> dict[str, str]:
     texts["sidecar.yaml"] = as_yaml(sidecar)
     if wanted.secrets:
         texts["web.yml"] = as_yaml(_web(wanted))
-    if wanted.with_gateway:
+    if wanted.gateway:
         gateway = {
             "listen": f"{everywhere}:{PORTS['http']}",
             "metrics_listen": f"{everywhere}:{PORTS['gateway-metrics']}",
@@ -54,6 +54,10 @@ def config_text(wanted: KubernetesOptions) -> dict[str, str]:
         one = {"upstream": next(iter(wanted.engine_names.values()))} if len(wanted.engines) == 1 else {}
         texts["gateway.yaml"] = as_yaml({**one, **gateway})
     return texts
+
+
+def _log(wanted: KubernetesOptions) -> str:
+    return f"{LOGS}/{wanted.own_gateway.log}" if wanted.own_gateway else LOG
 
 
 def _web(wanted: KubernetesOptions) -> Object:
@@ -106,6 +110,31 @@ def gateway_pod(wanted: KubernetesOptions) -> Object:
     return pod
 
 
+def sidecar(wanted: KubernetesOptions) -> list[Object]:
+    """Return the pod of a sidecar without a request log, its Service and the volume of its state: the sidecar of the
+    gateway's pod, alone."""
+    deployment, claim = (each for each in gateway(wanted) if each["kind"] in ("Deployment", "PersistentVolumeClaim"))
+    template = deployment["spec"]["template"]
+    pod = template["spec"]
+    pod["containers"] = [each for each in pod["containers"] if each["name"] == "sidecar"]
+    [container] = pod["containers"]
+    container["volumeMounts"] = [each for each in container["volumeMounts"] if each["mountPath"] != LOGS]
+    _leave_out(pod, {each["name"] for each in pod["volumes"]} - {each["name"] for each in container["volumeMounts"]})
+    for volume in pod["volumes"]:
+        if claimed := volume.get("persistentVolumeClaim"):
+            claimed["claimName"] = f"{SIDECAR_NAME}-state"
+    template["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"] = "sidecar"
+    labels = {**template["metadata"]["labels"], "app.kubernetes.io/name": SIDECAR_NAME}
+    template["metadata"]["labels"] = {**labels, **SIDECAR}
+    deployment["spec"]["selector"]["matchLabels"] = {"app.kubernetes.io/name": SIDECAR_NAME}
+    deployment["metadata"] = {"name": SIDECAR_NAME, "labels": labels}
+    claim["metadata"] = {
+        "name": f"{SIDECAR_NAME}-state",
+        "labels": {**claim["metadata"]["labels"], "app.kubernetes.io/name": f"{SIDECAR_NAME}-state"},
+    }
+    return [deployment, metrics_service(), claim]
+
+
 def _leave_out(pod: Object, volumes: set[str]) -> None:
     """Remove volumes from a pod, and from the containers that mount them."""
     pod["volumes"] = [each for each in pod["volumes"] if each["name"] not in volumes]
@@ -114,7 +143,7 @@ def _leave_out(pod: Object, volumes: set[str]) -> None:
 
 
 def metrics_service() -> Object:
-    """Return the Service of our sidecar in the pods of somebody else's gateway."""
+    """Return the Service of a sidecar in the pods of somebody else's gateway, or in a pod of its own."""
     return load_one("sidecar.yaml")
 
 
@@ -123,7 +152,7 @@ def board(wanted: KubernetesOptions) -> list[Object]:
     names = [
         BOARD_SERVICE,
         *(f"{BOARD_SERVICE}.$(NAMESPACE){end}" for end in ("", ".svc", ".svc.cluster.local")),
-        urlsplit(wanted.rules.links.runbooks).hostname,
+        urlsplit(wanted.links.runbooks).hostname,
     ]
     allowed = [word for name in names if name and not name.startswith("127.") for word in ("--allow-host", name)]
     arguments = ["board", "--prometheus", wanted.prometheus_url, "--listen", f"0.0.0.0:{PORTS['board']}"]

@@ -38,7 +38,7 @@ def components(wanted: KubernetesOptions, own: OwnGateway) -> Iterator[tuple[str
         [{"op": "add", "path": f"/spec/template/spec/{where}/-", "value": value} for where, value in added],
     )
     closing = {POLICY: policies.of_own_gateway(wanted)} | (
-        {} if wanted.open_engines else {CLOSED: policies.of_engines(wanted)}
+        {CLOSED: policies.of_engines(wanted)} if wanted.restrict_engines else {}
     )
     for folder, policy in closing.items():
         yield f"{folder}/kustomization.yaml", of_policy

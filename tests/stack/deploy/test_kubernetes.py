@@ -26,15 +26,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fake_kubernetes
 import kubernetes_validate
 import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from alerts import export, printer, thresholds
+from alerts import export, printer, routing, thresholds
+from alerts.rules import Links
 from alerts.settings import Overrides, Settings
 from dashboards import variables
-from dashboards.model import Profile
 from dashboards.registry import BOARDS
 from exporters.catalogue import EVERYTHING
 from exporters.sidecar_config import SidecarConfig
@@ -42,9 +43,9 @@ from stack import cli, config
 from stack.board import server as board_server
 from stack.deploy.fleet import budget
 from stack.deploy.fleet import files as fleet
-from stack.deploy.kubernetes import files, monitoring, policies, running, sidecar_patch
+from stack.deploy.kubernetes import files, monitoring, notifications, policies, running, sidecar_patch
 from stack.deploy.kubernetes import objects as kubernetes_objects
-from stack.deploy.kubernetes.objects import BOARD, BOARD_SERVICE, GATEWAY, PORTS
+from stack.deploy.kubernetes.objects import BOARD, BOARD_SERVICE, GATEWAY, PORTS, SIDECAR_NAME
 from stack.deploy.kubernetes.options import LEAST_STATE_BYTES, ONCE, KubernetesOptions, OwnGateway
 from stack.gateway import teams
 from stack.gateway.config import GatewayConfig, Timeouts
@@ -52,7 +53,9 @@ from stack.lab.install import operator_schema
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "tests/golden/0.32.0-before.prom"
-USUAL = KubernetesOptions(image="vllm-watch:0.1.0")
+LINKS = Links("https://wiki.example.org/runbooks", "https://grafana.example.org")
+OBSERVED = KubernetesOptions(image="vllm-watch:0.1.0", rules=export.AlertOptions(links=LINKS))
+USUAL = replace(OBSERVED, gateway=True, board=True, restrict_engines=True)
 MUCH = replace(
     USUAL, image="registry.example.org:5000/team/vllm-watch:1",
     engines=("http://vllm-0.vllm:8000", "http://vllm-1.vllm:8000"), engine_port="http",
@@ -61,11 +64,16 @@ MUCH = replace(
     sample_limit=5000, storage_class="fast", tls_secret="watch-tls", login_secret="watch-login",
     job_label="llm.example.org/model",
 )  # fmt: skip
-BESIDE = replace(MUCH, own_gateway=OwnGateway("my-gateway", "logs", "out/requests.jsonl"))
-VARIANTS = {"usual": USUAL, "engine": replace(USUAL, profile=Profile.ENGINE), "much": MUCH}
+EITHER = replace(
+    USUAL, without=ONCE, engine_selector=(("app", "chat"), ("app", "embed"), ("tier", "gpu"), ("app", "chat"))
+)
+ROUTED = replace(OBSERVED, routes="slack", without=ONCE)
+BESIDE = replace(MUCH, gateway=False, own_gateway=OwnGateway("my-gateway", "logs", "out/requests.jsonl"))
+ALONE = replace(OBSERVED, sidecar=True)
+VARIANTS = {"usual": USUAL, "observed": OBSERVED, "alone": ALONE, "much": MUCH}
 each_variant = pytest.mark.parametrize("wanted", VARIANTS.values(), ids=VARIANTS)
 CORE = ("1.27.0", "1.37.0")
-MONITORING = "monitoring.coreos.com/v1"
+MONITORING = ("monitoring.coreos.com/v1", "monitoring.coreos.com/v1alpha1")
 LIMIT_BYTES = 1 << 20
 CLIENT_SIDE_BYTES = 262_144  # all annotations together; `kubectl apply` without --server-side keeps the object in one
 
@@ -96,7 +104,7 @@ def pods(found: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def operators(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [each for each in found if each["apiVersion"] == MONITORING]
+    return [each for each in found if each["apiVersion"] in MONITORING]
 
 
 # ---- the files of the base
@@ -119,9 +127,9 @@ def test_every_word_of_the_base_files_is_filled_in(path, monkeypatch):
             used.update(words)
         return real(name, **words)
 
-    for module in (kubernetes_objects, files, monitoring, policies, running, sidecar_patch):
+    for module in (kubernetes_objects, files, monitoring, notifications, policies, running, sidecar_patch):
         monkeypatch.setattr(module, "load", recorded, raising=False)
-    exported = [text for wanted in (*VARIANTS.values(), BESIDE) for text in files.files(wanted).values()]
+    exported = [text for wanted in (*VARIANTS.values(), BESIDE, ROUTED) for text in files.files(wanted).values()]
     assert used == words_in(path.read_text())
     assert not any(words_in(text) for text in exported)
 
@@ -138,7 +146,7 @@ def core_mistakes(found: list[dict[str, Any]], version: str) -> list[str]:
     """What Kubernetes' own schemas say, unknown fields included; objects of the operator are not theirs."""
     said = []
     for each in found:
-        if each["apiVersion"] != MONITORING:
+        if each["apiVersion"] not in MONITORING:
             try:
                 kubernetes_validate.validate(each, version, strict=True)
             except kubernetes_validate.ValidationError as error:
@@ -174,8 +182,9 @@ def operator_mistakes(found: list[dict[str, Any]], part: Any, tmp_path: Path) ->
     command = [node, ROOT / "tests/support/operator_check.mjs", operator_schema.schemas(folder)]
     done = subprocess.run(command, input=json.dumps(found), capture_output=True, text=True, check=True, timeout=60)
     kinds = sorted({each["kind"] for each in found})
+    versions = {each["kind"]: each["apiVersion"] for each in found}
     imports = [
-        f"import type {{ I{kind} }} from '@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1/{kind}';"
+        f"import type {{ I{kind} }} from '@kubernetes-models/prometheus-operator/{versions[kind]}/{kind}';"
         for kind in kinds
     ]
     rows = [*imports, *(f"const o{at}: I{each['kind']} = {json.dumps(each)};" for at, each in enumerate(found))]
@@ -204,9 +213,10 @@ def test_rules_and_monitors_are_what_the_operator_declares(part, tmp_path):
     """Rules are the same in each but for the label that MUCH has too."""
     others = [
         each
-        for wanted in (USUAL, VARIANTS["engine"], BESIDE, replace(USUAL, sample_limit=0))
+        for wanted in (USUAL, OBSERVED, BESIDE, EITHER, replace(USUAL, sample_limit=0))
         for each in monitoring.monitors(wanted)
     ]
+    others += [notifications.alertmanager_config(replace(ROUTED, routes=receiver)) for receiver in routing.RECEIVERS]
     assert [] == operator_mistakes([*operators(objects(MUCH)), *others], part, tmp_path)
 
 
@@ -249,7 +259,7 @@ def test_large_rules_split_into_whole_groups(monkeypatch):
         for number in range(1, 1 + sum(name.startswith("ticket-") for name in parts))
     ]
     assert len(tickets) > 1
-    whole = yaml.safe_load(dict(printer.rule_files(header=""))["ticket.yaml"])["groups"]
+    whole = yaml.safe_load(dict(printer.rule_files(LINKS, header=""))["ticket.yaml"])["groups"]
     assert whole == [group for groups in tickets for group in groups]
 
 
@@ -311,6 +321,28 @@ def test_the_example_has_its_namespace_label_image_and_engine(part, tmp_path, fe
     assert "http://another-vllm:8000" == gateway.upstream
     assert [] == core_mistakes(found, CORE[-1])
     assert [] == mismatches(found)
+
+
+@pytest.mark.parametrize("wanted", [OBSERVED, USUAL, ALONE, ROUTED], ids=["observed", "usual", "alone", "routed"])
+def test_kubectl_applies_the_base(wanted, part, tmp_path):
+    """kubectl reads every object of the base, and knows where each would go."""
+    with fake_kubernetes.serving() as url:
+        base = filed(tmp_path, printed(wanted)) / "base"
+        command = [
+            part("kubectl").path,
+            "--server",
+            url,
+            "--cache-dir",
+            tmp_path / "cache",
+            "apply",
+            "--dry-run=client",
+        ]
+        done = subprocess.run(
+            [*command, "--validate=false", "-k", base, "-o", "name"],
+            capture_output=True, text=True, check=False, timeout=120, env={**os.environ, "KUBECONFIG": "/dev/null"},
+        )  # fmt: skip
+    assert 0 == done.returncode, done.stderr
+    assert len(objects(wanted)) == len(done.stdout.split())
 
 
 # ---- what belongs together
@@ -459,17 +491,89 @@ def test_names_may_be_asked_of_whoever_answers_them_in_a_cluster():
         ]
 
 
-def test_engines_stay_open_where_that_was_asked_for():
+def test_engines_are_closed_only_where_that_was_asked_for():
     assert "vllm-watch-engines" in of_kind(objects(USUAL), "NetworkPolicy")
     left = {
         policy["metadata"]["name"]: policy["spec"]["podSelector"]["matchLabels"]
-        for policy in policies.policies(replace(USUAL, open_engines=True))
+        for policy in policies.policies(replace(USUAL, restrict_engines=False))
     }
     assert {"vllm-watch-closed", GATEWAY, BOARD} == set(left)
     assert dict(USUAL.engine_selector) not in left.values()
-    assert "vllm-watch-engines" not in of_kind(objects(VARIANTS["engine"]), "NetworkPolicy"), (
-        "without a gateway nobody else could ask them"
-    )
+
+
+def test_a_repeated_key_of_the_selector_takes_any_of_its_values():
+    either = {"key": "app", "operator": "In", "values": ["chat", "embed"]}
+    selector = {"matchLabels": {"tier": "gpu"}, "matchExpressions": [either]}
+    found = objects(EITHER)
+    policies = of_kind(found, "NetworkPolicy")
+    assert selector == of_kind(found, "PodMonitor")["vllm-watch-engines"]["spec"]["selector"]
+    assert selector == policies["vllm-watch-engines"]["spec"]["podSelector"]
+    assert [{"podSelector": selector}] in [rule.get("to") for rule in policies[GATEWAY]["spec"]["egress"]]
+    assert {"matchExpressions": [either]} == replace(EITHER, engine_selector=EITHER.engine_selector[:2]).engine_pods
+    assert [] == core_mistakes(found, CORE[-1])
+
+
+def test_the_default_export_changes_nothing_for_clients():
+    """Rules, dashboards and the engines' monitor: nothing that runs, restricts, or needs an image."""
+    kinds = {(each["apiVersion"], each["kind"]) for each in objects(OBSERVED)}
+    assert {(MONITORING[0], "PodMonitor"), (MONITORING[0], "PrometheusRule"), ("v1", "ConfigMap")} == kinds
+    assert {"1"} == {
+        each["metadata"]["labels"].get("grafana_dashboard") for each in of_kind(objects(OBSERVED), "ConfigMap").values()
+    }
+    assert "image" not in "".join(text for name, text in printed(OBSERVED).items() if "50-monitors" in name)
+    assert ["30s"] == [
+        endpoint["interval"]
+        for each in of_kind(objects(OBSERVED), "PodMonitor").values()
+        for endpoint in endpoints_of(each)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"gateway": True}, "--gateway: clients change nothing until you give them the address watch-gateway.vllm.svc"),
+        ({"sidecar": True}, "--sidecar: one more pod reads /metrics of each engine"),
+        ({"board": True}, "--board: one more pod queries Prometheus"),
+        ({"own_gateway": OwnGateway("my-gateway", "logs", "a")}, "--own-gateway: the rollout of my-gateway becomes"),
+        ({"gateway": True, "restrict_engines": True}, "undo: kubectl -n vllm delete networkpolicy vllm-watch-engines"),
+        ({"routes": "slack"}, "spec.alertmanagerConfigMatcherStrategy.type: None"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_each_part_beyond_the_default_comes_with_its_effect(changes, sentence):
+    assert sentence in "\n".join(files.warnings(replace(OBSERVED, **changes)))
+    assert [] == list(files.effects(OBSERVED))
+
+
+def test_own_gateway_implies_the_sidecar():
+    assert replace(OBSERVED, own_gateway=BESIDE.own_gateway).with_sidecar
+    assert not replace(OBSERVED, own_gateway=BESIDE.own_gateway, sidecar=True).sidecar_alone
+
+
+def test_a_sidecar_alone_has_no_log_and_keeps_its_state():
+    found = objects(ALONE)
+    [(name, pod)] = pods(found).items()
+    assert (SIDECAR_NAME, ["sidecar"]) == (name, [one["name"] for one in pod["spec"]["containers"]])
+    data = of_kind(found, "ConfigMap")["vllm-watch-config"]["data"]
+    read = config.parse(data["sidecar.yaml"], SidecarConfig, "sidecar.yaml")
+    assert ((), f"{running.STATE}/sidecar.state") == (read.requests_log, read.state)
+    assert {running.STATE} <= {mount["mountPath"] for mount in pod["spec"]["containers"][0]["volumeMounts"]}
+    assert ["vllm-watch-sidecar"] == list(of_kind(found, "ServiceMonitor"))
+    opened = of_kind(found, "NetworkPolicy")["vllm-watch-sidecar-alone"]["spec"]
+    assert selects(opened["podSelector"]["matchLabels"], pod["metadata"]["labels"])
+    assert "vllm-watch-engines" not in of_kind(found, "NetworkPolicy")
+
+
+def test_links_lead_to_the_board_where_nothing_else_was_given():
+    with_board = KubernetesOptions(image="vllm-watch:0.1.0", board=True, namespace="llm")
+    assert Links("http://watch-board.llm.svc:9402/runbooks", "http://watch-board.llm.svc:9402") == with_board.links
+    assert LINKS == replace(OBSERVED, board=True).links
+    with pytest.raises(ValueError, match="--runbook-base is missing or leads to this machine alone"):
+        KubernetesOptions(image="vllm-watch:0.1.0")
+    for links in (Links("http://localhost:1", LINKS.dashboards), Links(LINKS.runbooks, "http://127.0.0.1:3000")):
+        with pytest.raises(ValueError, match="leads to this machine alone"):
+            replace(OBSERVED, rules=export.AlertOptions(links=links))
+    assert KubernetesOptions(image="vllm-watch:0.1.0", without=ONCE), "without rules and dashboards there is no link"
 
 
 @each_variant
@@ -538,7 +642,7 @@ def test_the_gateway_has_memory_for_the_bodies_that_it_may_hold():
 @each_variant
 def test_no_secret_is_written_and_teams_come_from_one_by_name(wanted):
     assert {} == of_kind(objects(wanted), "Secret")
-    if wanted.with_gateway:
+    if wanted.gateway:
         volumes = pods(objects(wanted))[GATEWAY]["spec"]["volumes"]
         assert [wanted.teams_secret] == [
             volume["secret"]["secretName"] for volume in volumes if volume["name"] == "teams"
@@ -700,7 +804,7 @@ def test_foreign_gateway_keeps_engines_until_told(part, beside):
         pods(found)["my-gateway"]["metadata"]["labels"],
     )
     assert [] == core_mistakes([closed], CORE[-1])
-    opened = replace(BESIDE, open_engines=True, without=ONCE)
+    opened = replace(BESIDE, restrict_engines=False, without=ONCE)
     assert [] == [name for name in files.files(opened) if "closed-engines" in name]
     assert "components/closed-engines" in "\n".join(files.next_steps(Path("m"), BESIDE))
     assert "components/closed-engines" not in "\n".join(files.next_steps(Path("m"), opened))
@@ -738,10 +842,10 @@ def test_what_policies_or_certificates_would_stop_is_told():
     ):
         assert "namespace vllm" not in told(engines=(inside,))
     for outside in ("http://vllm.other.svc:8000", "http://10.0.0.5:8000", "http://llm.example.org"):
-        assert f"{outside}: not in namespace vllm; the gateway may ask no others" in told(engines=(outside,))
-        assert "namespace vllm" not in told(engines=(outside,), own_gateway=BESIDE.own_gateway), (
-            "what that may ask is not ours to say"
-        )
+        assert f"{outside}: not in namespace vllm; gateway and sidecar may ask no others" in told(engines=(outside,))
+        assert "namespace vllm" not in told(
+            engines=(outside,), gateway=False, restrict_engines=False, own_gateway=BESIDE.own_gateway
+        ), "what that may ask is not ours to say"
     assert "namespace monitoring" not in told()
     assert "https://thanos.example.org: not in namespace monitoring" in told(prometheus="https://thanos.example.org")
     assert "name their authority" in told(engines=("https://vllm:8000",))
@@ -761,7 +865,11 @@ def test_rules_in_objects_are_the_default_ones(part, tmp_path):
     found = of_kind(objects(USUAL), "PrometheusRule")
     for name, each in found.items():
         (tmp_path / f"{name.removeprefix('vllm-watch-')}.yaml").write_text(yaml.safe_dump(each["spec"]))
-    shipped = {path.name: yaml.safe_load(path.read_text()) for path in (ROOT / "alerts/prometheus").glob("*.yaml")}
+    shipped = {
+        path.name: yaml.safe_load(path.read_text().replace(Links().runbooks, LINKS.runbooks).replace(
+            f"{Links().dashboards}/", f"{LINKS.dashboards}/"))
+        for path in (ROOT / "alerts/prometheus").glob("*.yaml")
+    }  # fmt: skip
     assert shipped == {path.name: yaml.safe_load(path.read_text()) for path in tmp_path.glob("*.yaml")}
     done = subprocess.run(
         [part("promtool").path, "check", "rules", "--lint=all", "--lint-fatal", *tmp_path.glob("*.yaml")],
@@ -783,7 +891,7 @@ def test_dashboards_in_objects_are_the_default_ones():
     shipped = {
         board["uid"]: {**board, "editable": False}
         for path in (ROOT / "dashboards/json").glob("*.json")
-        for board in [json.loads(path.read_text())]
+        for board in [json.loads(path.read_text().replace(Links().runbooks, LINKS.runbooks))]
     }
     assert {board.slug for board in BOARDS} == {uid.removeprefix("vllm-watch-") for uid in shipped}
     assert shipped == found
@@ -808,7 +916,9 @@ def test_own_thresholds_and_links_reach_rules_and_board(tmp_path):
 
 def test_own_job_names_are_those_of_the_monitors(tmp_path):
     (tmp_path / "thresholds.yaml").write_text("engine_job: llm-serving\ngateway_job: 'gate.*'\n")
-    found = list(monitoring.monitors(replace(USUAL, rules=export.AlertOptions(tmp_path / "thresholds.yaml"))))
+    found = list(
+        monitoring.monitors(replace(USUAL, rules=export.AlertOptions(tmp_path / "thresholds.yaml", links=LINKS)))
+    )
     endpoints = [
         one
         for kind in ("PodMonitor", "ServiceMonitor")
@@ -818,7 +928,9 @@ def test_own_job_names_are_those_of_the_monitors(tmp_path):
     jobs = [rule["replacement"] for one in endpoints for rule in one["relabelings"] if rule.get("targetLabel") == "job"]
     assert ["llm-serving", "gateway", "sidecar"] == jobs
     with pytest.raises(ValueError, match=r"engine_job 'llm-\.\*' .* does not match 'vllm' and is no name itself"):
-        replace(USUAL, rules=export.AlertOptions(written(tmp_path / "other.yaml", "engine_job: 'llm-.*'\n")))
+        replace(
+            USUAL, rules=export.AlertOptions(written(tmp_path / "other.yaml", "engine_job: 'llm-.*'\n"), links=LINKS)
+        )
 
 
 def test_job_may_contain_a_label_value(tmp_path):
@@ -836,7 +948,7 @@ def test_job_may_contain_a_label_value(tmp_path):
         "pods without the label keep the usual job"
     )
     assert 1 == len([rule for rule in gateway["relabelings"] if rule.get("targetLabel") == "job"])
-    numbers = export.AlertOptions(written(tmp_path / "thresholds.yaml", "engine_job: llm\n"))
+    numbers = export.AlertOptions(written(tmp_path / "thresholds.yaml", "engine_job: llm\n"), links=LINKS)
     with pytest.raises(
         ValueError, match=r"jobs such as llm-model, and engine_job 'llm' does not match it; write 'llm\.\*' there"
     ):
@@ -1105,7 +1217,7 @@ def watched(part, free_port, eventually, tmp_path_factory) -> Iterator[tuple[str
     # an engine that never was up is told as down, not as new
     at_once = written(folder / "thresholds.yml", "thresholds:\n  start_time: 1\n")
     found, port = (
-        objects(replace(MUCH, rules=export.AlertOptions(at_once))),
+        objects(replace(MUCH, rules=export.AlertOptions(at_once, links=LINKS))),
         {name: free_port() for name in (*PORTS, "engine", "gone", "prometheus")},
     )
     secret = folder / "etc/tls"
@@ -1367,7 +1479,9 @@ def test_two_logs_and_a_state_fit_into_their_volume():
 
 
 def run(*arguments: str | Path) -> Result:
-    result = CliRunner().invoke(cli.main, ["kubernetes", "export", *map(str, arguments)])
+    links = () if "--runbook-base" in arguments else ("--runbook-base", LINKS.runbooks)
+    given = [*map(str, arguments), *links, "--dashboard-base", str(LINKS.dashboards)]
+    result = CliRunner().invoke(cli.main, ["kubernetes", "export", *given])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result
 
@@ -1376,12 +1490,12 @@ def test_the_same_export_again_changes_nothing(tmp_path, few):
     first, again = (json.loads(run("--out", tmp_path / "m", "--json").stdout) for _ in range(2))
     assert {True} == {row["changed"] for row in first["files"]}
     assert {False} == {row["changed"] for row in again["files"]}
-    assert set(files.files(USUAL)) == {str(Path(row["path"]).relative_to(tmp_path / "m")) for row in again["files"]}
+    assert set(files.files(OBSERVED)) == {str(Path(row["path"]).relative_to(tmp_path / "m")) for row in again["files"]}
 
 
 def test_foreign_file_is_refused_before_writing(tmp_path, few):
     """A file that is not ours is refused before anything is written."""
-    theirs = written_in(tmp_path / "m/base/20-gateway.yaml", "kind: Deployment\n")
+    theirs = written_in(tmp_path / "m/base/50-monitors.yaml", "kind: Deployment\n")
     refused = run("--out", tmp_path / "m")
     assert 2 == refused.exit_code
     assert f"Error: {theirs} did not come from here; choose another --out, or overwrite with --force" in refused.stderr
@@ -1396,7 +1510,7 @@ def written_in(path: Path, text: str) -> Path:
 
 def test_a_smaller_export_names_what_an_earlier_one_left(tmp_path, few):
     run("--out", tmp_path, "--own-gateway", "my-gateway:logs/requests.jsonl")
-    told = json.loads(run("--out", tmp_path, "--profile", "engine", "--json").stdout)
+    told = json.loads(run("--out", tmp_path, "--json").stdout)
     assert {str(tmp_path / name) for name in ("base/20-sidecar.yaml", "components/sidecar/container.yaml")} <= set(
         told["left_over"]
     )
@@ -1404,7 +1518,15 @@ def test_a_smaller_export_names_what_an_earlier_one_left(tmp_path, few):
 
 def test_next_steps_are_the_lines_to_type_and_hold_no_secret(tmp_path, few):
     told = run(
-        "--out", tmp_path, "--engine", "http://a:8000", "--engine", "http://b.c:8000", "--tls-secret", "watch-tls"
+        "--out",
+        tmp_path,
+        "--gateway",
+        "--engine",
+        "http://a:8000",
+        "--engine",
+        "http://b.c:8000",
+        "--tls-secret",
+        "watch-tls",
     ).stdout
     assert (
         "kubectl -n vllm create secret generic vllm-watch-teams --from-file=teams.yaml --from-file=gateway.secret"
@@ -1422,6 +1544,7 @@ WRONG = [
     (("--engine-selector", "vllm"), "--engine-selector 'vllm' is no label; write it like KEY=VALUE"),
     (("--engine-selector", "app=my vllm"), "--engine-selector 'app=my vllm' is no label in Kubernetes"),
     (("--label", "-x=1"), "--label '-x=1' is no label in Kubernetes"),
+    (("--label", "release=a", "--label", "release=b"), "--label release has two values"),
     (("--engine-port", "99999"), "--engine-port '99999' is neither a port number nor the name of a container's port"),
     (("--engine-port", "HTTP"), "--engine-port 'HTTP' is neither a port number nor the name of a container's port"),
     (("--prometheus", "prometheus:9090"), "--prometheus 'prometheus:9090' is no web address"),
@@ -1446,18 +1569,14 @@ WRONG = [
     (("--own-gateway", "my-gateway:logs/"), "--own-gateway 'my-gateway:logs/' is no DEPLOYMENT:VOLUME/FILE"),
     (("--own-gateway", "My Gateway:logs/a"), "--own-gateway 'My Gateway' is no name in Kubernetes"),
     (("--own-gateway", "g:logs/../a"), "'../a' is no path of a file from the root of the volume"),
-    (
-        ("--own-gateway", "g:logs/a", "--profile", "engine"),
-        "--own-gateway is for a sidecar, and --profile engine is for clusters without one",
-    ),
-    (
-        ("--tls-secret", "tls", "--profile", "engine"),
-        "--tls-secret is for a sidecar, and --profile engine is for clusters without one",
-    ),
-    (
-        ("--login-secret", "login", "--profile", "engine"),
-        "--login-secret is for a sidecar, and --profile engine is for clusters without one",
-    ),
+    (("--gateway", "--own-gateway", "g:logs/a"), "--gateway adds ours, and --own-gateway is for one of yours"),
+    (("--tls-secret", "tls"), "--tls-secret protects the metrics of gateway and sidecar; add --gateway, --sidecar or"),
+    (("--login-secret", "login"), "--login-secret protects the metrics of gateway and sidecar; add --gateway"),
+    (("--restrict-engines",), "--restrict-engines lets only a gateway ask the engines, and there is none"),
+    (("--restrict-engines", "--sidecar"), "--restrict-engines lets only a gateway ask the engines, and there is none"),
+    (("--runbook-base", "http://127.0.0.1:9402"), "--runbook-base is missing or leads to this machine alone"),
+    (("--alertmanager-config", "pager"), "'pager' is not one of"),
+    (("--alertmanager-secret", "A b"), "--alertmanager-secret 'A b' is no name in Kubernetes"),
     (("--cluster", "$1"), "--cluster '$1' is no name"),
     (("--runbook-base", "wiki"), "wiki is no web address"),
     (("--thresholds", "/nowhere.yaml"), "/nowhere.yaml cannot be read"),
