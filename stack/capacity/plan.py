@@ -33,6 +33,7 @@ __all__ = [
     "PlanTargets",
     "TooSlow",
     "Tuning",
+    "cache_shares",
     "plan",
     "replicas_for",
     "steady_rate",
@@ -185,7 +186,7 @@ def plan(
     parts, kv_bytes, cache = room(shape, serving, gpu)
     traffic = within(traffic, serving.max_model_len) if traffic else None
     hard = tuple(_impossible(shape, serving, gpu, traffic, targets, tuning))
-    share = _shares(shape, serving, cache)
+    share = cache_shares(shape, serving, cache)
     held = _held(traffic, share) if traffic else None
     expected = held.time / held.share if held else None
     speed = list[Limit]()
@@ -259,9 +260,9 @@ class _Held:
     decode: float
 
 
-def _shares(shape: ModelShape, serving: Serving, cache: KvCapacity) -> Callable[[int], float]:
-    """The share of one replica's cache that a request of so many tokens holds: at max_model_len, 1 / vLLM's maximum
-    concurrency."""
+def cache_shares(shape: ModelShape, serving: Serving, cache: KvCapacity) -> Callable[[int], float]:
+    """Return the share of one replica's cache that a request of so many tokens holds: at max_model_len, 1 / vLLM's
+    maximum concurrency."""
     whole = cache.concurrency * kv.request_bytes(shape, serving, serving.max_model_len)
     known: dict[int, float] = {}
 

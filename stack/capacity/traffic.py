@@ -214,7 +214,7 @@ def within(traffic: TrafficProfile, max_model_len: int) -> TrafficProfile:
 
 
 @dataclass(frozen=True, slots=True)
-class _Served:
+class ServedRequest:
     """Values of one record. texts: the requests that the engine made of it. time_s: in the engine, where that is
     known."""
 
@@ -231,13 +231,13 @@ def of_log(records: Iterable[RequestRecord], place: str, model: str | None = Non
     several models' as one.
 
     The rate is that of the busiest minute. Waiting in the gateway is no time in the engine and does not count."""
-    served: list[_Served] = []
+    served: list[ServedRequest] = []
     models: Counter[str | None] = Counter()
     others = cached = cacheable = 0
     for record in records:
         if model is not None and model not in (record.model, record.adapter):
             continue
-        one = _served(record)
+        one = served_request(record)
         if one is None:
             others += 1
             continue
@@ -257,8 +257,9 @@ def of_log(records: Iterable[RequestRecord], place: str, model: str | None = Non
     return _of(served, others, cached / cacheable if cacheable else None, place)
 
 
-def _served(record: RequestRecord) -> _Served | None:
-    """None of what was refused, broke off, or does not say how long it was: it would stand there as a short one."""
+def served_request(record: RequestRecord) -> ServedRequest | None:
+    """Return the values of a record; None if it was refused, broke off or does not say how long it was, since it would
+    count as a short one."""
     if record.outcome not in (None, "ok") or not record.prompt_tokens or not record.completion_tokens:
         return None
     prompts = record.prompts or 1
@@ -266,10 +267,12 @@ def _served(record: RequestRecord) -> _Served | None:
     output = max(1, round(record.completion_tokens / texts))
     ttft_s = None if record.ttft_ms is None else max(0.0, record.ttft_ms - (record.queue_ms or 0.0)) / 1000
     decode_s = None if record.tpot_ms is None else record.tpot_ms / 1000 * output
-    return _Served(max(1, round(record.prompt_tokens / prompts)), output, texts, ttft_s, decode_s, ended_at(record))
+    return ServedRequest(
+        max(1, round(record.prompt_tokens / prompts)), output, texts, ttft_s, decode_s, ended_at(record)
+    )
 
 
-def _of(served: Sequence[_Served], others: int, cached_share: float | None, place: str) -> TrafficProfile:
+def _of(served: Sequence[ServedRequest], others: int, cached_share: float | None, place: str) -> TrafficProfile:
     sizes = _representative([((one.prompt, one.output), one.texts) for one in served])
     ttfts = [one.ttft_s for one in served if one.ttft_s is not None]
     decodes = [(one.decode_s, one.output) for one in served if one.decode_s is not None]
@@ -311,7 +314,7 @@ def _lengths(values: Sequence[int]) -> Lengths:
     return Lengths(p50, p95, fmean(values))
 
 
-def _rate(served: Sequence[_Served]) -> tuple[float | None, str]:
+def _rate(served: Sequence[ServedRequest]) -> tuple[float | None, str]:
     """Requests a second in the busiest minute, and its source; None where the log has no times, or one moment
     only."""
     timed = [(one.ended, one.texts) for one in served if one.ended is not None]

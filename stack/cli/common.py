@@ -44,18 +44,21 @@ def json_text(content: object) -> str:
 
 
 def say_files(
-    written: Mapping[Path, bool], older: Sequence[Path], warned: Sequence[str], steps: Sequence[str], as_json: bool
+    written: Mapping[Path, bool],
+    older: Sequence[Path],
+    warned: Sequence[str],
+    steps: Sequence[str],
+    as_json: bool,
+    more: Mapping[str, object] | None = None,
 ) -> None:
-    """Print what an export has written, what is left over from an earlier one, and what to do next."""
+    """Print what an export has written, what is left over from an earlier one, and what to do next. more: further
+    fields of the JSON form."""
     for warning in warned:
         click.echo(f"warning: {warning}", err=True)
     if as_json:
         rows = [{"path": str(file), "changed": changed} for file, changed in written.items()]
-        click.echo(
-            json.dumps(
-                {"files": rows, "left_over": [str(file) for file in older], "warnings": warned, "next": steps}, indent=1
-            )
-        )
+        said = {"files": rows, "left_over": [str(file) for file in older], "warnings": warned, "next": steps}
+        click.echo(json.dumps({**said, **(more or {})}, indent=1))
         return
     for file, changed in written.items():
         click.echo(f"{'written' if changed else 'unchanged'}: {file}")

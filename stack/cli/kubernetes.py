@@ -9,6 +9,7 @@ import click
 
 from alerts import export
 from stack.cli import version
+from stack.cli.autoscale import autoscale_command
 from stack.cli.common import AS_JSON, mistakes_as_errors, say_files
 from stack.cli.options import DASHBOARD_BASE, RUNBOOK_BASE, SLO, THRESHOLDS
 from stack.cli.struct_options import options_of
@@ -61,3 +62,6 @@ def kubernetes_export(out: Path, wanted: KubernetesOptions, force: bool, as_json
     with mistakes_as_errors():
         written, older = files.write(out, wanted, force)
     say_files(written, older, list(files.warnings(wanted)), list(files.next_steps(out, wanted)), as_json)
+
+
+kubernetes.add_command(autoscale_command)

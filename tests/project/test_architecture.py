@@ -46,6 +46,7 @@ IMPORTERS = {
             f"stack/cli/{topic}.py"
             for topic in (
                 "alerts",
+                "autoscale",
                 "bench",
                 "capacity",
                 "cost",

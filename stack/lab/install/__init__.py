@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-from stack.lab.install import alertmanager, collector, debian, engine, npm, operator_schema
+from stack.lab.install import alertmanager, collector, debian, engine, keda_schema, npm, operator_schema
 from stack.lab.install.cache import (
     GIB,
     InstalledPart,
@@ -99,9 +99,10 @@ PROGRAMS = {
     # Checks the boards against Grafana's own types.
     "node": Program(("node", "nodejs"), (18,), company=("npm",), system_packages=("nodejs", "npm")),
     "grafana-schema": Program(()),
-    # Checks Kubernetes manifests: kustomize, which it has inside, and what the Prometheus Operator takes.
+    # Checks Kubernetes manifests: kustomize, which it has inside, and what the Prometheus Operator and KEDA take.
     "kubectl": Program(("kubectl",), (1, 27), "kubectl", "usr/bin/kubectl", ("version", "--client")),
     "operator-schema": Program(()),
+    "keda-schema": Program(()),
     # Evaluates the mixin.
     "jsonnet": Program(("jsonnet",), (0, 18), system_packages=("jsonnet",)),
     # Another reader of logs, for the fault table.
@@ -119,7 +120,7 @@ PROGRAMS = {
     "busybox": Program((), (), "busybox-static", "usr/bin/busybox", ("--help",)),
 }
 PARTS = (*PROGRAMS, "engine", "model")
-_NEEDS = {"model": ("engine",), "grafana-schema": ("node",), "operator-schema": ("node",)}
+_NEEDS = {"model": ("engine",), "grafana-schema": ("node",), "operator-schema": ("node",), "keda-schema": ("node",)}
 
 
 def find(name: str) -> InstalledPart | None:
@@ -153,6 +154,7 @@ def _recipe(name: str) -> str:
         "otelcol": collector.RECIPE,
         "grafana-schema": npm.RECIPE,
         "operator-schema": operator_schema.RECIPE,
+        "keda-schema": keda_schema.RECIPE,
     }.get(name):
         return recipe
     return PROGRAMS[name].package + (" prepared" if PROGRAMS[name].prepare else "")
@@ -233,13 +235,15 @@ def _made(work: InstallTask, found: dict[str, InstalledPart]) -> InstalledPart:
                 return npm.install(alone)
             case "operator-schema":
                 return operator_schema.install(alone)
+            case "keda-schema":
+                return keda_schema.install(alone)
             case name:
                 return _from_debian(alone, PROGRAMS[name])
 
 
 def _lock(name: str) -> str:
     """apt keeps one state, so what uses it takes turns."""
-    if name not in PROGRAMS or name in ("otelcol", "grafana-schema", "operator-schema"):
+    if name not in PROGRAMS or name in ("otelcol", "grafana-schema", "operator-schema", "keda-schema"):
         return name
     return "apt" if PROGRAMS[name].package else "system"
 

@@ -13,7 +13,7 @@ from stack.lab.install.runner import InstallTask
 
 VERSION = "6.0.0"
 # What it needs, each at the release that was tested with it: a range would bring another one tomorrow.
-_WITH = {
+NEEDED = {
     "@kubernetes-models/apimachinery": "3.0.2",
     "@kubernetes-models/base": "6.0.1",
     "@kubernetes-models/validate": "5.0.2",
@@ -24,7 +24,7 @@ RECIPE = f"typescript {npm.TYPESCRIPT}, @kubernetes-models/prometheus-operator {
 
 def manifest() -> str:
     """Return the package.json for npm."""
-    packages = {"typescript": npm.TYPESCRIPT, "@kubernetes-models/prometheus-operator": VERSION, **_WITH}
+    packages = {"typescript": npm.TYPESCRIPT, "@kubernetes-models/prometheus-operator": VERSION, **NEEDED}
     return json.dumps({"private": True, "type": "module", "dependencies": packages}, indent=1)
 
 
