@@ -41,7 +41,7 @@ help:
 	@echo 'make bench-admission           a flood beside first come first served, and a million requests on a virtual clock'
 	@echo 'make bench-gateway             what the gateway adds to a request, and how many streams a core holds; ARGS=--peers compares'
 	@echo 'make bench-sidecar             how fast the sidecar reads, how long a scrape waits, what it all takes; ARGS="--soak 50000000" only that'
-	@echo 'make bench-judge               2,000 simulated experiments a line: how often the judge cries wolf, and what it finds'
+	@echo 'make bench-judge               2,000 simulated experiments a line: its false alarms, and the effects that it finds'
 	@echo 'make bench-crosscheck          our TTFT, TPOT and throughput beside those of `vllm bench serve`, in turns on one real engine'
 	@echo 'make bench-truth               percentiles by PromQL beside the request log and three clients, on one real engine; ARGS=--quick shorter'
 	@echo 'make bench-tuning              prefix caching and chunked prefill, off and on, with a real engine started anew for each turn'
@@ -53,8 +53,9 @@ help:
 	@echo 'make bench-histograms          what classic and native histograms of one sidecar cost a Prometheus'
 	@echo 'make bench-soak                an hour of the whole lab while things go wrong: what leaks, what is lost; ARGS="--for 5m" shorter'
 
+# Ctrl-C is the way to end a lab (130), so it is no error of make.
 lab: $(VENV)/run.done
-	@$(RUN) lab up $(ARGS)
+	@$(RUN) lab up $(ARGS) || { status=$$?; [ $$status -eq 130 ] || exit $$status; }
 
 cli: $(VENV)/run.done
 	@$(RUN) $(ARGS)

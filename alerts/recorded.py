@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from alerts.labels import ENGINE, JOB, MODEL, TARGET_POD, by
+from alerts.labels import ENGINE, ENGINE_POD, JOB, MODEL, TARGET_POD, by, on
 from alerts.rules import Recording
 from alerts.settings import Settings
-from exporters.catalogue import promql, sidecar, vllm
+from exporters.catalogue import promql, reconciled, sidecar, vllm
 from exporters.catalogue.metric import Metric
 from exporters.catalogue.prometheus import PROCESS_START, UP
 from exporters.text import parse_window
@@ -29,6 +29,10 @@ FINISHED, HITS, LOOKUPS = (
 )
 BY_REASON = "cluster_model_name_finished_reason:vllm_request_success:increase"
 REQUESTS = "cluster_model_name_outcome:vllm_watch_requests:increase"
+# by engine, from vLLM's HTTP status alone; absent for a model with a request log, which counts what a status hides
+HTTP_FAILED, HTTP_ENDED = (
+    f"cluster_namespace_job_instance_pod_model_name:vllm_http_{what}:increase" for what in ("failed", "ended")
+)
 FINISHED_TOTAL, LOGGED_TOTAL = (
     f"cluster:vllm_request_success:increase{RECONCILE_OVER}",
     f"cluster_outcome:vllm_watch_requests:increase{RECONCILE_OVER}",
@@ -54,6 +58,7 @@ _BUCKETS: dict[str, tuple[Metric, str]] = {
 TTFT_P95, INTER_TOKEN_P95 = "p95 of the time to first token", "p95 of the time between tokens"
 GENERATED, PROMPTED = "generated tokens a second", "prompt tokens a second"
 FINISHED_REQUESTS, LOGGED_REQUESTS = "requests that engines finished", "requests that the log shows as ended"
+HTTP_REQUESTS_ENDED = "requests that ended with HTTP status 2xx or 5xx, by engine, of models without a request log"
 _P95 = {
     TTFT: ("cluster_model_name:vllm_ttft_seconds:p95_", TTFT_P95),
     INTER_TOKEN: ("cluster_model_name:vllm_inter_token_latency_seconds:p95_", INTER_TOKEN_P95),
@@ -88,11 +93,34 @@ def recordings(s: Settings) -> Iterator[Recording]:
     yield Recording(BY_REASON + OVER, by_reason, f"{FINISHED_REQUESTS}, by reason")
     yield Recording(FINISHED + OVER, f"sum {by(MODEL)} ({BY_REASON}{OVER})", FINISHED_REQUESTS)
     yield Recording(REQUESTS + OVER, promql.growth(sidecar.REQUESTS, window, (*MODEL, "outcome")), LOGGED_REQUESTS)
+    yield from _by_status(s)
     for what, (name, meaning) in _P95.items():
         yield from (Recording(name + over, quantile(0.95, what, over, s), meaning) for over in _COMPARED)
     in_all = s.window(RECONCILE_OVER)
     yield Recording(FINISHED_TOTAL, promql.growth(vllm.REQUEST_SUCCESS, in_all, ("cluster",)), FINISHED_REQUESTS)
     yield Recording(LOGGED_TOTAL, promql.growth(sidecar.REQUESTS, in_all, ("cluster", "outcome")), LOGGED_REQUESTS)
+
+
+def _by_status(s: Settings) -> Iterator[Recording]:
+    """Return the rules that count HTTP responses of engines whose model has no request log.
+
+    A log is there if it has requests of the model, or if a sidecar reconciles the model's engines with it: the log of a
+    model with an alias has another name. Rejections by the engine's own limit are subtracted; some of them have status
+    200, so the difference is limited to 0."""
+
+    def answered(where: tuple[str, ...]) -> str:
+        grown = promql.growth(vllm.HTTP_REQUESTS, s.window(OVER), TARGET_POD, (*vllm.HTTP_INFERENCE, *where))
+        return promql.with_labels_of(grown, vllm.NUM_REQUESTS_RUNNING, ENGINE_POD, TARGET_POD)
+
+    logged = f"unless {on(MODEL)} {requests(s)} unless {on(MODEL)} {promql.series(reconciled.SETTLED)}"
+    yield Recording(HTTP_ENDED + OVER, f"{answered(vllm.HTTP_ENDED)} {logged}", HTTP_REQUESTS_ENDED)
+    failed, ended = answered(vllm.HTTP_FAILED), HTTP_ENDED + OVER
+    rejected = promql.growth(vllm.ADMISSION_REJECTIONS, s.window(OVER), ENGINE_POD)
+    yield Recording(
+        HTTP_FAILED + OVER,
+        f"(clamp_min({failed} - ({rejected} or {failed} * 0), 0) or {ended} * 0) and {ended}",
+        "those with HTTP status 5xx, less rejections by the engine's own limit",
+    )
 
 
 def hours(s: Settings, within_minutes: Iterable[Recording], more: Iterable[str] = ()) -> Iterator[Recording]:
@@ -139,6 +167,11 @@ def requests(s: Settings, where: tuple[str, ...] = (), window: str = OVER) -> st
     """Return the requests in the log, by cluster and model. Over more than 5 min events count several times: divide
     the result by another of the same window."""
     return f"sum {by(MODEL)} ({_all(REQUESTS, window, s, where)})"
+
+
+def by_status(what: str) -> str:
+    """Return HTTP responses within 5 min, by cluster and model; absent for a model with a request log."""
+    return f"sum {by(MODEL)} ({what}{OVER})"
 
 
 def quantile(q: float, what: str, window: str, s: Settings, offset: str = "") -> str:

@@ -55,6 +55,9 @@ _FIRST_STEP = {
     ),
     None: "Check the failure reason in the request log, then whether every engine answers.",
 }
+_COUNTED = ('outcome!~"rejected|client_abort"',)
+# Words that mark the fallback of success, in its alerts.
+_COARSE = " For a model without a request log: share of HTTP 5xx, which is coarse (failed streams have status 200)."
 # What is bad, and what is counted, by latency; None is success.
 _LATENCIES = {
     "ttft": ("first tokens later", "first tokens"), "inter_token": ("gaps between tokens longer", "gaps"),
@@ -157,7 +160,7 @@ def _alerts(objective: Objective, file: Objectives, s: Settings) -> tuple[Alert,
     )
     pairs = [_pair(objective, file, s, *window) for window in WINDOWS[file.period]]
     fast, slow = f"VLLM{objective.name}BudgetBurn", f"VLLM{objective.name}BudgetSlowBurn"
-    panel = _PANELS[objective.latency]
+    panel, coarse = _PANELS[objective.latency], _COARSE if objective.success else ""
     one, two, three, four = (window[0] for window in WINDOWS[file.period])
     return (
         Alert(
@@ -168,7 +171,7 @@ def _alerts(objective: Objective, file: Objectives, s: Settings) -> tuple[Alert,
             summary=f"{objective.name} SLO burning fast: {{{{ $labels.model_name }}}}",
             description=(
                 f"{_bad(objective)} over {one} or {two}: at this rate the error budget of {file.period} is used up"
-                f" within {_days_left(file.period)} days or less. {_FIRST_STEP[objective.latency]}"
+                f" within {_days_left(file.period)} days or less. {_FIRST_STEP[objective.latency]}{coarse}"
             ),
             panel=panel,
             threshold=threshold,
@@ -183,7 +186,7 @@ def _alerts(objective: Objective, file: Objectives, s: Settings) -> tuple[Alert,
             description=(
                 f"{_bad(objective)} over {three} or {four}: this uses up about the whole error budget of"
                 f" {file.period}. Check whether it continues in the last hour and at which hours it happened, then"
-                " look for a load pattern or a change."
+                f" look for a load pattern or a change.{coarse}"
             ),
             panel=panel,
             threshold=threshold,
@@ -213,10 +216,14 @@ def _events(objective: Objective, s: Settings) -> tuple[str, str]:
     """Return expressions for bad and all events within 5 min. Latency counts observations; success counts requests
     except rejections and client disconnects.
 
+    A model without a request log counts by HTTP status, which is coarse: a stream that is rejected or fails after its
+    start has status 200.
+
     Both are absent if an engine of the model lacks the bound of the objective: then the objective is not evaluated."""
     if objective.latency is None:
-        everything = recorded.requests(s, ('outcome!~"rejected|client_abort"',))
-        return f"({recorded.requests(s, sidecar.FAILED)} or {everything} * 0)", everything
+        logged, failed = recorded.requests(s, _COUNTED), recorded.requests(s, sidecar.FAILED)
+        by_status = [recorded.by_status(what) for what in (recorded.HTTP_FAILED, recorded.HTTP_ENDED)]
+        return f"({failed} or {logged} * 0 or {by_status[0]})", f"{logged} or {by_status[1]}"
     buckets = _HISTOGRAMS[objective.latency]
     everything, within = recorded.observed(buckets), recorded.observed(buckets, promql.le(objective.within_s or 0))
     return f"{everything} - {within}", f"{everything} and {within}"

@@ -37,6 +37,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
     few = s.at(thresholds.ERRORS_AT_LEAST)
     finished = recorded.FINISHED_TOTAL
     failed = recorded.requests(s, sidecar.FAILED)
+    by_status = (recorded.HTTP_FAILED + recorded.OVER, recorded.HTTP_ENDED + recorded.OVER)
     reached, ok = (f"sum {by(_ALL)} ({recorded.LOGGED_TOTAL}{{{', '.join(where)}}})" for where in (_REACHED, _OK))
     cut_off = recorded.share(recorded.BY_REASON, recorded.FINISHED, "30m", s, _TRUNCATED)
     cut_often = f"sum {by(MODEL)} ({recorded.counted(recorded.BY_REASON, '30m', s, where=_TRUNCATED)}) >= {few}"
@@ -59,6 +60,23 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
                 "{{ $value | humanizePercentage }} of the requests for {{ $labels.model_name }} ended in an error"
                 " or a timeout over 5 min. Check the failure reason and the team in the request log (runbook step"
                 " 1), then whether every engine answers."
+            ),
+            panel=PanelRef("overview", "error-ratio"),
+            threshold=errors,
+            muted_by=("VLLMSuccessBudgetBurn",),
+        ),
+        Alert(
+            "VLLMHTTPErrorRatioHigh",
+            Severity.WARNING,
+            f"{promql.per(*by_status)} > {errors} and {by_status[0]} >= {few}",
+            hold="5m",
+            keep_firing="5m",
+            summary="HTTP error ratio high: {{ $labels.model_name }} on {{ $labels.instance }}",
+            description=(
+                "{{ $labels.instance }} answered {{ $value | humanizePercentage }} of the requests for"
+                " {{ $labels.model_name }} with HTTP 5xx over 5 min. Coarse, as the model has no request log: rejected"
+                " and failed streams have status 200. Read the newest errors in the engine's log (runbook step 1); if"
+                " only this engine fails, take it out of the load balancer."
             ),
             panel=PanelRef("overview", "error-ratio"),
             threshold=errors,

@@ -16,7 +16,7 @@ from exporters.catalogue.prometheus import ALERTS
 from exporters.catalogue.promql import BY
 
 RESOLVED = 0.95  # the percentile that panels are read for, and so the one whose bucket is shown
-_ENGINE = ("cluster", "namespace", "job", "instance")
+ENGINE = ("cluster", "namespace", "job", "instance")
 RANGE = "$__range"
 SHOWN = 8  # of teams and the like: as many lines as one can tell apart
 OTHERS = "others"
@@ -34,7 +34,7 @@ def where(metric: Metric, *extra: str) -> tuple[str, ...]:
     the watchers, exporters, sidecar and gateway may well run in another namespace, and a choice must not silence
     them."""
     labels = (
-        _ENGINE if shown_by(metric) is Component.ENGINE else () if shown_by(metric) is Component.RULES else ("cluster",)
+        ENGINE if shown_by(metric) is Component.ENGINE else () if shown_by(metric) is Component.RULES else ("cluster",)
     )
     own = tuple(label for label in ("model_name", "team") if label in metric.labels)
     return (*(f'{label}=~"${label}"' for label in (*labels, *own)), *extra)

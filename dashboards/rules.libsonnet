@@ -110,7 +110,7 @@
      },
      "annotations": {
       "summary": "Success SLO burning fast: {{ $labels.model_name }}",
-      "description": "{{ $value | humanizePercentage }} of the requests of {{ $labels.model_name }} failed or timed out (allowed: 0.5 %) over 1h or 6h: at this rate the error budget of 7d is used up within 2 days or less. Check the failure reason in the request log, then whether every engine answers.",
+      "description": "{{ $value | humanizePercentage }} of the requests of {{ $labels.model_name }} failed or timed out (allowed: 0.5 %) over 1h or 6h: at this rate the error budget of 7d is used up within 2 days or less. Check the failure reason in the request log, then whether every engine answers. For a model without a request log: share of HTTP 5xx, which is coarse (failed streams have status 200).",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMSuccessBudgetBurn?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-overview?viewPanel=407342"
      }
@@ -291,7 +291,7 @@
      },
      "annotations": {
       "summary": "Success SLO burning slowly: {{ $labels.model_name }}",
-      "description": "{{ $value | humanizePercentage }} of the requests of {{ $labels.model_name }} failed or timed out (allowed: 0.5 %) over 1d or 3d: this uses up about the whole error budget of 7d. Check whether it continues in the last hour and at which hours it happened, then look for a load pattern or a change.",
+      "description": "{{ $value | humanizePercentage }} of the requests of {{ $labels.model_name }} failed or timed out (allowed: 0.5 %) over 1d or 3d: this uses up about the whole error budget of 7d. Check whether it continues in the last hour and at which hours it happened, then look for a load pattern or a change. For a model without a request log: share of HTTP 5xx, which is coarse (failed streams have status 200).",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMSuccessBudgetSlowBurn?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-overview?viewPanel=407342"
      }
@@ -403,6 +403,22 @@
       "summary": "Error ratio high: {{ $labels.model_name }}",
       "description": "{{ $value | humanizePercentage }} of the requests for {{ $labels.model_name }} ended in an error or a timeout over 5 min. Check the failure reason and the team in the request log (runbook step 1), then whether every engine answers.",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMErrorRatioHigh?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
+      "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-overview?viewPanel=407342"
+     }
+    },
+    {
+     "alert": "VLLMHTTPErrorRatioHigh",
+     "expr": "      cluster_namespace_job_instance_pod_model_name:vllm_http_failed:increase5m\n    /\n      (cluster_namespace_job_instance_pod_model_name:vllm_http_ended:increase5m > 0)\n  >\n    0.005\nand\n  cluster_namespace_job_instance_pod_model_name:vllm_http_failed:increase5m >= 5",
+     "for": "5m",
+     "keep_firing_for": "5m",
+     "labels": {
+      "severity": "warning",
+      "owner": "serving"
+     },
+     "annotations": {
+      "summary": "HTTP error ratio high: {{ $labels.model_name }} on {{ $labels.instance }}",
+      "description": "{{ $labels.instance }} answered {{ $value | humanizePercentage }} of the requests for {{ $labels.model_name }} with HTTP 5xx over 5 min. Coarse, as the model has no request log: rejected and failed streams have status 200. Read the newest errors in the engine's log (runbook step 1); if only this engine fails, take it out of the load balancer.",
+      "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMHTTPErrorRatioHigh?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-overview?viewPanel=407342"
      }
     },
@@ -992,6 +1008,14 @@
      "expr": "sum by (cluster, model_name, outcome) (increase(vllm_watch_requests_total[5m]))"
     },
     {
+     "record": "cluster_namespace_job_instance_pod_model_name:vllm_http_ended:increase5m",
+     "expr": "      sum by (cluster, namespace, job, instance, pod) (\n        increase(http_requests_total{handler=~\"/v1/.*\",method=\"POST\",status=~\"2..|5..\"}[5m])\n      )\n    * on (cluster, namespace, job, instance, pod) group_right ()\n      group by (cluster, namespace, job, instance, model_name, pod) (vllm:num_requests_running)\n  unless on (cluster, model_name)\n    sum by (cluster, model_name) (cluster_model_name_outcome:vllm_watch_requests:increase5m)\nunless on (cluster, model_name)\n  vllm_watch_reconcile_settled_timestamp_seconds"
+    },
+    {
+     "record": "cluster_namespace_job_instance_pod_model_name:vllm_http_failed:increase5m",
+     "expr": "  (\n      clamp_min(\n            sum by (cluster, namespace, job, instance, pod) (\n              increase(http_requests_total{handler=~\"/v1/.*\",method=\"POST\",status=~\"5..\"}[5m])\n            )\n          * on (cluster, namespace, job, instance, pod) group_right ()\n            group by (cluster, namespace, job, instance, model_name, pod) (vllm:num_requests_running)\n        -\n          (\n              sum by (cluster, namespace, job, instance, model_name, pod) (\n                increase(vllm:admission_rejections_total[5m])\n              )\n            or\n                  sum by (cluster, namespace, job, instance, pod) (\n                    increase(http_requests_total{handler=~\"/v1/.*\",method=\"POST\",status=~\"5..\"}[5m])\n                  )\n                * on (cluster, namespace, job, instance, pod) group_right ()\n                  group by (cluster, namespace, job, instance, model_name, pod) (vllm:num_requests_running)\n              *\n                0\n          ),\n        0\n      )\n    or\n      cluster_namespace_job_instance_pod_model_name:vllm_http_ended:increase5m * 0\n  )\nand\n  cluster_namespace_job_instance_pod_model_name:vllm_http_ended:increase5m"
+    },
+    {
      "record": "cluster_model_name:vllm_ttft_seconds:p95_30m",
      "expr": "  histogram_quantile(\n    0.95,\n    sum_over_time(cluster_model_name_le:vllm_ttft_seconds_bucket:increase5m[30m])\n  )\n>=\n  0"
     },
@@ -1039,11 +1063,11 @@
     },
     {
      "record": "cluster_model_name:vllm_slo_success_bad:increase5m",
-     "expr": "(\n    sum by (cluster, model_name) (\n      cluster_model_name_outcome:vllm_watch_requests:increase5m{outcome=~\"upstream_error|timeout\"}\n    )\n  or\n      sum by (cluster, model_name) (\n        cluster_model_name_outcome:vllm_watch_requests:increase5m{outcome!~\"rejected|client_abort\"}\n      )\n    *\n      0\n)"
+     "expr": "(\n      sum by (cluster, model_name) (\n        cluster_model_name_outcome:vllm_watch_requests:increase5m{outcome=~\"upstream_error|timeout\"}\n      )\n    or\n        sum by (cluster, model_name) (\n          cluster_model_name_outcome:vllm_watch_requests:increase5m{outcome!~\"rejected|client_abort\"}\n        )\n      *\n        0\n  or\n    sum by (cluster, model_name) (\n      cluster_namespace_job_instance_pod_model_name:vllm_http_failed:increase5m\n    )\n)"
     },
     {
      "record": "cluster_model_name:vllm_slo_success_all:increase5m",
-     "expr": "sum by (cluster, model_name) (\n  cluster_model_name_outcome:vllm_watch_requests:increase5m{outcome!~\"rejected|client_abort\"}\n)"
+     "expr": "  sum by (cluster, model_name) (\n    cluster_model_name_outcome:vllm_watch_requests:increase5m{outcome!~\"rejected|client_abort\"}\n  )\nor\n  sum by (cluster, model_name) (\n    cluster_namespace_job_instance_pod_model_name:vllm_http_ended:increase5m\n  )"
     }
    ]
   },

@@ -22,6 +22,23 @@ def _refused_by_the_engine() -> Query:
     return Query(promql.per(refused, f"({refused} + {finished})"), "engine {{model_name}}", shown_unit(Unit.RATIO))
 
 
+def _failed_by_status() -> Query:
+    """Responses with HTTP 5xx among those with 2xx and 5xx, as vLLM's API server counts them. They have no model; that
+    comes from the same engine."""
+    target, engine = queries.ENGINE, (*queries.ENGINE, "model_name")
+
+    def answered(where: tuple[str, ...]) -> str:
+        narrowed = queries.where(vllm.HTTP_REQUESTS, *vllm.HTTP_INFERENCE, *where)
+        grown = promql.per_second(vllm.HTTP_REQUESTS, RATE, target, narrowed)
+        of_model = promql.with_labels_of(
+            grown, vllm.NUM_REQUESTS_RUNNING, engine, target, queries.where(vllm.NUM_REQUESTS_RUNNING)
+        )
+        return f"sum by (model_name) ({of_model})"
+
+    failed, ended = answered(vllm.HTTP_FAILED), answered(vllm.HTTP_ENDED)
+    return Query(promql.per(f"({failed} or {ended} * 0)", ended), "HTTP 5xx {{model_name}}", shown_unit(Unit.RATIO))
+
+
 def _unknown() -> Query:
     """Requests of no served model. They belong to none that could be chosen, so only the cluster narrows them."""
     place = tuple(matcher for matcher in queries.where(sidecar.REASONS) if matcher.startswith("cluster"))
@@ -190,9 +207,10 @@ BOARD = Dashboard(
                 Panel(
                     "error-ratio",
                     "Error ratio",
-                    "Share of requests that ended in an error or timeout: as the request log knows it, and as the"
-                    " engine counts it. Refusals are policy and stand apart; the engine does not count clients that"
-                    f" hung up. {TWO_SIDES}",
+                    "Share of requests that ended in an error or timeout: as the request log knows it, as the engine"
+                    " counts it, and by HTTP status. Refusals are policy and stand apart; the engine does not count"
+                    " clients that hung up. HTTP 5xx is coarse: it misses streams that fail after their start, and"
+                    f" contains rejections by the engine's own limit. {TWO_SIDES}",
                     "Zero, and under 0.5 % at any time.",
                     "Open the runbook; the Teams board says which route, which reason and whose requests.",
                     (
@@ -209,6 +227,7 @@ BOARD = Dashboard(
                             called="engine",
                             part_only=('finished_reason="error"',),
                         ),
+                        _failed_by_status(),
                     ),
                     threshold=thresholds.ERROR_RATIO,
                     detail="teams",

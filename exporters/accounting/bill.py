@@ -13,14 +13,15 @@ from exporters.accounting.cost_from_log import from_log, parse_gpus
 from exporters.accounting.cost_from_prometheus import from_prometheus
 from exporters.accounting.prices import Prices
 from exporters.net.prometheus import Address
+from exporters.requests.record import FieldMap
 
 
 @dataclass(frozen=True, slots=True)
 class BillRequest:
     """Request for a bill. Without a period: the last day, or all of the logs.
 
-    spread: None takes spread_idle of the prices. timezone: None takes that of the prices. bills: folder of closed
-    months."""
+    fields: names of the logs' fields. spread: None takes spread_idle of the prices. timezone: None takes that of the
+    prices. bills: folder of closed months."""
 
     prometheus: Address | None = None
     logs: tuple[Path, ...] = ()
@@ -30,6 +31,7 @@ class BillRequest:
     since_s: float | None = None
     timezone: str | None = None
     prices: Prices | None = None
+    fields: FieldMap | None = None
     spread: str | None = None
     gpus: tuple[str, ...] = ()
     cluster: str = ""
@@ -67,7 +69,9 @@ def make_bill(request: BillRequest, now_s: float) -> SourceTotals:
     if request.prometheus and period:
         found = asyncio.run(from_prometheus(request.prometheus, period, request.prices, request.cluster))
     elif request.logs:
-        found = from_log(request.logs, period, request.prices, parse_gpus(request.gpus), request.cluster)
+        found = from_log(
+            request.logs, period, request.prices, parse_gpus(request.gpus), request.cluster, request.fields
+        )
     else:
         raise ValueError("name either --prometheus URL or --log FILE; the month is not closed")
     given = (

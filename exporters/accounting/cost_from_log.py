@@ -24,7 +24,7 @@ from exporters.accounting.gpu_use import IDLE
 from exporters.accounting.prices import Prices
 from exporters.requests.bounded_names import UNKNOWN_MODEL
 from exporters.requests.read import BadLines, read_records
-from exporters.requests.record import UNKNOWN_TEAM, RequestRecord, ended_at, estimated_tokens
+from exporters.requests.record import UNKNOWN_TEAM, FieldMap, RequestRecord, ended_at, estimated_tokens
 
 
 @dataclass(slots=True)
@@ -73,17 +73,20 @@ def from_log(
     prices: Prices | None = None,
     gpus: Mapping[str, float] | None = None,
     cluster: str = "",
+    fields: FieldMap | None = None,
 ) -> SourceTotals:
     """Return totals by running requests. gpus: number per model, "" for others; one by default.
+
+    A model of gpus without a request is idle for the whole period.
 
     Without a period it is that of the log, without idle, because the log does not cover allocated time.
     Raises ValueError, OSError."""
     if len({path.resolve() for path in paths}) != len(paths):
         raise ValueError("--log lists a file twice; it would be counted twice")
     bad, with_idle = BadLines(), period is not None
-    period = period or _covered(paths)
+    period = period or _covered(paths, fields)
     cut = segments(period, prices)
-    logs, untimed = _read(paths, cut, bad)
+    logs, untimed = _read(paths, cut, bad, fields)
     if not any(log.spans for log in logs):
         raise ValueError(
             f"{paths[0]} holds no request with a time (ts and e2e_ms) in this period; use a longer --since, or none;"
@@ -92,36 +95,44 @@ def from_log(
     found = SourceTotals(", ".join(map(str, paths)), period, known={"estimates"})
     count = {"": 1.0, **(gpus or {})}
     models = {model for log in logs for model, _ in log.spans}
+    absent = count.keys() - models - {""}
     for segment, log in zip(cut, logs, strict=True):
         uses = found.parts[part_of(segment, cluster)]
         busy = _add_spans(uses, segment, log, count)
         for key, tokens in log.tokens.items():
             uses[key].add(tokens)
-        for model in models if with_idle else ():
+        for model in models | absent if with_idle else ():
             idle_s = max(0.0, segment.to_s - segment.from_s - busy[model])
             uses[IDLE, model].seconds += idle_s * count.get(model, count[""])
         if segment.prices:
             _add_cost(found, uses, segment.prices)
     add_price_versions(found, cut)
     found.notes += _log_notes(untimed, bad.total, count, with_idle, prices)
+    if absent:
+        found.notes.append(
+            f"--gpus names {', '.join(sorted(absent))}, which has no request in this period"
+            f"{': its time is idle' if with_idle else ''}; check the spelling"
+        )
     return found
 
 
-def _covered(paths: Sequence[Path]) -> BillingPeriod:
+def _covered(paths: Sequence[Path], fields: FieldMap | None) -> BillingPeriod:
     """Return the period between the first start and the last end in the logs."""
     log, bad = CostLog(), BadLines()
-    for record in read_records(paths, bad):
+    for record in read_records(paths, bad, fields):
         log.add(record, float("-inf"), float("inf"))
     if not log.spans:
         raise ValueError(f"{paths[0]} holds no request with a time (ts and e2e_ms); {bad.total} bad lines")
     return BillingPeriod(log.first_s, max(log.last_s, log.first_s + 0.001))
 
 
-def _read(paths: Sequence[Path], cut: Sequence[PriceSegment], bad: BadLines) -> tuple[list[CostLog], int]:
+def _read(
+    paths: Sequence[Path], cut: Sequence[PriceSegment], bad: BadLines, fields: FieldMap | None
+) -> tuple[list[CostLog], int]:
     """Return the data of each segment, and the number of records without a time."""
     logs, outside = [CostLog() for _ in cut], CostLog()
     edges = [segment.from_s for segment in cut]
-    for record in read_records(paths, bad):
+    for record in read_records(paths, bad, fields):
         end_s = ended_at(record)
         if end_s is None or record.e2e_ms is None:
             outside.add(record, cut[0].from_s, cut[-1].to_s)

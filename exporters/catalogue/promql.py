@@ -372,6 +372,15 @@ def on_targets_of(expr: str, metric: Metric, where: Matchers = ()) -> str:
     return f"{expr} and on ({', '.join(_TARGET)}) ({series(metric, where)})"
 
 
+def with_labels_of(expr: str, metric: Metric, by: Sequence[str], on: Sequence[str], where: Matchers = ()) -> str:
+    """Return an expression by target with labels of another series of the same target, such as its model.
+
+    on: labels of the expression, which name a target. by: these and the added labels. A target with several values of
+    an added label has the result once for each. Targets without the other series, such as other programs with metrics
+    of this name, have none."""
+    return f"{expr} * on ({', '.join(on)}) group_right () group by ({', '.join(by)}) ({series(metric, where)})"
+
+
 def series(metric: Metric, where: Matchers = ()) -> str:
     """Return the bare selector, older names included, for info series and for `absent`."""
     _expect(metric, Kind.GAUGE, Kind.INFO)

@@ -645,6 +645,9 @@ _NIXL = "KV connector NixlConnector"
 _OFFLOAD = "KV connector OffloadingConnector"
 _TIERED = "KV connector OffloadingConnector with CPU or tiered offloading"
 _MOONCAKE = "KV connector MooncakeStoreConnector"
+_MOONCAKE_PD = "KV connector MooncakeConnector"
+_UMBP = "KV connector UMBPStoreConnector"
+_UMBP_LABELS = ("engine", "model_name", "operation")
 _HF3FS = "KV connector HF3FSKVConnector"
 _OPERATION = ("engine", "model_name", "operation", "status")
 NIXL_XFER_TIME = Metric(
@@ -925,6 +928,131 @@ KV_OFFLOAD_TIERING_LOOKUP_ASYNC_DELAY = Metric(
     evidence=Provenance.SOURCE,
     notes=("Separates a slow disk or network store from a slow engine.",),
 )
+KV_OFFLOAD_TIERING_PROMOTION_LATENCY = Metric(
+    "vllm:kv_offload_tiering_promotion_latency_seconds",
+    Kind.HISTOGRAM,
+    Unit.SECONDS,
+    "Time from creating a promotion job from a lower tier to seeing its completion, failed jobs included.",
+    labels=("engine", "model_name", "result", "tier"),
+    since="0.33",
+    needs=_TIERED,
+    evidence=Provenance.SOURCE,
+    notes=("Includes the wait in the queue of the tier.",),
+)
+KV_OFFLOAD_CONFIG_INFO = Metric(
+    "vllm:kv_offload_config_info",
+    Kind.GAUGE,
+    Unit.NONE,
+    "Configuration of the KV offload manager as labels; the value is always 1.",
+    since="0.33",
+    needs=_OFFLOAD,
+    evidence=Provenance.SOURCE,
+    notes=("The offloading spec declares further labels, so they differ by spec and tier.",),
+)
+MOONCAKE_XFER_TIME = Metric(
+    "vllm:mooncake_xfer_time_seconds",
+    Kind.HISTOGRAM,
+    Unit.SECONDS,
+    "Duration of one KV transfer by MooncakeConnector.",
+    since="0.33",
+    needs=_MOONCAKE_PD,
+    evidence=Provenance.SOURCE,
+    notes=("Only the prefill engine pushes, so its page has the samples and that of the decode engine has none.",),
+)
+MOONCAKE_BYTES_TRANSFERRED = Metric(
+    "vllm:mooncake_bytes_transferred",
+    Kind.HISTOGRAM,
+    Unit.BYTES,
+    "Bytes moved by one Mooncake transfer; the rate of its _sum is the bandwidth used.",
+    since="0.33",
+    needs=_MOONCAKE_PD,
+    evidence=Provenance.SOURCE,
+    notes=("Only the prefill engine pushes, so its page has the samples and that of the decode engine has none.",),
+)
+MOONCAKE_NUM_DESCRIPTORS = Metric(
+    "vllm:mooncake_num_descriptors",
+    Kind.HISTOGRAM,
+    Unit.ITEMS,
+    "Memory descriptors in one Mooncake transfer; many small ones cost bandwidth.",
+    since="0.33",
+    needs=_MOONCAKE_PD,
+    evidence=Provenance.SOURCE,
+    notes=("Only the prefill engine pushes, so its page has the samples and that of the decode engine has none.",),
+)
+MOONCAKE_NUM_FAILED_TRANSFERS = Metric(
+    "vllm:mooncake_num_failed_transfers_total",
+    Kind.COUNTER,
+    Unit.COUNT,
+    "KV transfers by MooncakeConnector that failed on the prefill engine.",
+    since="0.33",
+    needs=_MOONCAKE_PD,
+    evidence=Provenance.SOURCE,
+    notes=("The decode engine counts what it did not receive in mooncake_num_failed_recvs_total.",),
+)
+MOONCAKE_NUM_FAILED_RECVS = Metric(
+    "vllm:mooncake_num_failed_recvs_total",
+    Kind.COUNTER,
+    Unit.COUNT,
+    "Requests whose KV blocks the decode engine did not receive.",
+    since="0.33",
+    needs=_MOONCAKE_PD,
+    evidence=Provenance.SOURCE,
+    notes=("Counted on the decode engine, whatever the cause: refused, timed out or failed transfer.",),
+)
+MOONCAKE_NUM_KV_EXPIRED_REQS = Metric(
+    "vllm:mooncake_num_kv_expired_reqs_total",
+    Kind.COUNTER,
+    Unit.REQUESTS,
+    "Requests whose KV blocks expired on the prefill engine before they were transferred.",
+    since="0.33",
+    needs=_MOONCAKE_PD,
+    evidence=Provenance.SOURCE,
+    notes=("Counted on the prefill engine only.",),
+)
+UMBP_TRANSFER_SUBMITTED = Metric(
+    "vllm:umbp_transfer_submitted_total",
+    Kind.COUNTER,
+    Unit.ITEMS,
+    "Objects submitted to the UMBP store, by operation.",
+    labels=_UMBP_LABELS,
+    since="0.33",
+    needs=_UMBP,
+    evidence=Provenance.SOURCE,
+    notes=("Submitted minus completed minus failed is in flight.",),
+)
+UMBP_TRANSFER_COMPLETED = Metric(
+    "vllm:umbp_transfer_completed_total",
+    Kind.COUNTER,
+    Unit.ITEMS,
+    "Objects that the UMBP store completed, by operation.",
+    labels=_UMBP_LABELS,
+    since="0.33",
+    needs=_UMBP,
+    evidence=Provenance.SOURCE,
+    notes=("Counted when the engine polls the transfer, not when it ends.",),
+)
+UMBP_TRANSFER_FAILED = Metric(
+    "vllm:umbp_transfer_failed_total",
+    Kind.COUNTER,
+    Unit.ITEMS,
+    "Objects that the UMBP store failed to transfer, by operation.",
+    labels=_UMBP_LABELS,
+    since="0.33",
+    needs=_UMBP,
+    evidence=Provenance.SOURCE,
+    notes=("A failed load costs a prefill.",),
+)
+UMBP_TRANSFER_BYTES = Metric(
+    "vllm:umbp_transfer_bytes_total",
+    Kind.COUNTER,
+    Unit.BYTES,
+    "Bytes in completed ranges of UMBP transfers, by operation.",
+    labels=_UMBP_LABELS,
+    since="0.33",
+    needs=_UMBP,
+    evidence=Provenance.SOURCE,
+    notes=("Failed transfers have no bytes.",),
+)
 MOONCAKE_STORE_OPERATION_TIME = Metric(
     "vllm:mooncake_store_operation_time_seconds",
     Kind.HISTOGRAM,
@@ -1075,6 +1203,10 @@ HTTP_REQUESTS = Metric(
         _NO_MODEL,
     ),
 )
+# Matchers for inference requests, and for their status. A 4xx is the client's fault and counts neither as failed nor as
+# ended, like a rejection in the request log. `5..` matches the class 5xx and single codes.
+HTTP_INFERENCE = ('method="POST"', 'handler=~"/v1/.*"')
+HTTP_FAILED, HTTP_ENDED = ('status=~"5.."',), ('status=~"2..|5.."',)
 HTTP_REQUEST_DURATION = Metric(
     "http_request_duration_seconds",
     Kind.HISTOGRAM,

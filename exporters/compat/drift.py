@@ -24,7 +24,7 @@ LIKE = 0.6  # minimum name similarity (difflib ratio) of a renamed family
 LEFT_OUT: Mapping[str, str] = {
     "vllm:hisparse_": "the HiSparse connector",
     "vllm:kv_offload_tiering_": (
-        "tiers below the CPU cache: they change with each release; the two most useful are listed"
+        "tiers below the CPU cache: they change with each release; the three most useful are listed"
     ),
     "vllm:nixl_num_notifications_": "internals of NIXL; failed transfers and expired requests are listed",
     "vllm:num_requests_kv_fetch_": "stages of a load through a KV connector, on an engine that consumes from one",

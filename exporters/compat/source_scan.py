@@ -62,8 +62,8 @@ def release(package: Path) -> str | None:
 def read(sources: Iterable[tuple[str, str]]) -> SourceScan:
     """Return the families in these files; sources: path and text. Raises ValueError for a file that does not parse."""
     trees = [(path, _tree(path, text)) for path, text in sources]
-    names = {key: value for path, tree in trees for key, value in _constants(path, tree)}
-    ranked_families = [ranked for path, tree in trees for ranked in _File(path, tree, names).families()]
+    constants = {key: value for path, tree in trees for key, value in _constants(path, tree)}
+    ranked_families = [ranked for path, tree in trees for ranked in _File(path, tree, constants).families()]
     families_by_name = {
         family.name: family for _, family in sorted(ranked_families, key=lambda ranked: ranked[0], reverse=True)
     }
@@ -92,27 +92,34 @@ def _tree(path: str, text: str) -> ast.Module:
 
 
 def _constants(path: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Yield string constants by `file:NAME` and, for classes of any file, by `Class.NAME`."""
+    """Yield string constants of a file by `file:NAME` and, for classes of any file, by `Class.NAME`."""
     for owner in ast.walk(tree):
         if not isinstance(owner, ast.ClassDef | ast.Module):
             continue
         prefix = f"{owner.name}." if isinstance(owner, ast.ClassDef) else f"{path}:"
         for node in owner.body:
-            if (
-                isinstance(node, ast.Assign)
-                and isinstance(node.targets[0], ast.Name)
-                and (name := _literal(node.value))
-            ):
-                yield prefix + node.targets[0].id, name
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and (text := _string(node.value)):
+                yield prefix + node.targets[0].id, text
+
+
+def _imports(path: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield the key of `_constants` for each name that a file imports from another file of the package."""
+    folder = path.split("/")[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            above = folder[: len(folder) - node.level + 1] if node.level else []
+            module = "/".join([*above, *(node.module or "").removeprefix("vllm.").split(".")])
+            yield from ((alias.asname or alias.name, f"{module}.py:{alias.name}") for alias in node.names)
+
+
+def _string(node: ast.AST | None) -> str | None:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
 def _literal(node: ast.AST | None) -> str | None:
     """Return the family name if the node is one."""
-    return (
-        node.value
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _NAME.fullmatch(node.value)
-        else None
-    )
+    text = _string(node)
+    return text if text and _NAME.fullmatch(text) else None
 
 
 def _opens_a_name(node: ast.JoinedStr) -> bool:
@@ -123,8 +130,9 @@ def _opens_a_name(node: ast.JoinedStr) -> bool:
 class _File:
     """Declarations in one file."""
 
-    def __init__(self, path: str, tree: ast.Module, names: Mapping[str, str]) -> None:
-        self._path, self._tree, self._names = path, tree, names
+    def __init__(self, path: str, tree: ast.Module, constants: Mapping[str, str]) -> None:
+        self._path, self._tree, self._constants = path, tree, constants
+        self._imported = dict(_imports(path, tree))
         self._assigned: dict[str, ast.expr] = {}
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -163,12 +171,18 @@ class _File:
                     yield name, value
 
     def _name(self, node: ast.expr | None) -> str | None:
+        text = self._text(node)
+        return text if text and _NAME.fullmatch(text) else None
+
+    def _text(self, node: ast.expr | None) -> str | None:
+        """Return the string of a literal, or of a constant of this file, an imported one or one of a class."""
         match node:
             case ast.Name(id=name):
-                return self._names.get(f"{self._path}:{name}")
+                key = f"{self._path}:{name}"
+                return self._constants.get(key if key in self._constants else self._imported.get(name, ""))
             case ast.Attribute(value=ast.Name(id=owner), attr=name):
-                return self._names.get(f"{owner}.{name}")
-        return _literal(node)
+                return self._constants.get(f"{owner}.{name}")
+        return _string(node)
 
     def _labels(self, call: ast.Call) -> tuple[str, ...] | None:
         """Return label names; connector descriptions (…Metadata) only hold labels beyond the engine's two."""
@@ -180,7 +194,7 @@ class _File:
     def _list(self, node: ast.expr, seen: frozenset[str] = frozenset()) -> tuple[str, ...] | None:
         match node:
             case ast.List(elts=elements) | ast.Tuple(elts=elements):
-                words = [e.value for e in elements if isinstance(e, ast.Constant) and isinstance(e.value, str)]
+                words = [word for element in elements if (word := self._text(element)) is not None]
                 return tuple(words) if len(words) == len(elements) else None
             case ast.BinOp(left=left, op=ast.Add(), right=right):
                 first, second = self._list(left, seen), self._list(right, seen)
@@ -221,4 +235,4 @@ def _argument(call: ast.Call, name: str, at: int) -> ast.expr | None:
 
 
 def _text(node: ast.expr | None) -> str:
-    return " ".join(node.value.split()) if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+    return " ".join((_string(node) or "").split())

@@ -5,6 +5,9 @@ from __future__ import annotations
 from exporters.catalogue import gpu, prometheus, promql, sidecar, vllm
 from runbooks.diagnosis.row import BY_INSTANCE, BY_TEAM, MODEL, DiagnosisRow, at, eq, no
 
+_BY_STATUS = (
+    'cluster_namespace_job_instance_pod_model_name:vllm_http_ended:increase5m{model_name=~"{{model_name}}"} > 0'
+)
 ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
     "VLLMTTFTBudgetBurn": (
         DiagnosisRow(
@@ -212,6 +215,12 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
     ),
     "VLLMSuccessBudgetBurn": (
         DiagnosisRow(
+            "the model has no request log",
+            _BY_STATUS,
+            "the ratio is the share of HTTP 5xx, which is coarse; the other rows need a log",
+            "[VLLMHTTPErrorRatioHigh](VLLMHTTPErrorRatioHigh.md)",
+        ),
+        DiagnosisRow(
             "the reason is `upstream_down`, `upstream_reset` or `connect_timeout`",
             (
                 promql.per_second(
@@ -273,6 +282,12 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
         ),
     ),
     "VLLMSuccessBudgetSlowBurn": (
+        DiagnosisRow(
+            "the model has no request log",
+            _BY_STATUS,
+            "the ratio is the share of HTTP 5xx, which is coarse; the other rows need a log",
+            "[VLLMHTTPErrorRatioHigh](VLLMHTTPErrorRatioHigh.md)",
+        ),
         DiagnosisRow(
             "the last hour is within the objective",
             'sum_over_time(cluster_model_name:vllm_slo_success_bad:increase5m{model_name=~"{{model_name}}"}[1h]) '

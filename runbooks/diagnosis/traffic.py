@@ -5,6 +5,7 @@ from __future__ import annotations
 from exporters.catalogue import attributed, gateway, gpu, prometheus, promql, sidecar, vllm
 from runbooks.diagnosis.row import (
     BY_CLUSTER,
+    BY_INSTANCE,
     BY_REASON,
     BY_TEAM,
     CLUSTER,
@@ -17,7 +18,52 @@ from runbooks.diagnosis.row import (
     eq,
 )
 
+_5XX = promql.growth(vllm.HTTP_REQUESTS, "10m", BY_INSTANCE, (*vllm.HTTP_INFERENCE, *vllm.HTTP_FAILED))
+_5XX_HERE = promql.growth(
+    vllm.HTTP_REQUESTS, "10m", ("instance", "handler"), (*vllm.HTTP_INFERENCE, *vllm.HTTP_FAILED, INSTANCE)
+)
+_ENGINES = f"group by (instance) ({at(vllm.NUM_REQUESTS_RUNNING, MODEL)})"
+
 ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
+    "VLLMHTTPErrorRatioHigh": (
+        DiagnosisRow(
+            "the engine rejects requests by its own limit",
+            f"{promql.growth(vllm.ADMISSION_REJECTIONS, '10m', ENGINE, (MODEL, INSTANCE))} > 0",
+            "it is full; some of the rejections are the 5xx, although most are subtracted",
+            "[VLLMEngineRejecting](VLLMEngineRejecting.md)",
+        ),
+        DiagnosisRow(
+            "the engine restarted within half an hour",
+            f"{promql.changes(prometheus.PROCESS_START, '30m', BY_INSTANCE, (INSTANCE,))} > 0",
+            "it crashed, and each crash fails the requests in flight",
+            "[VLLMRestartLoop](VLLMRestartLoop.md)",
+        ),
+        DiagnosisRow(
+            "the engine counts errors of its own",
+            f"{promql.growth(vllm.REQUEST_SUCCESS, '10m', ENGINE, (eq('finished_reason', 'error'), MODEL, INSTANCE))}"
+            " > 0",
+            "generation itself fails, as on a failed transfer of KV cache; not the API server",
+            "Mitigation 2",
+        ),
+        DiagnosisRow(
+            "another engine of the model has no 5xx",
+            f"count({_ENGINES} unless on (instance) {_5XX} > 0) > 0",
+            "this engine alone, or the requests that only it gets",
+            "Mitigation 2",
+        ),
+        DiagnosisRow(
+            "every engine of the model, and there are several, has 5xx",
+            f"count({_ENGINES} and on (instance) {_5XX} > 0) == count({_ENGINES}) > 1",
+            "a release, an option of all engines, or one kind of request",
+            "Mitigation 4",
+        ),
+        DiagnosisRow(
+            "one route alone has 5xx",
+            f"count by (instance) ({_5XX_HERE} > 0) == 1",
+            "one kind of request fails; the traceback names the part, such as a tool parser",
+            "Mitigation 1, then 3",
+        ),
+    ),
     "VLLMErrorRatioHigh": (
         DiagnosisRow(
             "the gateway could not connect, or the connection broke",

@@ -265,13 +265,14 @@ def _about(page: runbook_pages.RunbookPage) -> list[dict[str, Any]]:
 
 
 def _rendered(markdown: str, results: Mapping[str, LiveQuery], query: str = "") -> str:
-    """Return HTML with anchors at headings, links between pages, and below each query its result, if there is one.
+    """Return HTML with anchors at headings and mitigations, links, and below each query its result, if there is one.
 
     query: labels of the alert as the query of a URL, which links to other pages keep."""
     tokens = _markdown.parse(markdown)
     for token, following in pairwise(tokens):
         if token.type == "heading_open":
             token.attrSet("id", page_check.slug(following.content))
+    _number_mitigations(tokens)
     with_results = list[Token]()
     for token in tokens:
         with_results.append(token)
@@ -281,9 +282,39 @@ def _rendered(markdown: str, results: Mapping[str, LiveQuery], query: str = "") 
     return _with_page_links(with_results, query)
 
 
+def _number_mitigations(tokens: Sequence[Token]) -> None:
+    """Give each step of the section Mitigation an anchor."""
+    heading = ""
+    for token, following in pairwise(tokens):
+        if token.type == "heading_open":
+            heading = following.content
+        elif token.type == "list_item_open" and token.level == 1 and heading == "Mitigation":
+            token.attrSet("id", f"mitigation-{token.info}")
+
+
+def _linked_mitigations(text: Token) -> list[Token]:
+    """Return the tokens of a text in which each "Mitigation 2" leads to that step."""
+    found, end = list[Token](), 0
+    for match in runbook_pages.MITIGATION.finditer(text.content):
+        number = match[1].split(",")[0].split()[0]
+        found += [
+            Token("text", "", 0, content=text.content[end : match.start()]),
+            Token("link_open", "a", 1, attrs={"href": f"#mitigation-{number}"}),
+            Token("text", "", 0, content=match[0]),
+            Token("link_close", "a", -1),
+        ]
+        end = match.end()
+    return [*found, Token("text", "", 0, content=text.content[end:])]
+
+
 def _with_page_links(tokens: Sequence[Token], query: str) -> str:
     labels = f"?{query}" if query else ""
     for token in tokens:
+        within, children = 0, list[Token]()
+        for child in token.children or ():
+            within += child.nesting if child.type.startswith("link_") else 0
+            children += _linked_mitigations(child) if child.type == "text" and not within else [child]
+        token.children = children if token.children else token.children
         for child in token.children or ():
             if child.type == "link_open":
                 child.attrSet(

@@ -281,12 +281,12 @@ async def foretell(
         else "fewer than six runs of a variant give no verdict"
     )
     took = (
-        "nobody answered a first request, so nobody knows how long it takes"
+        "the first request got no answer, so the duration is unknown"
         if seconds is None
         else (
-            f"about {seconds:.0f} s in all, going by one request alone"
+            f"about {seconds:.0f} s of load, estimated from one request; starts of engines come on top"
             if seconds < 120
-            else f"about {seconds / 60:.0f} min in all, going by one request alone"
+            else f"about {seconds / 60:.0f} min of load, estimated from one request; starts of engines come on top"
         )
     )
     console.print(f"{took}; {found}")

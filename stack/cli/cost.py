@@ -57,6 +57,12 @@ _MOST_DIGITS = 9
     help="prices.yaml; see docs/guides/cost.md.",
 )
 @click.option("--gpus", multiple=True, metavar="N|MODEL=N", help="With --log: number of GPUs of a model.  [default: 1]")
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="With --log: the sidecar's YAML, for its field_names.",
+)
 @click.option("--spread", metavar="ROWS", help="Rows whose cost the teams carry: idle,aborted,unattributed.")
 @click.option("--cluster", default="", metavar="NAME", help="Cluster of series without such a label, and of logs.")
 @click.option(
@@ -82,6 +88,7 @@ def cost_command(
     url: str | None,
     logs: tuple[Path, ...],
     prices_path: Path | None,
+    config_path: Path | None,
     by: str,
     daily: bool,
     focus: bool,
@@ -106,16 +113,22 @@ def cost_command(
     """
     if not logs:
         url = url or os.environ.get(PROMETHEUS_URL)
+    if config_path and not logs:
+        raise click.UsageError("--config names the fields of --log; the sidecar has its own")
     _refuse_contradictions(url, logs, focus, as_json, as_csv, asked)
     with mistakes_as_errors():
         request = BillRequest(
             prometheus=address_from(url, token_file, user_file, http_config) if url else None,
             logs=logs,
             prices=config.load(prices_path, Prices) if prices_path else None,
+            fields=config.sidecar(config_path).fields if config_path else None,
             **asked,
         )
         found = make_bill(request, time.time())
         rows = focus_rows(found, issuer) if focus else []
+    if as_csv:  # CSV has no place for notes
+        for note in found.notes:
+            click.echo(f"note: {note}", err=True)
     if focus:
         click.echo(json_text(rows) if as_json else focus_csv(rows), nl=as_json)
         return

@@ -53,6 +53,6 @@ def secrets(folder: Path | None, grafana: str, gateway: str, as_json: bool) -> N
         )
     for team, key in made.keys.items():
         click.echo(f"key         {team:14} {key}")
-    some = next(iter(made.keys.values()))
-    trusting = "--cacert ca.crt " if gateway.startswith("https:") else ""
-    click.echo(f'try         curl {trusting}-H "Authorization: Bearer {some}" {gateway}/v1/models')
+    if some := next(iter(made.keys.values()), None):
+        trusting = "--cacert ca.crt " if gateway.startswith("https:") else ""
+        click.echo(f'try         curl {trusting}-H "Authorization: Bearer {some}" {gateway}/v1/models')

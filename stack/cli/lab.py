@@ -22,7 +22,12 @@ def lab() -> None:
 @click.option(
     "--engine",
     metavar="URL",
-    help=("Monitor this vLLM instead of starting one; the lab sends it about two small requests per second."),
+    help="Monitor this vLLM instead of starting one; no traffic is sent to it without --traffic.",
+)
+@click.option(
+    "--traffic/--no-traffic",
+    default=None,
+    help="Send about two small requests per second.  [default: only to the lab's own vLLM]",
 )
 @click.option(
     "--for",
@@ -34,15 +39,17 @@ def lab() -> None:
 @click.option(
     "--port-offset", type=click.IntRange(0, 50000), default=0, show_default=True, help="Number to add to every port."
 )
-def lab_up(engine: str | None, for_s: float | None, port_offset: int) -> None:
+def lab_up(engine: str | None, traffic: bool | None, for_s: float | None, port_offset: int) -> None:
     """Install what is missing and run the lab.
 
-    Starts every process, sends load and shows the state.
+    Starts every process, sends load to its own vLLM and shows the state.
 
     \b
     Example:  vllm-watch lab up --for 120s
     """
-    raise SystemExit(up(engine, for_s, port_offset, Console(width=output_width(110))))
+    if traffic is None:
+        traffic = engine is None
+    raise SystemExit(up(engine, for_s, port_offset, Console(width=output_width(110)), traffic))
 
 
 @lab.command("install")

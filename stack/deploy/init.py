@@ -90,11 +90,12 @@ def once(path: Path, text: Callable[[], str], mode: int = 0o600) -> None:
 
 
 def read(folder: Path, operator_password: Path = OPERATOR_PASSWORD) -> Secrets:
-    """The secrets that were made, or those of the teams that have a volume of their own, in `teams` beside it. Raises
-    BadConfig."""
+    """Return the secrets that exist: keys in `folder`, or of teams that have a volume of their own in `teams` beside
+    it; no keys where there is no gateway (compose.watch.yml). Raises BadConfig."""
     try:
         own = sorted(folder.parent.glob(f"teams/*/{_KEYS}/[!.]*"))
-        keys = {path.name: path.read_text().strip() for path in own or [folder / _KEYS / team for team in TEAMS]}
+        made = [folder / _KEYS / team for team in TEAMS] if (folder / _KEYS).exists() else []
+        keys = {path.name: path.read_text().strip() for path in own or made}
         operators = operator_password.read_text().strip() if operator_password.exists() else None
         return Secrets((folder / _PASSWORD).read_text().strip(), keys, operators)
     except OSError as error:

@@ -34,7 +34,7 @@ def as_json(diagnoses: Sequence[Diagnosis], source: str, asked: EvidenceSource =
         "source": source,
         "serious": diagnose.serious(found),
         "undecided": diagnose.undecided(diagnoses),
-        "first_lever": _lever(found[0], asked) if found else None,
+        "first_step": _lever(found[0], asked) if found else None,
         "findings": [_finding_as_json(finding, first=at == 0) for at, finding in enumerate(found)],
         "models": [
             {
@@ -82,7 +82,7 @@ def _finding_as_json(finding: DoctorFinding, first: bool) -> dict[str, Any]:
             }
             for fact in finding.facts
         ],
-        "queries": list(row.asks), "lever" if first else "after_that": row.lever, "second_lever": row.second,
+        "queries": list(row.asks), "lever" if first else "after_that": row.lever, "second_step": row.second,
         "risk": row.risk,
         "worked_when": row.proof.criterion if row.proof else "", "dated": row.dated, "pages": list(row.pages),
     }  # fmt: skip
@@ -140,7 +140,7 @@ def _finding(number: int, finding: DoctorFinding, several: bool, asked: Evidence
     )
     yield f"   {row.symptom} {row.cause}"
     yield from (f"     {_fact(fact)}" for fact in finding.facts)
-    yield f"   {'first lever' if number == 1 else 'after that '}  {row.lever}"
+    yield f"   {'first step ' if number == 1 else 'after that '}  {row.lever}"
     if number == 1:
         yield from _first(finding, asked)
     yield f"   pages        {', '.join(row.pages)} (vllm-watch runbook NAME)"
@@ -209,8 +209,8 @@ def workload_as_json(words: str) -> dict[str, Any]:
         "asked": words,
         "workloads": [
             {
-                "name": one.name, "workload": one.title, "bottleneck": one.bottleneck, "first_lever": one.lever,
-                "second_lever": one.second,
+                "name": one.name, "workload": one.title, "bottleneck": one.bottleneck, "first_step": one.lever,
+                "second_step": one.second,
                 "measure": list(one.measure), "benches": list(one.benches), "row": one.row, "scenario": one.scenario,
                 "dated": one.dated,
             }
@@ -220,7 +220,7 @@ def workload_as_json(words: str) -> dict[str, Any]:
             {
                 "scenario": one.title, "same": one.same, "changes": one.changes, "expected_hit": list(one.expected_hit),
                 "ttft_impact": one.impact,
-                "bench": one.bench.name, "row": one.row, "first_lever": symptoms.row(one.row).lever,
+                "bench": one.bench.name, "row": one.row, "first_step": symptoms.row(one.row).lever,
             }
             for one in scenarios
         ],
@@ -234,8 +234,8 @@ def workload_as_text(advice: Mapping[str, Any]) -> str:
         lines += [
             f"{one['workload']} ({one['name']})",
             f"   bottleneck   {one['bottleneck']}",
-            f"   first lever  {one['first_lever']}",
-            f"   after that   {one['second_lever']}",
+            f"   first step   {one['first_step']}",
+            f"   after that   {one['second_step']}",
             f"   measure      {', '.join(one['measure'])}",
             *_run(one["benches"]),
             *[f"   dated        {one['dated']}"] * bool(one["dated"]),
@@ -250,7 +250,7 @@ def workload_as_text(advice: Mapping[str, Any]) -> str:
                 f"   expect       {low} to {high} % of the prompt tokens from the prefix cache; effect on the first"
                 f" token: {one['ttft_impact']}"
             ),
-            *[f"   first lever  {one['first_lever']}"]
+            *[f"   first step   {one['first_step']}"]
             * (one["scenario"] not in {each["scenario"] for each in advice["workloads"]}),
             *_run([one["bench"]]),
             "",
@@ -265,13 +265,13 @@ def _run(benches: Sequence[str]) -> Iterator[str]:
 def goal_as_json(name: str) -> dict[str, Any]:
     """Return the advice for a goal. Raises ValueError for an unknown one."""
     one = workload_advice.goal(name)
-    return {"goal": one.name, "title": one.title, "first_lever": one.lever, "second_lever": one.second, "row": one.row}
+    return {"goal": one.name, "title": one.title, "first_step": one.lever, "second_step": one.second, "row": one.row}
 
 
 def goal_as_text(advice: Mapping[str, Any]) -> str:
     """Format the result of `goal_as_json`."""
     how = f"vllm-watch runbook tuning; the row is {advice['row']}"
     return (
-        f"{advice['title']}\n   first lever  {advice['first_lever']}\n"
-        f"   after that   {advice['second_lever']}\n   worked?      {how}\n"
+        f"{advice['title']}\n   first step   {advice['first_step']}\n"
+        f"   after that   {advice['second_step']}\n   worked?      {how}\n"
     )

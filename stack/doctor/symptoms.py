@@ -1,4 +1,4 @@
-"""Tuning matrix: symptoms with cause, queries, first lever and success criterion. The doctor, runbooks/tuning.md and
+"""Tuning matrix: symptoms with cause, queries, first step and success criterion. The doctor, runbooks/tuning.md and
 `--goal` use it.
 
 Invariants, held by tests/stack/doctor/test_doctor_matrix.py: a lever names at most one option of the engine;

@@ -136,6 +136,8 @@ DRILLS: tuple[Drill, ...] = (
         DrillEngine.SHORT_QUEUE),
     Drill("VLLMAcceptanceLow", "n-grams are drafted for answers at random", engines.nothing_to_guess,
         DrillEngine.GUESSING, pace=QUICKER),
+    Drill("VLLMHTTPErrorRatioHigh", "the engine's tool parser fails, and there is no request log",
+        engines.tool_calls_fail, DrillEngine.FAILING),
 )  # fmt: skip
 
 FAST = (

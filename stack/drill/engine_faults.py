@@ -15,7 +15,7 @@ from exporters.catalogue import sidecar, vllm
 from exporters.events import log
 from stack.drill.faults import an_hour, fault, prometheus_yml, rewrite, scrape_job, served, stopped
 from stack.drill.lab import DrillLab, until
-from stack.drill.traffic import ask, crowd, every, good, many, meanwhile, short, some_words
+from stack.drill.traffic import ask, call_tool, crowd, every, good, many, meanwhile, short, some_words
 from stack.lab.plan import MODEL
 
 LONG = 20_000  # tokens: more than a drill lasts
@@ -178,6 +178,20 @@ async def failed_requests(lab: DrillLab) -> AsyncIterator[None]:
         await many(12, 12, partial(short, lab))
     yield
     await many(2400, 16, partial(short, lab))
+
+
+@fault
+async def tool_calls_fail(lab: DrillLab) -> AsyncIterator[None]:
+    """The engine's tool parser raises, so that vLLM answers chats with tools by HTTP 500. Gateway and sidecar are no
+    targets: the engine is watched alone, as where there is no request log."""
+    with prometheus_yml(lab) as content:
+        content["scrape_configs"] = [
+            job for job in content["scrape_configs"] if job["job_name"] not in ("gateway", "sidecar")
+        ]
+        rewrite(lab, content)
+        usual = partial(ask, lab, tokens=1, prompt="the", direct=True)
+        async with meanwhile(every(0.4, usual), every(0.4, partial(call_tool, lab))):
+            yield
 
 
 @fault

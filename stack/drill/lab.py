@@ -71,6 +71,7 @@ class DrillEngine(StrEnum):
     SMALL_CACHE = "small cache"
     SHORT_QUEUE = "short queue"
     GUESSING = "speculative"
+    FAILING = "failing tool parser"
 
 
 ARGUMENTS: Mapping[DrillEngine, tuple[str, ...]] = {
@@ -82,7 +83,25 @@ ARGUMENTS: Mapping[DrillEngine, tuple[str, ...]] = {
         "--speculative-config",
         json.dumps({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 2}),
     ),
+    DrillEngine.FAILING: ("--enable-auto-tool-choice", "--tool-call-parser", "failing"),
 }
+# Plugin of vLLM, loaded by the engine alone: vLLM answers a chat with tools by HTTP 500, and all else as usual.
+PARSER_FILE = "failing_tool_parser.py"
+FAILING_PARSER = """\
+from vllm.tool_parsers import ToolParser, ToolParserManager
+
+
+@ToolParserManager.register_module("failing")
+class FailingToolParser(ToolParser):
+    def adjust_request(self, request):
+        raise RuntimeError("drill: this tool parser fails")
+"""
+
+
+def arguments(engine: DrillEngine, folder: Path) -> tuple[str, ...]:
+    """Return the options of an engine. folder: the lab's, with the plugin."""
+    plugin = ("--tool-parser-plugin", str(folder / PARSER_FILE)) if engine is DrillEngine.FAILING else ()
+    return (*ARGUMENTS[engine], *plugin)
 
 
 def settings(pace: int) -> Settings:
@@ -171,7 +190,9 @@ class DrillLab:
         if "vllm" in self._supervisor.running:
             await self.end("vllm")
         self.tell(f"starting the engine ({engine}), half a minute or more")
-        self.config = replace(self.config, args={"prometheus": PROMETHEUS, "vllm": ARGUMENTS[engine]})
+        self.config = replace(
+            self.config, args={"prometheus": PROMETHEUS, "vllm": arguments(engine, self.config.folder)}
+        )
         await self.start("vllm")
         self.engine = engine
 
@@ -256,6 +277,7 @@ async def running(config: LabConfig, tell: Callable[[str], None]) -> AsyncIterat
     config.folder.mkdir(parents=True, exist_ok=True)
     config.events.unlink(missing_ok=True)
     install_driver(config.folder / "driver")
+    (config.folder / PARSER_FILE).write_text(FAILING_PARSER)
     keys = up.prepare(config)
     served = None
     async with aiohttp.ClientSession(

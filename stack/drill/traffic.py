@@ -67,6 +67,18 @@ async def ask(
         return 0
 
 
+async def call_tool(lab: DrillLab) -> int:
+    """One chat with a tool, sent to the engine past the gateway; the status of the answer, 0 where none came."""
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "the"}], "max_tokens": 1, "tools": [tool]}
+    try:
+        async with lab.session.post(f"{lab.url('vllm')}/v1/chat/completions", json=body) as response:
+            await response.read()
+            return response.status
+    except (aiohttp.ClientError, TimeoutError):
+        return 0
+
+
 async def good(lab: DrillLab) -> int:
     """A short chat as users have it: it shares its beginning with the others and ends by itself."""
     return await ask(lab, prompt=f"{SHARED} {some_words(8)}", stream=True, **ENDS)

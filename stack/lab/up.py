@@ -56,16 +56,18 @@ class LabTotals:
         self.values |= {name: value for name, value in glance.values.items() if value is not None}
         self.alerts = glance.alerts or self.alerts
 
-    def faults(self) -> Iterator[str]:
-        """Return why a timed run failed; nothing when every target was up and every headline had a value."""
+    def faults(self, traffic: bool = True) -> Iterator[str]:
+        """Yield the reasons why a timed run failed. Without traffic of the lab, headlines may have no value."""
         yield from (f"{name} was down" for name in self.down)
-        yield from (f"{h.name} never had a value" for h in headlines.HEADLINES if h.name not in self.values)
+        if traffic:
+            yield from (f"{h.name} never had a value" for h in headlines.HEADLINES if h.name not in self.values)
         if not self.alerts:
             yield "no alert reached Alertmanager, not even the watchdog that always fires"
 
 
-def up(engine_url: str | None, for_s: float | None, port_offset: int, console: Console) -> int:
-    """Run the lab until it is interrupted, or for `for_s` seconds of readiness. The exit status: 0 well, 1 not."""
+def up(engine_url: str | None, for_s: float | None, port_offset: int, console: Console, traffic: bool = True) -> int:
+    """Run the lab until it is interrupted, or for `for_s` seconds of readiness. Return the exit status: 0 if all went
+    well, else 1. traffic: the lab sends requests of its own."""
     try:
         refuse_platform()
         if for_s is not None and for_s < SHORTEST_S:
@@ -74,7 +76,8 @@ def up(engine_url: str | None, for_s: float | None, port_offset: int, console: C
             raise LabError(f"--engine {engine_url} is no server's address; write it like http://127.0.0.1:8000")
         folder = install.cache_dir() / ("lab" if not port_offset else f"lab-{port_offset}")
         with locked(folder):
-            return asyncio.run(_up(configured(folder, engine_url, port_offset, console), for_s, console))
+            config = configured(folder, engine_url, port_offset, console)
+            return asyncio.run(_up(config, for_s, console, traffic))
     except (LabError, install.PartMissing) as error:
         console.print(f"[red]lab:[/red] {error}", soft_wrap=True, highlight=False)
         return 1
@@ -135,7 +138,7 @@ def configured(folder: Path, engine_url: str | None, port_offset: int, console: 
     return free()
 
 
-async def _up(config: LabConfig, for_s: float | None, console: Console) -> int:
+async def _up(config: LabConfig, for_s: float | None, console: Console, traffic: bool) -> int:
     """Start, show, stop: whatever happens on the way, nothing that was started here stays."""
     keys = prepare(config)
     lab = Supervisor(config.folder)
@@ -152,13 +155,14 @@ async def _up(config: LabConfig, for_s: float | None, console: Console) -> int:
                 raise LabError(f"port {config.port('lab')} cannot be used: {error.strerror}") from error
             if not await _until(_start(lab, list(plan.processes(config)), console), stopping):
                 return 130
-            load = workload.LabWorkload(config.url("gateway"), keys, model)
-            feeding = asyncio.create_task(load.run())
+            load = workload.LabWorkload(config.url("gateway"), keys, model) if traffic else None
+            sending = [asyncio.create_task(load.run())] if load else []
             try:
                 return await _show(config, lab, load, stopping, for_s, console)
             finally:
-                feeding.cancel()
-                await asyncio.gather(feeding, return_exceptions=True)
+                for task in sending:
+                    task.cancel()
+                await asyncio.gather(*sending, return_exceptions=True)
     finally:
         console.print("stopping what was started here", highlight=False)
         if runner:
@@ -244,7 +248,7 @@ async def _until(work: Coroutine[None, None, None], stopping: asyncio.Event) -> 
 async def _show(
     config: LabConfig,
     lab: Supervisor,
-    load: workload.LabWorkload,
+    load: workload.LabWorkload | None,
     stopping: asyncio.Event,
     for_s: float | None,
     console: Console,
@@ -275,7 +279,7 @@ async def _show(
         console.print(_table(lab, found.scraped), _figures(found.values, found.alerts, load))
     if for_s is None:
         return 0
-    return 130 if stopping.is_set() else _judged(seen, for_s, console)
+    return 130 if stopping.is_set() else _judged(seen, for_s, console, load is not None)
 
 
 async def _glance(config: LabConfig, lab: Supervisor) -> Glance:
@@ -305,12 +309,12 @@ def _long_enough(for_s: float, began: float, ready_at: float | None, down: list[
     return False
 
 
-def _judged(seen: LabTotals, for_s: float, console: Console) -> int:
-    """The exit status of a timed run that had its time, and why."""
-    faults = list(seen.faults())
+def _judged(seen: LabTotals, for_s: float, console: Console, traffic: bool) -> int:
+    """Print the result of a timed run; return its exit status."""
+    faults = list(seen.faults(traffic))
+    measured = " and every headline measured" if traffic else "; no traffic was sent"
     console.print(
-        "\n".join(f"lab: {fault}" for fault in faults)
-        or f"lab: {for_s:.0f} s with every target up and every headline measured"
+        "\n".join(f"lab: {fault}" for fault in faults) or f"lab: {for_s:.0f} s with every target up{measured}"
     )
     return 1 if faults else 0
 
@@ -335,13 +339,14 @@ def _table(lab: Supervisor, scraped: Mapping[str, bool] | None) -> Table:
 
 
 def _figures(
-    values: Mapping[str, headlines.HeadlineValue | None], alerts: list[str] | None, load: workload.LabWorkload
+    values: Mapping[str, headlines.HeadlineValue | None], alerts: list[str] | None, load: workload.LabWorkload | None
 ) -> Table:
     table = Table.grid(padding=(0, 2))
     for headline in headlines.HEADLINES:
         table.add_row(headline.name, f"[bold]{headline.show(values.get(headline.name))}[/bold]")
     table.add_row("alerts at Alertmanager", "does not answer" if alerts is None else ", ".join(alerts) or "none yet")
-    table.add_row("workload", f"{load.sent} requests sent, {load.failed} not answered well   (Ctrl-C stops the lab)")
+    sent = f"{load.sent} requests sent, {load.failed} not answered well" if load else "none sent; --traffic sends some"
+    table.add_row("workload", f"{sent}   (Ctrl-C stops the lab)")
     return table
 
 

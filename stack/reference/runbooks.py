@@ -32,7 +32,7 @@ SYMPTOMS: Mapping[str, tuple[str, ...]] = {
         "VLLMGatewayRejecting", "VLLMEngineRejecting", "VLLMQueueGrowing", "VLLMRequestsDeferred",
     ),
     "errors and timeouts": ("VLLMSuccessBudgetBurn", "VLLMSuccessBudgetSlowBurn", "VLLMErrorRatioHigh",
-        "incident-flow"),
+        "VLLMHTTPErrorRatioHigh", "incident-flow"),
     "clients give up": ("VLLMClientHangupsRising", "VLLMTTFTHigh"),
     "answers are cut off, or became worse": ("VLLMAnswersCutOff", "quality"),
     "out of memory, the cache is full": (

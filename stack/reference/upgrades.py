@@ -26,6 +26,38 @@ class Note:
 
 
 NOTES: dict[str, tuple[Note, ...]] = {
+    "0.33": (
+        Note(
+            "Twelve families more, all of KV connectors or offloading: MooncakeConnector 6, UMBPStoreConnector 4, the"
+            " configuration of offload managers and the latency of promotions between tiers. None was renamed or"
+            " removed.",
+            _NOT,
+            "source of 0.32.0 and 0.33.0 compared",
+        ),
+        Note(
+            "Elastic expert parallelism: while an engine scales, and on a retired rank, every path but `/health` and"
+            " `/is_scaling_elastic_ep` answers 503, `/metrics` included.",
+            _NOT,
+            "source of 0.33.0",
+        ),
+        Note(
+            "`VLLM_REQUEST_BODY_LOG_LEVEL=INFO` writes request bodies, prompts included, into the engine's log; the"
+            " default is DEBUG.",
+            _NOT,
+            "source of 0.33.0",
+        ),
+        Note(
+            "`--watchdog-config` with a `dump_dir` writes the stacks of a stalled engine to a file; `/health` and"
+            " `/metrics` do not change.",
+            _NOT,
+            "source of 0.33.0",
+        ),
+        Note(
+            "`POST /v1/decisions` is new; the gateway answers 404 unless `also_pass` names it.",
+            _NOT,
+            "source of 0.33.0",
+        ),
+    ),
     "0.32": (
         Note(
             "`--enable-per-request-metrics` puts queue time, and the time from scheduling to the first token, into an"

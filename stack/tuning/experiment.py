@@ -222,7 +222,8 @@ class Engines:
         # each time: meanwhile the one before may be that of a connection to another variant's engine
         self._ports[variant] = port = _free_port()
         spec = _process(variant, config, self.folder, port)
-        self.say(f"starting {variant}: {shlex.join(masked(spec.argv))}")
+        shown = shlex.join(masked(spec.argv) if config.lab is None else ("lab", *config.lab))
+        self.say(f"starting {variant}: {shown}")
         began = time.monotonic()
         await self._supervisor.start(spec)
         await self._supervisor.wait_healthy(variant)

@@ -119,7 +119,7 @@ def _verdicts(material: Material) -> Iterable[Block]:
         yield Text(f"The bench broke off: {material.bench.cut}. What was measured until then is kept.", "worse")
     if material.bench.scale != 1:
         yield Text(
-            f"Lengths were scaled by {plain(material.bench.scale)} to fit the engine, so figures are not those of the"
+            f"Prompt and answer lengths were scaled by {plain(material.bench.scale)}, so figures are not those of the"
             " workload as it is written.",
             "warn",
         )

@@ -147,7 +147,7 @@ def _decided(found: Finding, family: int, trap: str | None, least: int) -> Findi
     if found.effect is None:
         return found
     if min(found.runs) < least or found.p is None or found.p_holm is None:
-        return replace(found, why=f"too few runs: {min(found.runs)} of {least}")
+        return replace(found, why=f"too few runs with this figure: {min(found.runs)} of {least}")
     if trap is not None:
         return replace(found, why=f"no verdict, because {trap}")
     metric, interval, verdict = found.metric, interval_text(found), verdict_of(found)

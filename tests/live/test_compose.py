@@ -26,6 +26,8 @@ from compose_standins.private_docker import FAR_HOST, PrivateDocker, Project, de
 
 from alerts.panel_ref import PanelRef
 from alerts.rules import LABELS_QUERY
+from dashboards.model import Profile
+from dashboards.registry import boards
 from exporters.catalogue import gpu
 from exporters.catalogue import sidecar as sidecar_series
 from exporters.sidecar_config import SidecarConfig
@@ -37,7 +39,7 @@ from stack.lab.install import InstalledPart, cache_dir
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "stack/deploy"
-BASE, CPU = ROOT / "docker-compose.yml", DEPLOY / "compose.cpu.yml"
+BASE, CPU, WATCH = ROOT / "docker-compose.yml", DEPLOY / "compose.cpu.yml", DEPLOY / "compose.watch.yml"
 STANDINS, PATIENCE = (ROOT / f"tests/support/compose_standins/{name}.yml" for name in ("compose", "patience"))
 GATEWAY, PROMETHEUS, ALERTMANAGER, JAEGER, BOARD = (
     f"http://127.0.0.1:{port}" for port in (8000, 9090, 9093, 16686, 9402)
@@ -663,6 +665,12 @@ def _text(path: Path) -> str:
 # --- run with a real engine
 
 
+def shell_lines(page: str) -> list[str]:
+    """Lines of a page's shell blocks, as a user types them."""
+    blocks = "\n".join(re.findall(r"^ *```sh\n(.*?)^ *```", page, re.MULTILINE | re.DOTALL))
+    return [line.strip() for line in blocks.splitlines()]
+
+
 def ask(stack: SimpleNamespace, expression: str) -> list[Any]:
     """An instant query: label sets and values."""
     _, text = stack.docker.get(f"{PROMETHEUS}/api/v1/query?query={expression.replace(' ', '%20')}")
@@ -834,18 +842,16 @@ class TestRunning:
         the stand-ins are named."""
         otherwise = {
             "sh stack/deploy/preflight.sh": "there is no GPU; its own tests run it",
-            "docker compose up": "it stays in its terminal; the fixture has started the same stack",
+            "docker compose up -d": "the fixture has started the same stack",
             "xdg-open http://127.0.0.1:9402": "no desktop",
-            "vllm-watch": "in tests/project/test_docs.py",
         }
-        page = (ROOT / "docs/start/gpu-host.md").read_text()
-        blocks = "\n".join(re.findall(r"^ *```sh\n(.*?)^ *```", page, re.MULTILINE | re.DOTALL))
-        lines = [line.strip() for line in blocks.splitlines()]
+        page = (ROOT / "docs/start/gpu-host.md").read_text().split("\n## The whole stack\n")[1]
+        lines = shell_lines(page)
         variables = {**stack.variables, "COMPOSE_FILE": ":".join(map(str, (BASE, CPU, STANDINS, PATIENCE)))}
         bearer, said = stack.bearer["Authorization"].removeprefix("Bearer "), {}
         key, hashed = make_key("typed")
         for line in lines:
-            if line.startswith("# now put into teams.yaml"):
+            if line.startswith("# now add what"):
                 with (tmp_path / "teams.yaml").open("a") as file:
                     file.write(f"  typed:\n    keys: ['{hashed}']\n")
             elif not line.startswith(tuple(otherwise)):
@@ -858,6 +864,8 @@ class TestRunning:
             " ", ""
         )
         assert "vllm:num_requests_running" in said["curl http://127.0.0.1:8000/metrics | grep '^vllm:'"]
+        checked = next(text for line, text in said.items() if "gateway check" in line)
+        assert re.search(r"^ +typed +default ", checked, re.MULTILINE), checked
         mine = {"Authorization": f"Bearer {key}"}
         eventually(
             lambda: stack.docker.get(f"{GATEWAY}/v1/models", mine)[0] == 200,
@@ -918,3 +926,135 @@ class TestRunning:
         """Without the toolkit Docker says what the preflight quotes."""
         with pytest.raises(AssertionError, match="could not select device driver"):
             stack.docker.run("run", "--rm", "--network", "none", "--gpus", "1", "standin-base", "true")
+
+
+# --- run against an engine outside of the stack
+
+ENGINE_PORT = 8030
+WATCH_PORTS = {"GRAFANA": 26000, "PROMETHEUS": 26001, "ALERTMANAGER": 26002, "BOARD": 26003}
+
+
+class WatchedStack:
+    """compose.watch.yml in a clone of this repository, started by the lines of its quick start, and the real engine on
+    the host that it reads."""
+
+    def __init__(self, stack: SimpleNamespace, folder: Path) -> None:
+        self.docker, self.checkout = stack.docker, folder / "vllm-watch"
+        self.engine = _start_engine(stack)
+        ports = {f"VLLM_WATCH_PORT_{name}": str(port) for name, port in WATCH_PORTS.items()}
+        self.variables = {**ports, "COMPOSE_PROJECT_NAME": "watched"}
+        section = (ROOT / "docs/start/gpu-host.md").read_text().split("\n## The whole stack\n")[0]
+        self.lines, self.said, where = shell_lines(section), dict[str, str](), folder
+        for line in self.lines:
+            if line == "cd vllm-watch":
+                where = self.checkout
+                continue
+            self.said[line] = self.typed(
+                line.replace("REPOSITORY", str(ROOT)).replace(":8000", f":{ENGINE_PORT}"), where
+            )
+
+    def typed(self, line: str, where: Path | None = None) -> str:
+        done = self.docker.typed(line, self.variables, where or self.checkout, timeout_s=300)
+        assert 0 == done.returncode, f"{line}: {done.stderr}"
+        return str(done.stdout)
+
+    def get(self, name: str, path: str) -> Any:
+        status, text = self.docker.get(f"http://127.0.0.1:{WATCH_PORTS[name]}{path}")
+        assert 200 == status, text
+        return json.loads(text)
+
+
+def _start_engine(stack: SimpleNamespace) -> str:
+    """Start vLLM as a process of the host, with the image of the stack; return its address."""
+    given, image = stack.variables, services(CPU)["vllm"]["image"]
+    image = re.sub(r"^\$\{\w+:-(.*)\}$", r"\1", image)
+    mounts = {given["STANDIN_ENGINE"]: "", given["STANDIN_PYTHON"]: "", given["STANDIN_MODEL"]: "/tiny"}
+    environment = {
+        "VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1", "HOME": "/tmp",
+    }  # fmt: skip
+    stack.docker.run(
+        "run", "--detach", "--name", "engine-of-others", "--network", "host", "--user", "0:0", "--shm-size", "2g",
+        *(word for source, target in mounts.items() for word in ("--volume", f"{source}:{target or source}:ro")),
+        *(word for name, value in environment.items() for word in ("--env", f"{name}={value}")),
+        "--entrypoint", "vllm", image, "serve", "/tiny", "--port", str(ENGINE_PORT), "--max-model-len", "2048",
+        *given["VLLM_WATCH_ENGINE_ARGS"].split(),
+    )  # fmt: skip
+    return f"http://127.0.0.1:{ENGINE_PORT}"
+
+
+@pytest.fixture(scope="module")
+def watched(
+    stack: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory, eventually: Callable[..., None]
+) -> WatchedStack:
+    made = WatchedStack(stack, tmp_path_factory.mktemp("watch"))
+
+    def answers() -> bool:
+        try:
+            return bool(200 == made.docker.get(f"{made.engine}/health")[0])
+        except OSError:
+            return False
+
+    eventually(answers, within_s=180, what="the engine on the host")
+    return made
+
+
+@pytest.mark.compose
+@pytest.mark.engine
+@pytest.mark.prometheus
+class TestWatching:
+    def test_five_typed_commands_start_it(self, watched: WatchedStack) -> None:
+        """The engine still loads at that time, which the last of them reports, and monitoring has started."""
+        assert 6 == len(watched.lines), "five commands, and the one that prints Grafana's password"
+        assert f"localhost:{ENGINE_PORT}: " in watched.said["docker compose logs init"]
+        assert re.search(r"user admin, password \S{20,}\n$", watched.said["docker compose run --rm cli secrets"])
+        assert f"localhost:{ENGINE_PORT}: answers, vLLM 0." in watched.typed("docker compose run --rm init")
+
+    def test_engine_is_scraped_and_overview_is_filled(
+        self, watched: WatchedStack, eventually: Callable[..., None]
+    ) -> None:
+        """By requests of others: the stack itself sends none."""
+
+        def request() -> None:
+            body = {"model": "tiny", "max_tokens": 8, "prompt": "the queue"}
+            assert 200 == watched.docker.get(f"{watched.engine}/v1/completions", {}, body)[0]
+
+        def served() -> list[str]:
+            text = watched.docker.get(f"{watched.engine}/metrics")[1]
+            return [line for line in text.splitlines() if line.startswith("vllm:request_success_total")]
+
+        assert all(line.endswith(" 0.0") for line in served()), "only the test sends requests"
+        (overview,) = (board for board in boards(Profile.ENGINE) if board.slug == "overview")
+        must_show = {panel.slug for panel in overview.panels if not panel.optional}
+
+        def filled() -> bool:
+            request()
+            shown = set()
+            for panel in overview.panels:
+                ref = PanelRef("overview", panel.slug)
+                drawn = watched.get("BOARD", f"/api/panel/{ref.uid}/{ref.panel_id}?from=now-5m")
+                if drawn.get("series") or drawn.get("rows"):
+                    shown.add(panel.slug)
+            assert set() == must_show - shown
+            return True
+
+        eventually(filled, within_s=120, what="every panel of Overview")
+        targets = watched.get("PROMETHEUS", "/api/v1/targets")["data"]["activeTargets"]
+        assert dict.fromkeys(("vllm", "sidecar", "prometheus", "alertmanager"), "up") == {
+            target["labels"]["job"]: target["health"] for target in targets
+        }
+        (engine,) = (target for target in targets if target["labels"]["job"] == "vllm")
+        assert f"localhost:{ENGINE_PORT}" == engine["labels"]["instance"]
+
+    def test_published_ports_are_on_loopback(self, watched: WatchedStack) -> None:
+        published = watched.typed("docker compose ps --format '{{.Ports}}'")
+        addresses = set(re.findall(r"(\S+):\d+->", published))
+        assert {"127.0.0.1"} == addresses
+
+    def test_invalid_url_is_one_sentence(self, watched: WatchedStack) -> None:
+        done = watched.docker.typed(
+            "docker compose run --rm init", {**watched.variables, "VLLM_WATCH_ENGINE_URL": "localhost:8000/v1"},
+            watched.checkout,
+        )  # fmt: skip
+        assert 1 == done.returncode
+        assert "'localhost:8000/v1' is not the URL of an engine; write scheme, host and port" in done.stderr

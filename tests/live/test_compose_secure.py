@@ -16,7 +16,7 @@ from typing import Any
 
 import bcrypt
 import pytest
-from test_compose import CPU, DEPLOY, READY, ROOT, SECURE, read, resolved
+from test_compose import CPU, DEPLOY, READY, ROOT, SECURE, WATCH, read, resolved
 from test_mig import GIVEN, MIG
 
 from exporters.sidecar_config import SidecarConfig
@@ -29,7 +29,7 @@ from stack.lab.install import InstalledPart
 MIG_SECURE = DEPLOY / "compose.mig.secure.yml"
 COMBINATIONS = {
     "gpu": (), "cpu": (CPU,), "mig": (MIG,), "secure": (SECURE,), "cpu-secure": (CPU, SECURE),
-    "mig-secure": (MIG, SECURE, MIG_SECURE),
+    "mig-secure": (MIG, SECURE, MIG_SECURE), "watch": (WATCH,),
 }  # fmt: skip
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 FOLDERS = ("authority", "public", *credentials.SERVICES)
@@ -69,6 +69,13 @@ RIGHTS: dict[str, tuple[str, set[str], set[str]]] = {
     "rules": (OURS, set(), {"rules"}),
     "credentials": (ROOT_USER, set(), {f"tls-{folder}" for folder in FOLDERS}),
 }
+# Of compose.watch.yml, whose engines are outside of the stack.
+WATCH_RIGHTS = RIGHTS | {
+    "init": (OURS, {"engines"}, {"secrets", "sidecar-state", "targets"}),
+    "sidecar": (OURS, {"engine", "engines"}, {"sidecar-state"}),
+    "prometheus": (NOBODY, {"engine", "engines", "watch", "alerts"}, {"prometheus-data", "targets:ro"}),
+    "grafana": ("472:0", {"watch"}, {"secrets:ro", "grafana-data"}),
+}
 POWERS = {"model": ["DAC_OVERRIDE"], "credentials": ["CHOWN", "DAC_OVERRIDE", "FOWNER"]}
 UNLIMITED = ("vllm",)  # how much memory an engine needs depends on its model
 
@@ -90,7 +97,7 @@ def test_each_service_has_the_rights_of_the_table_and_no_others(stack: Any) -> N
     """Of MIG a service sees the networks of teams in place of `engine`, and the sidecar's file is made."""
     mig = "mig" in stack["name"]
     for name, service in stack["services"].items():
-        user, networks, data = RIGHTS[kind(name)]
+        user, networks, data = (WATCH_RIGHTS if stack["name"] == "watch" else RIGHTS)[kind(name)]
         assert user == service["user"], name
         found = {network.split("-")[0] for network in service.get("networks") or {}}
         if mig:

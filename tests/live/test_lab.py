@@ -105,6 +105,8 @@ def test_timed_run_fails_for_what_is_missing():
     assert [] == list(seen.faults())
     seen.down["sidecar"] = None
     assert ["sidecar was down"] == list(seen.faults())
+    seen.values = {}
+    assert ["sidecar was down"] == list(seen.faults(traffic=False)), "an idle engine has no headline"
 
 
 def test_elsewhere_than_on_linux_it_says_what_works():
@@ -381,6 +383,18 @@ def test_boards_open_in_a_browser(lab, new_tab, eventually, tmp_path):
         eventually(settled, within_s=45, what=f"every panel of {board.slug} drawn or empty with a reason")
         tab.locator("body").screenshot(path=folder / f"board-{board.slug}.png")
     assert len(BOARDS) == len(list(folder.glob("board-*.png")))
+
+
+@on_the_lab
+@pytest.mark.parametrize(("option", "sends"), [((), False), (("--traffic",), True)])
+def test_engine_of_others_gets_traffic_on_request_only(lab, option, sends):
+    """A second lab reads the engine of the first one."""
+    offset = OFFSET + 900
+    done = run_lab("--port-offset", str(offset), "--engine", lab.url("vllm"), "--for", "15s", *option)
+    said = told(done)
+    assert 0 == done.returncode, said
+    assert sends == bool((install.cache_dir() / f"lab-{offset}/requests.jsonl").read_text())
+    assert ("no traffic was sent" in said, "none sent; --traffic sends some" in said) == (not sends, not sends)
 
 
 @on_the_lab

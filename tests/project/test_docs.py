@@ -63,6 +63,7 @@ TAKES_VALUE = {
     "-s",
     "-t",
     "-u",
+    "-v",
     "-w",
     "--entrypoint",
     "--env-file",

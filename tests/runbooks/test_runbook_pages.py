@@ -23,7 +23,7 @@ from alerts.labels import TARGET_POD
 from alerts.registry import ALERTS, RECORDINGS
 from dashboards.registry import BOARDS
 from exporters import sidecar, sidecar_config, source_status
-from exporters.catalogue import EVERYTHING, promql_ast
+from exporters.catalogue import EVERYTHING, promql_ast, vllm
 from exporters.catalogue import sidecar as sidecar_series
 from exporters.events import log
 from exporters.requests import record as request_log
@@ -186,6 +186,9 @@ def everything() -> dict[str, list[Mapping[str, str]]]:
             found[sample] = found[sample] or found.get(
                 re.sub(r"^.*?(_bucket|_sum|_count|)$", rf"{metric.name}\1", sample), []
             )
+    found[vllm.HTTP_REQUESTS.name] += [
+        {**cases.ENGINE, "handler": "/v1/chat/completions", "method": "POST", "status": "5xx"}
+    ]
     scraped = {"job": "sidecar", "instance": cases.SIDECAR["instance"]}
     found[sidecar_series.SOURCE_ERRORS.name] += [
         {**scraped, "kind": kind, "source": kind, "reason": reason}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from exporters.text import parse_window
 
@@ -212,6 +212,16 @@ def bucket_bounds(name: str, *bounds: str, instance: str = A) -> Series:
 def finished(**grown: str) -> Series:
     """What an engine finished, by reason."""
     return {engine("request_success_total", finished_reason=reason): values for reason, values in grown.items()}
+
+
+def responses(instance: str = A, **grown: str) -> Series:
+    """HTTP responses of an engine's API server by status class (s5xx is status 5xx), and the series that names its
+    model."""
+    about = {"job": "vllm", "instance": instance, "handler": "/v1/chat/completions", "method": "POST"}
+    return {
+        **{_written("http_requests_total", {**about, "status": name[1:]}): values for name, values in grown.items()},
+        engine("num_requests_running", instance): "0x1600",
+    }
 
 
 def refused_by_engine(values: str) -> Series:
@@ -851,6 +861,20 @@ _TRAFFIC = (
         below=outcomes(
             ok="0+9954x40", timeout="0+23x40", upstream_error="0+23x40", rejected="0x40", client_abort="0x40"
         ),
+        gone_within="10m",
+    ),
+    Case(
+        "VLLMHTTPErrorRatioHigh",
+        responses(s2xx="0+9946x40", s4xx="0+500x40", s5xx="0+54x40"),
+        silent_at="5m",
+        fires_at="6m",
+        labels=MODEL,
+        description=(
+            "10.0.0.1:8000 answered 0.54% of the requests for chat with HTTP 5xx over 5 min. Coarse, as the model has"
+            " no request log: rejected and failed streams have status 200. Read the newest errors in the engine's log"
+            " (runbook step 1); if only this engine fails, take it out of the load balancer."
+        ),
+        below=responses(s2xx="0+9954x40", s4xx="0+500x40", s5xx="0+46x40"),
         gone_within="10m",
     ),
     Case(
@@ -1757,6 +1781,8 @@ def promised(objective: str, *phases: tuple[int, float, float]) -> Series:
     )
     if objective == "Success":
         return outcomes(ok=good, timeout=bad, rejected=every)
+    if objective == "Success by status":
+        return responses(s2xx=good, s4xx=every, s5xx=bad)
     name, bound, above = {
         "TTFT": ("time_to_first_token", "2.5", "5.0"),
         "InterToken": ("inter_token_latency", "0.1", "0.15"),
@@ -1765,34 +1791,42 @@ def promised(objective: str, *phases: tuple[int, float, float]) -> Series:
 
 
 def _burns(
-    objective: str, budget: float, bad: str, first_step: str, shares: tuple[str, str, str, str]
+    objective: str,
+    budget: float,
+    bad: str,
+    first_step: str,
+    shares: tuple[str, str, str, str],
+    more: str = "",
+    counted: str = "",
 ) -> tuple[Case, ...]:
     """Each pair of windows alone, at 1.1 times its factor, and below at 0.9 times: good traffic within the other pairs'
     windows keeps them quiet.
-    bad, first_step, shares: what each case then says."""
+    bad, first_step, shares, more: what each case then says. counted: the source of the events, of several."""
+    source = counted or objective
 
     def an_hour(factor: float) -> Series:
-        return promised(objective, (10, 10_000, 0), (65, 0, 0), (60, 100, factor * budget), (30, 100, 0))
+        return promised(source, (10, 10_000, 0), (65, 0, 0), (60, 100, factor * budget), (30, 100, 0))
 
     def six_hours(factor: float) -> Series:
-        return promised(objective, (60, 100, factor * budget), (60, 100, 0))
+        return promised(source, (60, 100, factor * budget), (60, 100, 0))
 
     def a_day(factor: float) -> Series:
-        return promised(objective, (5, 20_000, 0), (730, 0, 0), (30, 200, factor * budget), (30, 200, 0))
+        return promised(source, (5, 20_000, 0), (730, 0, 0), (30, 200, factor * budget), (30, 200, 0))
 
     def three_days(factor: float) -> Series:
-        return promised(objective, (120, 100, factor * budget), (360, 100, 0))
+        return promised(source, (120, 100, factor * budget), (360, 100, 0))
 
     def burn(share: str) -> str:
         return (
             f"{share} of the {bad} over 1h or 6h: at this rate the error budget of 7d is used up within 2 days or"
-            f" less. {first_step}"
+            f" less. {first_step}{more}"
         )
 
     def drain(share: str) -> str:
         return (
             f"{share} of the {bad} over 1d or 3d: this uses up about the whole error budget of 7d. Check whether it"
             " continues in the last hour and at which hours it happened, then look for a load pattern or a change."
+            f"{more}"
         )
 
     about = {"model_name": "chat"}
@@ -1812,6 +1846,14 @@ def _burns(
     )  # fmt: skip
 
 
+_SUCCESS = (
+    "Success",
+    0.005,
+    "requests of chat failed or timed out (allowed: 0.5 %)",
+    "Check the failure reason in the request log, then whether every engine answers.",
+    ("7.392%", "1.925%", "0.77%", "0.539%"),
+    " For a model without a request log: share of HTTP 5xx, which is coarse (failed streams have status 200).",
+)
 _OBJECTIVES = (
     *_burns(
         "TTFT",
@@ -1829,13 +1871,7 @@ _OBJECTIVES = (
         " load.",
         ("14.78%", "3.85%", "1.54%", "1.078%"),
     ),
-    *_burns(
-        "Success",
-        0.005,
-        "requests of chat failed or timed out (allowed: 0.5 %)",
-        "Check the failure reason in the request log, then whether every engine answers.",
-        ("7.392%", "1.925%", "0.77%", "0.539%"),
-    ),
+    *_burns(*_SUCCESS),
 )
 
 CASES: tuple[Case, ...] = (*_ENGINES, *_OBJECTIVES, *_LATENCY, *_CACHE, *_TRAFFIC, *_GPU, *_WATCHERS)
@@ -1845,6 +1881,7 @@ CASES: tuple[Case, ...] = (*_ENGINES, *_OBJECTIVES, *_LATENCY, *_CACHE, *_TRAFFI
 # fast only when
 # nearly all of it is filled.
 MORE: tuple[Case, ...] = (
+    *(replace(case, shows=f"{case.shows} by HTTP status") for case in _burns(*_SUCCESS, counted="Success by status")),
     Case(
         "VLLMTTFTBudgetBurn",
         shows="over the whole of an hour",
@@ -2007,6 +2044,23 @@ QUIET: tuple[Quiet, ...] = (
         "60m"),
     Quiet("VLLMErrorRatioHigh", "refusals and client disconnects",
         outcomes(ok="0+50x40", rejected="0+40x40", client_abort="0+10x40", timeout="0x40"), "40m"),
+    *(
+        Quiet(alert, f"{shows} over HTTP", {**responses(s2xx="0+50x60", s5xx="0+50x60"), **log_of_it}, "60m")
+        for alert in ("VLLMHTTPErrorRatioHigh", "VLLMSuccessBudgetBurn", "VLLMSuccessBudgetSlowBurn")
+        for shows, log_of_it in (
+            ("the request log has the model and knows better than", outcomes(ok="0+100x60")),
+            ("the request log has only rejections and counts instead of", outcomes(rejected="0+100x60")),
+            ("a sidecar reconciles the model with a log of another name, and so counts instead of",
+             {log("requests_total", outcome="ok", model_name="alias"): "0+100x60",
+              sidecar("reconcile_settled_timestamp_seconds", model_name="chat"): "0+60x60"}),
+            ("rejections by its own limit are all that an engine answers", refused_by_engine("0+60x60")),
+        )
+    ),
+    Quiet("VLLMHTTPErrorRatioHigh", "four in five minutes", responses(s2xx="0+1x60", s5xx="0+0.8x60"), "60m"),
+    Quiet("VLLMHTTPErrorRatioHigh", "requests that clients got wrong", responses(s2xx="0x60", s4xx="0+50x60"), "60m"),
+    Quiet("VLLMHTTPErrorRatioHigh", "errors of another program with metrics of this name",
+          {series: values for series, values in responses(s2xx="0+50x60", s5xx="0+50x60").items()
+           if series.startswith("http")}, "60m"),
     Quiet("VLLMGatewayRejecting", "refused by the engine",
           {log("request_reasons_total", outcome="rejected", reason="engine_busy"): "0+50x40",
               **outcomes(ok="0+50x40", rejected="0+50x40")}, "40m"),

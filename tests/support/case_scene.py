@@ -59,6 +59,7 @@ NOT_SHOWN: dict[str, tuple[str, str]] = {
         (cases.SIDECAR["instance"], r"vllm_watch_(reconcile|missing_in_log|extra_in_log)_.*"),
     ),
     "VLLMCostOverBudget where nothing is attributed": (cases.SIDECAR["instance"], r"vllm_watch_cost_total"),
+    "VLLMHTTPErrorRatioHigh": (cases.SIDECAR["instance"], r"vllm_watch_(requests|reconcile)_.*"),
     "VLLMClientHangupsRising without a request log": (
         cases.SIDECAR["instance"],
         r"vllm_watch_(requests|tokens|log|ttft|tpot|e2e)_.*",
@@ -74,6 +75,7 @@ SITUATIONS: dict[str, cases.Series] = {
     },
     "VLLMGatewayRejecting": {cases.log("request_reasons_total", outcome="rejected", reason="unknown_key"): "0+11x40"},
     "VLLMEngineRejecting": {cases.engine("kv_cache_usage_perc"): "0.95x40"},
+    "VLLMHTTPErrorRatioHigh": cases.refused_by_engine("0x40"),
     "VLLMLogExceedsEngine where no sidecar compares": {
         cases.gateway("upstream_up", upstream="elsewhere", address="10.0.9.9:8000"): "1x90"
     },

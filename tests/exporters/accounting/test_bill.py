@@ -43,7 +43,7 @@ def prices(tmp_path) -> Path:
 
 def run(*words: object) -> tuple[int, str]:
     done = CliRunner().invoke(main, ["cost", *map(str, words)], env={"COLUMNS": "320"}, catch_exceptions=False)
-    return done.exit_code, done.output
+    return done.exit_code, done.output if done.exit_code else done.stdout
 
 
 def bill(*words: object) -> dict:

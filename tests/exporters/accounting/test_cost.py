@@ -62,7 +62,7 @@ def hours(told: dict) -> dict[str, float]:
 
 def run(*words: object) -> tuple[int, str]:
     done = CliRunner().invoke(main, ["cost", *map(str, words)], catch_exceptions=False)
-    return done.exit_code, done.output
+    return done.exit_code, done.output if done.exit_code else done.stdout
 
 
 # ---- from logs
@@ -88,6 +88,40 @@ def test_a_time_that_is_said_has_idle(tmp_path):
     assert pytest.approx(0.01) == told["total"]["cost_usage"]
     assert pytest.approx(0.2 / 220 * 1000) == told["total"]["allocation_per_1k_tokens"]
     assert pytest.approx(0.26) == told["total"]["api_cost"]
+
+
+def test_a_model_without_requests_is_idle_and_named(tmp_path):
+    """Of 100 s, chat was busy for 5; four GPUs of embed had no request."""
+    path = write(tmp_path, request(0, 5))
+    found = from_log([path], last(100), PRICES, parse_gpus(["embed=4"]))
+    assert {("red", "chat"): 5.0, (IDLE, "chat"): 95.0, (IDLE, "embed"): 400.0} == {
+        key: pytest.approx(use.seconds, abs=1e-6) for key, use in found.uses.items()
+    }
+    without_a_period = from_log([path], gpus=parse_gpus(["embed=4"]))
+    assert all(
+        any("--gpus names embed, which has no request in this period" in note for note in each.notes)
+        for each in (found, without_a_period)
+    )
+
+
+def test_csv_has_its_notes_on_standard_error(tmp_path):
+    path = write(tmp_path, request(0, 5), "no record")
+    done = CliRunner().invoke(main, ["cost", "--log", str(path), "--csv"], catch_exceptions=False)
+    assert "note: 1 lines are no request records" in done.stderr
+    assert ["team", "red", "total"] == [line.partition(",")[0] for line in done.stdout.splitlines()]
+
+
+def test_a_log_with_other_field_names_needs_the_sidecars_config(tmp_path):
+    record = json.loads(to_line(request(0, 5)))
+    record["tenant"] = record.pop("team")
+    path = write(tmp_path, json.dumps(record))
+    config = tmp_path / "sidecar.yaml"
+    config.write_text("field_names: {tenant: team}\n")
+    told = json.loads(run("--log", path, "--config", config, "--json")[1])
+    assert ["red"] == [row["team"] for row in told["rows"]]
+    assert ["__unknown__"] == [row["team"] for row in json.loads(run("--log", path, "--json")[1])["rows"]]
+    status, text = run("--prometheus", "http://127.0.0.1:9", "--config", config)
+    assert (2, True) == (status, "--config names the fields of --log" in text)
 
 
 def test_idle_cost_can_be_spread(tmp_path):

@@ -176,6 +176,10 @@ def test_only_targets_that_show_the_other_series_count(answered):
     target = ("job", "instance")
     answer = promql.on_targets_of(promql.per_second(vllm.HTTP_REQUESTS, by=target), vllm.NUM_REQUESTS_RUNNING)
     answered(series, (answer, "10m", {'{job="vllm",instance="a:8000"}': 1}))
+    with_model = promql.with_labels_of(
+        promql.per_second(vllm.HTTP_REQUESTS, by=target), vllm.NUM_REQUESTS_RUNNING, (*target, "model_name"), target
+    )
+    answered(series, (with_model, "10m", {'{job="vllm",instance="a:8000",model_name="m"}': 1}))
 
 
 @pytest.mark.prometheus

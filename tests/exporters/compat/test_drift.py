@@ -206,6 +206,55 @@ def test_source_scan_reads_names_kinds_and_labels():
     assert ("a.py:15",) == read.unread
 
 
+def test_source_scan_resolves_labels_of_imported_constants():
+    """vLLM 0.33 imports TIER_LABEL; the constant may have another name here, and the import may be relative."""
+    using = """
+from vllm.kv.base import TIER_LABEL as TIER, Names
+from .base import RESULT
+def make():
+    return {Names.READ: OffloadingCounterMetadata(documentation="Read.", labelnames=(TIER, RESULT))}
+"""
+    defining = 'TIER_LABEL = "tier"\nRESULT = "result"\nclass Names:\n    READ = "vllm:tier_reads"\n'
+    found = source_scan.read([("kv/spec.py", using), ("kv/base.py", defining)]).families["vllm:tier_reads_total"]
+    assert ("engine", "model_name", "result", "tier") == found.labels
+    unresolved = source_scan.read([("kv/spec.py", using), ("kv/base.py", defining.replace("RESULT", "OTHER"))])
+    assert unresolved.families["vllm:tier_reads_total"].labels is None
+
+
+def source_families(release: str) -> dict[str, source_scan.SourceFamily]:
+    """Families of a release as its wheel's source names them."""
+    read = json.loads((GOLDEN / f"{release}-source-families.json").read_text())
+    return {
+        name: source_scan.SourceFamily(name, found["kind"], found["labels"] and tuple(found["labels"]))
+        for name, found in read.items()
+    }
+
+
+def test_0_33_has_twelve_families_more_than_0_32():
+    before, now = source_families("0.32.0"), source_families("0.33.0")
+    base = ("engine", "model_name")
+    assert {
+        "vllm:kv_offload_config_info": None,
+        "vllm:kv_offload_tiering_promotion_latency_seconds": (*base, "result", "tier"),
+        **{
+            f"vllm:mooncake_{name}": base
+            for name in (
+                "bytes_transferred", "num_descriptors", "num_failed_recvs_total", "num_failed_transfers_total",
+                "num_kv_expired_reqs_total", "xfer_time_seconds",
+            )
+        },
+        **{f"vllm:umbp_transfer_{name}_total": (*base, "operation") for name in ("bytes", "completed", "failed",
+                                                                                  "submitted")},
+    } == {name: now[name].labels for name in now.keys() - before.keys()}  # fmt: skip
+    assert before == {name: now[name] for name in before}
+
+
+@pytest.mark.parametrize("release", ["0.32.0", "0.33.0"])
+def test_the_source_of_a_release_does_not_drift(release):
+    found = drift.ObservedVllm(source_families(release), release, complete=True)
+    assert () == drift.drift(found)
+
+
 @pytest.mark.engine
 def test_the_installed_engine_does_not_drift_and_needs_no_start(part):
     """Every family that the source of the engine names, with its kind and labels; nothing is imported or started."""

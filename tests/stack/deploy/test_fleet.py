@@ -489,7 +489,7 @@ def test_the_doctor_reads_the_store(world, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode in (0, 1), done.stderr
     found = json.loads(done.stdout)
-    assert ["qwen3-8b"] == [found["first_lever"]["model"]], (
+    assert ["qwen3-8b"] == [found["first_step"]["model"]], (
         "the fixture's engines are in trouble, and the captured one is not"
     )
 

@@ -317,7 +317,7 @@ def test_gaps_that_prompt_chunks_make_are_not_decode_bound():
     )
     assert ["decode-bound"] == names(well(**CHUNKS, between_tokens=most)), "steps are long with and without prompts"
     report_ = report.as_text([of(well(**CHUNKS, between_tokens=some))], "test")
-    assert "first lever  Smaller steps: `--max-num-batched-tokens`" in report_
+    assert "first step   Smaller steps: `--max-num-batched-tokens`" in report_
 
 
 LONG_PROMPTS = {
@@ -544,7 +544,7 @@ def test_gateway_rejections_with_engine_queue_are_fine():
         "vllm-watch annotate \"slots 64 -> 80\" --diff 'slots=64->80' --id rejections-by-gateway --events events.jsonl",
     ) == (
         found.serious,
-        report.as_json([of(well(), clients=refused, gateway=all_of_them)], "test")["first_lever"]["commands"][0],
+        report.as_json([of(well(), clients=refused, gateway=all_of_them)], "test")["first_step"]["commands"][0],
     )
     assert "refused by queue_ttl: 50" in report.as_text([of(well(), clients=refused)], "test")
 
@@ -757,9 +757,9 @@ def test_one_lever_is_the_first_over_all_models():
     told = report.as_json(diagnoses, "test")
     assert ["lever"] == [key for finding in told["findings"] for key in ("lever",) if key in finding]
     assert 2 <= len([finding for finding in told["findings"] if "after_that" in finding])
-    assert ("kv-bound", "other") == (told["first_lever"]["finding"], told["first_lever"]["model"])
+    assert ("kv-bound", "other") == (told["first_step"]["finding"], told["first_step"]["model"])
     text = report.as_text(diagnoses, "test")
-    assert (1, 2) == (text.count("first lever"), text.count("after that"))
+    assert (1, 2) == (text.count("first step"), text.count("after that"))
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.area != "quality"], ids=lambda row: row.name)
@@ -783,7 +783,7 @@ def test_option_values_come_from_the_engine():
     assert "max-num-seqs 16 -> 24" in change(queue)
     assert "max-num-seqs OLD -> 5" in change(well(preemptions=60, running=Gauge(5, 6, 7)))
     assert "max-num-seqs OLD -> NEW" in change(queue, engines={"a": queue, "b": queue})
-    assert "--max-num-seqs 16" in report.as_json([of(queue)], "test")["first_lever"]["experiment"]
+    assert "--max-num-seqs 16" in report.as_json([of(queue)], "test")["first_step"]["experiment"]
 
 
 def test_a_percentile_in_a_wide_bucket_is_its_bounds():
@@ -854,7 +854,7 @@ def test_two_saved_pages_give_findings_and_exit_1(tmp_path):
     result = run(*unpacked("queue-bound", tmp_path))
     assert 1 == result.exit_code
     assert "1. queue-bound (queue; serious; confidence" in result.output
-    assert "first lever  More places: `--max-num-seqs` one step up, only while the cache has room." in result.output
+    assert "first step   More places: `--max-num-seqs` one step up, only while the cache has room." in result.output
     assert "not said of quality" in result.output
 
 
@@ -1036,7 +1036,7 @@ def test_a_prometheus_is_asked_for_its_window_and_model(past, tmp_path):
         told["findings"][0]["finding"],
         [one["model"] for one in told["models"]],
     )
-    assert f"vllm-watch doctor --prometheus {where} --window 11m --model tiny" == told["first_lever"]["commands"][-1]
+    assert f"vllm-watch doctor --prometheus {where} --window 11m --model tiny" == told["first_step"]["commands"][-1]
     nobody = run("--prometheus", where, "--window", "11m", "--model", "nobody")
     assert (2, True) == (nobody.exit_code, "shows the model nobody" in nobody.output)
 
@@ -1048,8 +1048,8 @@ def test_tables_and_goals_answer_before_traffic():
     assert "70 to 95 % of the prompt tokens from the prefix cache" in ralph.output
     assert "vllm-watch bench run agent-loop" in ralph.output
     assert "disaggregated prefill" in run("--goal", "ttft").output.split("after that")[1]
-    assert 1 == ralph.output.count("first lever"), "the scenario of a workload has no other"
-    assert 2 == run("--workload", "chat").output.count("first lever"), "two things that chat may mean"
+    assert 1 == ralph.output.count("first step"), "the scenario of a workload has no other"
+    assert 2 == run("--workload", "chat").output.count("first step"), "two things that chat may mean"
     told = json.loads(run("--workload", "rag", "--json").output)
     assert [0.0, 0.15] == told["scenarios"][0]["expected_hit"]
 

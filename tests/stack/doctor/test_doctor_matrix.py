@@ -51,7 +51,7 @@ def test_a_lever_is_one_lever(row):
 
 
 @each_lever
-def test_disaggregated_prefill_is_never_the_first_lever(row):
+def test_disaggregated_prefill_is_never_the_first_step(row):
     assert not DISAGGREGATED.search(row.lever)
 
 

@@ -148,7 +148,10 @@ def test_chance_p_of_one_of_many_is_inconclusive():
 
 def test_five_runs_of_a_variant_are_too_few_for_any_verdict():
     comparison = of_two(times(STILL[:5], 100), times(STILL, 200))
-    assert ("inconclusive", "too few runs: 5 of 6") == (found(comparison).verdict, found(comparison).why)
+    assert ("inconclusive", "too few runs with this figure: 5 of 6") == (
+        found(comparison).verdict,
+        found(comparison).why,
+    )
     assert 2.0 == pytest.approx(found(comparison).effect, rel=0.02)
     assert found(comparison).p_holm is None
 
@@ -157,7 +160,7 @@ def test_five_runs_of_a_variant_are_too_few_for_any_verdict():
 def test_very_few_runs_still_show_what_they_say(count):
     order = "ABBAABBA"[: 2 * count]
     few = found(of_two(times(STILL[:count], 100), times(STILL[:count], 200), order=order))
-    assert f"too few runs: {count} of 6" == few.why
+    assert f"too few runs with this figure: {count} of 6" == few.why
     assert 2.0 == pytest.approx(few.effect, rel=0.05)
     assert (few.low is None) is (count == 1)
 
@@ -392,7 +395,7 @@ def test_two_stalls_do_not_hide_each_other():
 
 def test_more_than_one_excluded_run_of_a_variant_leaves_too_few():
     a, b = variant("A", {"ttft_ms.p50": STILL}, DRAWN), variant("B", {"ttft_ms.p50": times(STILL, 2)}, DRAWN)
-    assert "too few runs: 4 of 5" == found(compare_runs(a, b, excluded={b[0].number, b[1].number})).why
+    assert "too few runs with this figure: 4 of 5" == found(compare_runs(a, b, excluded={b[0].number, b[1].number})).why
 
 
 def test_separate_benches_are_uncontrolled():
@@ -422,7 +425,7 @@ def test_runs_that_broke_off_are_left_out_and_named():
     )
     assert said == check(comparison, "runs").what
     assert said in comparison.caveats
-    assert "too few runs: 5 of 6" == found(comparison).why
+    assert "too few runs with this figure: 5 of 6" == found(comparison).why
     assert found(comparison).b < 2
 
 

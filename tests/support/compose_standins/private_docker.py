@@ -50,7 +50,8 @@ class PrivateDocker:
             " name in netns far; ip address add 203.0.113.1/24 dev out; ip link set out up; ip route add default via"
             f" 203.0.113.2; ip -n far address add 203.0.113.2/24 dev in; ip -n far link set in up; exec {dockerd}"
             f" --data-root={folder}/data --exec-root={folder}/exec --pidfile={folder}/dockerd.pid"
-            f" --host=unix://{folder}/docker.sock --bridge=none --cgroup-parent={self.control_group}"
+            f" --host=unix://{folder}/docker.sock --bridge=none --host-gateway-ip=203.0.113.1"
+            f" --cgroup-parent={self.control_group}"
         )
         with (folder / "dockerd.log").open("w") as log:
             self.process = subprocess.Popen(
