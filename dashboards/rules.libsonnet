@@ -465,7 +465,7 @@
      },
      "annotations": {
       "summary": "Client disconnects rising: {{ $labels.model_name }}",
-      "description": "{{ $value | humanizePercentage }} of the clients of {{ $labels.model_name }} closed the connection over 5 min before their response was complete. Check after how many seconds they left (runbook step 1): one age for all is a client timeout, many ages are people who stopped waiting.",
+      "description": "{{ $value | humanizePercentage }} of the clients of {{ $labels.model_name }} closed the connection over 5 min before their response was complete. Check after how many seconds they left (First five minutes, step 1): one age for all is a client timeout, many ages are people who stopped waiting.",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMClientHangupsRising?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-teams?viewPanel=83750"
      }
@@ -829,7 +829,7 @@
      },
      "annotations": {
       "summary": "TTFT high: {{ $labels.model_name }}",
-      "description": "The p95 time to first token of {{ $labels.model_name }} is {{ $value | humanizeDuration }} over 10 min: one request in twenty waits that long or longer. Check how much of it is queue time (runbook step 3): a queue needs capacity, a long prefill needs shorter prompts or a warm prefix cache.",
+      "description": "The p95 time to first token of {{ $labels.model_name }} is {{ $value | humanizeDuration }} over 10 min: one request in twenty waits that long or longer. Check how much of it is queue time (First five minutes, step 3): a queue needs capacity, a long prefill needs shorter prompts or a warm prefix cache.",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMTTFTHigh?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-overview?viewPanel=993946"
      }

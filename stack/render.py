@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from alerts import printer, routing, thresholds
+from alerts.export import AlertOptions
 from alerts.panel_ref import PanelRef
 from alerts.registry import ALERTS, RECORDINGS, alerts
 from alerts.rules import Alert, Links
@@ -18,11 +19,12 @@ from exporters.compat.check import QueryRef
 from runbooks import diagnosis
 from runbooks import page as runbook_page
 from stack.deploy.fleet import files as fleet
+from stack.deploy.helm import chart
 from stack.doctor import symptoms
-from stack.root import ROOT
+from stack.root import ROOT, version
 
 # folders that hold nothing else: what has no source there is removed
-PRINTED_ONLY = ("alerts/prometheus", "dashboards/json")
+PRINTED_ONLY = ("alerts/prometheus", "dashboards/json", *(f"{chart.CHART}/{folder}" for folder in chart.PRINTED_ONLY))
 
 
 def files() -> Iterator[tuple[Path, str]]:
@@ -42,6 +44,7 @@ def files() -> Iterator[tuple[Path, str]]:
             yield Path("runbooks") / f"{alert.name}.md", runbook_page.stamped(page, facts(alert))
     yield Path("runbooks/tuning.md"), symptoms.page()
     yield from fleet.files()
+    yield from ((chart.CHART / name, text) for name, text in chart.printed(AlertOptions(), version()))
     if (ROOT / "docs").is_dir():  # an installed package has none
         from stack import reference  # late: only printing needs the drills
 

@@ -5,12 +5,11 @@ imports click."""
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
-import re
 import signal
-from pathlib import Path
 
 import click
+
+from stack.root import version
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
@@ -84,17 +83,6 @@ class Listing(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
         return name, command.real() if isinstance(command, Later) else command, rest
-
-
-def version() -> str:
-    """This release; 'unknown' where the code runs without having been installed."""
-    try:
-        return importlib.metadata.version("vllm-watch")
-    except importlib.metadata.PackageNotFoundError:
-        found = re.search(
-            r'^version = "([^"]+)"', (Path(__file__).parents[2] / "pyproject.toml").read_text(), re.MULTILINE
-        )
-        return found[1] if found else "unknown"
 
 
 @click.group(

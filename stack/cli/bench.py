@@ -24,9 +24,9 @@ from stack.bench.load import BenchTarget, Done
 from stack.bench.measurements import Startup, startup
 from stack.bench.result import Bench, Run
 from stack.bench.workload import LoadLevel, Workload, WorkloadFile
-from stack.cli import version
 from stack.cli.common import AS_JSON, json_text, mistakes_as_errors
 from stack.cli.options import ENGINE_URL
+from stack.root import version
 from stack.terminal import output_width
 from stack.tuning.run_comparison import smallest_effect
 

@@ -13,9 +13,9 @@ from alerts.rules import Links
 from dashboards import grafana_client, grafana_com, grafana_folders, grafana_json, mixin, publish
 from dashboards.model import Profile
 from dashboards.registry import boards as boards_of
-from stack.cli import version
 from stack.cli.common import AS_JSON, mistakes_as_errors
 from stack.cli.options import RUNBOOK_BASE, TEAM, THRESHOLDS, settings_of
+from stack.root import version
 
 
 @click.group()

@@ -8,14 +8,15 @@ from typing import Annotated
 import click
 
 from alerts import export
-from stack.cli import version
 from stack.cli.autoscale import autoscale_command
 from stack.cli.common import AS_JSON, mistakes_as_errors, say_files
 from stack.cli.options import DASHBOARD_BASE, RUNBOOK_BASE, SLO, THRESHOLDS
 from stack.cli.struct_options import options_of
+from stack.deploy.helm import chart
 from stack.deploy.kubernetes import files
 from stack.deploy.kubernetes.options import KubernetesOptions
 from stack.option import Opt
+from stack.root import version
 
 
 def _image(
@@ -36,9 +37,35 @@ def _rules(
     return export.AlertOptions(thresholds, slo, export.links(runbook_base, dashboard_base))
 
 
+def _own_rules(
+    thresholds: Annotated[Path | None, THRESHOLDS] = None, slo: Annotated[Path | None, SLO] = None
+) -> export.AlertOptions:
+    """Rules without addresses, which are values of the chart. Raises ValueError and BadConfig."""
+    return export.AlertOptions(thresholds, slo)
+
+
 @click.group("kubernetes")
 def kubernetes() -> None:
     """Export the stack as Kubernetes manifests."""
+
+
+@kubernetes.command("chart")
+@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Output folder.")
+@options_of(_own_rules, "rules")
+@click.option("--force", is_flag=True, help="Overwrite files of something else.")
+@AS_JSON
+def kubernetes_chart(out: Path, rules: export.AlertOptions, force: bool, as_json: bool) -> None:
+    """Write the Helm chart.
+
+    Write the chart with the objects of `kubernetes export`, with rules of your own thresholds and objectives. All
+    other options are values of the chart: values.yaml explains each.
+
+    \b
+    Example:  vllm-watch kubernetes chart --out chart"""
+    with mistakes_as_errors():
+        written, older = chart.write(out, rules, version(), force)
+    step = f"helm upgrade --install vllm-watch {out} --namespace vllm --values VALUES.yaml    # docs/guides/helm.md"
+    say_files(written, older, [], [step], as_json)
 
 
 @kubernetes.command("export")

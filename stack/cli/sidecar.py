@@ -17,8 +17,8 @@ import click
 from exporters import process, sidecar_config
 from exporters import sidecar as sidecar_module
 from stack import config
-from stack.cli import version
 from stack.cli.common import UsageMistake, log_to_stderr, mistakes_as_errors
+from stack.root import version
 
 
 @click.group()

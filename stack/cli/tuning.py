@@ -23,13 +23,13 @@ from exporters.text import write_atomically
 from stack import config
 from stack.bench import result, run
 from stack.bench.workload import WorkloadFile
-from stack.cli import version
 from stack.cli.bench import NO_LIMIT, SEED_HELP, Screen, chosen, foretell, fresh, page_console, show, wait
 from stack.cli.common import AS_JSON, json_text, mistakes_as_errors
 from stack.cli.events import EventLogOptions, log_of
 from stack.cli.options import duration
 from stack.cli.struct_options import options_of
 from stack.gateway import teams
+from stack.root import version
 from stack.tuning import experiment, lab_rows, live, report, samples, turns
 from stack.tuning.annotate import EventLog
 from stack.tuning.comparison import BadComparison, Comparison, table_rows

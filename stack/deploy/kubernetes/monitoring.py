@@ -62,12 +62,14 @@ def monitors(wanted: KubernetesOptions) -> list[Object]:
         UNREAD=files.CREATED,
         INTERVAL=wanted.interval,
         LABELS_ENGINE=[*_labels(wanted, wanted.jobs.engine), *_by_label(wanted)],
-        LABELS_GATEWAY=list(_labels(wanted, wanted.jobs.gateway)),
-        LABELS_SIDECAR=list(_labels(wanted, wanted.jobs.sidecar)),
+        LABELS_GATEWAY=_labels(wanted, wanted.jobs.gateway),
+        LABELS_SIDECAR=_labels(wanted, wanted.jobs.sidecar),
         SAMPLES_ENGINE=_sample_limit(wanted, "vllm"),
         SAMPLES_GATEWAY=_sample_limit(wanted, "gateway"),
         SAMPLES_SIDECAR=_sample_limit(wanted, "sidecar"),
-        **_protected(wanted),
+        SCHEME="https" if wanted.tls_secret else OMIT,
+        TLS=tls(wanted.tls_secret) if wanted.tls_secret else OMIT,
+        LOGIN=login(wanted.login_secret) if wanted.login_secret else OMIT,
     )
     left_out = [f"vllm-watch-{name}" for name, runs in own.items() if not runs]
     return [add_labels(each, wanted.operator_labels) for each in objects if each["metadata"]["name"] not in left_out]
@@ -77,36 +79,50 @@ def _sample_limit(wanted: KubernetesOptions, page: str) -> Any:
     return (budget.SAMPLE_LIMIT[page] if wanted.sample_limit is None else wanted.sample_limit) or OMIT
 
 
-def _labels(wanted: KubernetesOptions, job: str) -> Iterator[Object]:
-    # podTargetLabels of the Prometheus object may call a label of the target (team) as one that its page has: that
-    # would become exported_team.
-    yield {"action": "labeldrop", "regex": files.OF_PAGES}
-    yield {"targetLabel": "job", "replacement": job}
-    yield {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"}
-    if wanted.cluster:
-        yield {"targetLabel": "cluster", "replacement": wanted.cluster}
+def _labels(wanted: KubernetesOptions, job: str) -> list[Object]:
+    return [*target_labels(job), *([cluster_label(wanted.cluster)] if wanted.cluster else [])]
 
 
 def _by_label(wanted: KubernetesOptions) -> Iterator[Object]:
-    """A job for each value of a label of the engines' pods: an alert on a job of which nobody answers is then one on a
-    model. Pods without it keep the usual job."""
     if wanted.job_label:
-        label = re.sub(r"[^A-Za-z0-9_]", "_", wanted.job_label)  # as Prometheus' discovery writes the key
-        yield {
-            "sourceLabels": [f"__meta_kubernetes_pod_label_{label}"], "regex": "(.+)",
-            "targetLabel": "job", "replacement": f"{wanted.jobs.engine}-$1",
-        }  # fmt: skip
+        yield job_by_label(wanted.jobs.engine, re.sub(r"[^A-Za-z0-9_]", "_", wanted.job_label))
 
 
-def _protected(wanted: KubernetesOptions) -> dict[str, Any]:
-    """Return how Prometheus reads the pages that web.yml protects."""
-    ca = {"secret": {"name": wanted.tls_secret, "key": "ca.crt"}}
-    token = {"type": "Bearer", "credentials": {"name": wanted.login_secret, "key": "token"}}
+def target_labels(job: str) -> list[Object]:
+    """Return the relabelling of every target of a job."""
+    return [
+        # podTargetLabels of the Prometheus object may call a label of the target (team) as one that its page has: that
+        # would become exported_team.
+        {"action": "labeldrop", "regex": files.OF_PAGES},
+        {"targetLabel": "job", "replacement": job},
+        {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"},
+    ]
+
+
+def cluster_label(cluster: Any) -> Object:
+    """Return the relabelling that names the cluster."""
+    return {"targetLabel": "cluster", "replacement": cluster}
+
+
+def job_by_label(job: str, label: str) -> Object:
+    """Return a relabelling with a job for each value of a label of the engines' pods: an alert on a job of which nobody
+    answers is then one on a model. Pods without it keep the usual job.
+
+    label: the key as Prometheus' discovery writes it."""
     return {
-        "SCHEME": "https" if wanted.tls_secret else OMIT,
-        "TLS": {"ca": ca, "serverName": METRICS_SERVICE} if wanted.tls_secret else OMIT,
-        "LOGIN": token if wanted.login_secret else OMIT,
-    }
+        "sourceLabels": [f"__meta_kubernetes_pod_label_{label}"], "regex": "(.+)",
+        "targetLabel": "job", "replacement": f"{job}-$1",
+    }  # fmt: skip
+
+
+def tls(secret: Any) -> Object:
+    """Return how Prometheus verifies a listener whose certificate web.yml names."""
+    return {"ca": {"secret": {"name": secret, "key": "ca.crt"}}, "serverName": METRICS_SERVICE}
+
+
+def login(secret: Any) -> Object:
+    """Return the token that Prometheus sends to a listener that web.yml protects."""
+    return {"type": "Bearer", "credentials": {"name": secret, "key": "token"}}
 
 
 def boards(wanted: KubernetesOptions) -> Iterator[tuple[str, Object]]:

@@ -35,11 +35,15 @@ def load_one(name: str, **words: Any) -> Object:
     return found
 
 
+def given(values: Object) -> Object:
+    """Return the values without those that are OMIT."""
+    return {key: value for key, value in values.items() if value is not OMIT}
+
+
 def _filled(value: Any, words: dict[str, Any]) -> Any:
     match value:
         case dict():
-            pairs = ((key, _filled(each, words)) for key, each in value.items())
-            return {key: each for key, each in pairs if each is not OMIT}
+            return given({key: _filled(each, words) for key, each in value.items()})
         case list():
             return [_filled(each, words) for each in value]
         case str() if found := _WORD.fullmatch(value):

@@ -8,11 +8,22 @@ fills the GPU dashboard."""
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 from urllib.parse import urlsplit
 
 from alerts import export
 from alerts.printer import as_yaml
-from stack.deploy.kubernetes.objects import BOARD_SERVICE, OMIT, PORTS, SIDECAR, SIDECAR_NAME, Object, load, load_one
+from stack.deploy.kubernetes.objects import (
+    BOARD_SERVICE,
+    OMIT,
+    PORTS,
+    SIDECAR,
+    SIDECAR_NAME,
+    Object,
+    given,
+    load,
+    load_one,
+)
 from stack.deploy.kubernetes.options import KubernetesOptions
 from stack.gateway.config import Timeouts
 
@@ -20,7 +31,13 @@ _ETC, _VAR = "/etc/vllm-watch", "/var/lib/vllm-watch"
 LOGS, STATE = f"{_VAR}/log", f"{_VAR}/state"
 LOG = f"{LOGS}/requests.jsonl"
 PROTECTION = ("tls", "login")  # volumes of the secrets that an operator may name
-_ENDS_AFTER_S = 10  # the gateway's own time to write the last records, after running requests had theirs
+# Authentication of a listener that Prometheus scrapes: web.yml and what is in it; docs/guides/hardening.md.
+WEB = f"{_ETC}/config/web.yml"
+TLS = {"cert_file": f"{_ETC}/tls/tls.crt", "key_file": f"{_ETC}/tls/tls.key"}
+LOGIN = [f"{_ETC}/login/token"]
+_EVERYWHERE = "0.0.0.0"  # noqa: S104  in a pod; NetworkPolicies say who reaches it
+# the gateway has 10 s of its own to write the last records, after running requests had their time
+GRACE_S = int(Timeouts().drain_s) + 10
 
 
 def config_text(wanted: KubernetesOptions) -> dict[str, str]:
@@ -28,46 +45,49 @@ def config_text(wanted: KubernetesOptions) -> dict[str, str]:
     texts = {"thresholds.yml": export.numbers(wanted.rules.settings)}
     if not wanted.with_sidecar:
         return texts
-    web = {"web_config": f"{_ETC}/config/web.yml"} if wanted.secrets else {}
-    everywhere = "0.0.0.0"  # noqa: S104  in a pod; NetworkPolicies say who reaches it
-    sidecar = {
-        "listen": f"{everywhere}:{PORTS['sidecar']}",
-        **({} if wanted.sidecar_alone else {"requests_log": [_log(wanted)]}),
-        "engines": [{"name": name, "url": url} for name, url in wanted.engine_names.items()],
+    web = WEB if wanted.secrets else OMIT
+    logs = OMIT if wanted.sidecar_alone else [_log(wanted)]
+    engines = [{"name": name, "url": url} for name, url in wanted.engine_names.items()]
+    texts["sidecar.yaml"] = as_yaml(sidecar_settings(logs, engines, web))
+    if wanted.secrets:
+        texts["web.yml"] = as_yaml(
+            given({"tls_server_config": TLS if wanted.tls_secret else OMIT,
+                   "bearer_token_files": LOGIN if wanted.login_secret else OMIT})
+        )  # fmt: skip
+    if wanted.gateway:
+        one = next(iter(wanted.engine_names.values())) if len(wanted.engines) == 1 else OMIT
+        texts["gateway.yaml"] = as_yaml(gateway_settings(one, web))
+    return texts
+
+
+def sidecar_settings(requests_log: Any, engines: Any, web: Any) -> Object:
+    """Return the content of sidecar.yaml."""
+    return given({
+        "listen": f"{_EVERYWHERE}:{PORTS['sidecar']}",
+        "requests_log": requests_log,
+        "engines": engines,
         "gpu": "off",
         "state": f"{STATE}/sidecar.state",
         "events": f"{STATE}/events.jsonl",
-        **web,
-    }
-    texts["sidecar.yaml"] = as_yaml(sidecar)
-    if wanted.secrets:
-        texts["web.yml"] = as_yaml(_web(wanted))
-    if wanted.gateway:
-        gateway = {
-            "listen": f"{everywhere}:{PORTS['http']}",
-            "metrics_listen": f"{everywhere}:{PORTS['gateway-metrics']}",
-            "requests_log": LOG,
-            "teams": f"{_ETC}/teams/teams.yaml",
-            "engine_pages": False,  # Prometheus reads the engines themselves; teams need not see each other's figures
-            **{f"metrics_{key}": value for key, value in web.items()},
-        }
-        one = {"upstream": next(iter(wanted.engine_names.values()))} if len(wanted.engines) == 1 else {}
-        texts["gateway.yaml"] = as_yaml({**one, **gateway})
-    return texts
+        "web_config": web,
+    })  # fmt: skip
+
+
+def gateway_settings(upstream: Any, web: Any) -> Object:
+    """Return the content of gateway.yaml. upstream: the one engine; of several teams.yaml has the addresses."""
+    return given({
+        "upstream": upstream,
+        "listen": f"{_EVERYWHERE}:{PORTS['http']}",
+        "metrics_listen": f"{_EVERYWHERE}:{PORTS['gateway-metrics']}",
+        "requests_log": LOG,
+        "teams": f"{_ETC}/teams/teams.yaml",
+        "engine_pages": False,  # Prometheus reads the engines themselves; teams need not see each other's figures
+        "metrics_web_config": web,
+    })  # fmt: skip
 
 
 def _log(wanted: KubernetesOptions) -> str:
     return f"{LOGS}/{wanted.own_gateway.log}" if wanted.own_gateway else LOG
-
-
-def _web(wanted: KubernetesOptions) -> Object:
-    """Return the authentication of a listener that Prometheus scrapes; docs/guides/hardening.md."""
-    tls = (
-        {"tls_server_config": {"cert_file": f"{_ETC}/tls/tls.crt", "key_file": f"{_ETC}/tls/tls.key"}}
-        if wanted.tls_secret
-        else {}
-    )
-    return {**tls, **({"bearer_token_files": [f"{_ETC}/login/token"]} if wanted.login_secret else {})}
 
 
 def upstreams(wanted: KubernetesOptions) -> str:
@@ -92,7 +112,7 @@ def gateway(wanted: KubernetesOptions) -> list[Object]:
         "gateway.yaml",
         IMAGE=wanted.image,
         CONFIG_DIGEST=config_digest(wanted),
-        GRACE_S=int(Timeouts().drain_s) + _ENDS_AFTER_S,
+        GRACE_S=GRACE_S,
         SCHEME="HTTPS" if wanted.tls_secret else OMIT,
         TEAMS_SECRET=wanted.teams_secret,
         TLS_SECRET=wanted.tls_secret,
@@ -111,9 +131,13 @@ def gateway_pod(wanted: KubernetesOptions) -> Object:
 
 
 def sidecar(wanted: KubernetesOptions) -> list[Object]:
-    """Return the pod of a sidecar without a request log, its Service and the volume of its state: the sidecar of the
-    gateway's pod, alone."""
-    deployment, claim = (each for each in gateway(wanted) if each["kind"] in ("Deployment", "PersistentVolumeClaim"))
+    """Return the pod of a sidecar without a request log, its Service and the volume of its state."""
+    return sidecar_of(gateway(wanted))
+
+
+def sidecar_of(objects: list[Object]) -> list[Object]:
+    """Return the sidecar of the gateway's objects, alone."""
+    deployment, claim = (each for each in objects if each["kind"] in ("Deployment", "PersistentVolumeClaim"))
     template = deployment["spec"]["template"]
     pod = template["spec"]
     pod["containers"] = [each for each in pod["containers"] if each["name"] == "sidecar"]
@@ -149,17 +173,19 @@ def metrics_service() -> Object:
 
 def board(wanted: KubernetesOptions) -> list[Object]:
     """Return the dashboards without Grafana, and the pages that alerts link to."""
-    names = [
-        BOARD_SERVICE,
-        *(f"{BOARD_SERVICE}.$(NAMESPACE){end}" for end in ("", ".svc", ".svc.cluster.local")),
-        urlsplit(wanted.links.runbooks).hostname,
-    ]
-    allowed = [word for name in names if name and not name.startswith("127.") for word in ("--allow-host", name)]
-    arguments = ["board", "--prometheus", wanted.prometheus_url, "--listen", f"0.0.0.0:{PORTS['board']}"]
-    numbers = ["--thresholds", f"{_ETC}/config/thresholds.yml"]
+    host = urlsplit(wanted.links.runbooks).hostname or ""
     return load(
         "board.yaml",
         IMAGE=wanted.image,
         CONFIG_DIGEST=config_digest(wanted),
-        ARGUMENTS=[*arguments, *numbers, *allowed],
+        ARGUMENTS=board_arguments(wanted.prometheus_url, [] if host.startswith("127.") else [host]),
     )
+
+
+def board_arguments(prometheus: Any, hosts: list[Any]) -> list[Any]:
+    """Return the arguments of the board's container. hosts: names under which it answers, besides those of its
+    Service."""
+    names = [BOARD_SERVICE, *(f"{BOARD_SERVICE}.$(NAMESPACE){end}" for end in ("", ".svc", ".svc.cluster.local"))]
+    allowed = [word for name in (*names, *hosts) for word in ("--allow-host", name)]
+    listen = ["--listen", f"{_EVERYWHERE}:{PORTS['board']}", "--thresholds", f"{_ETC}/config/thresholds.yml"]
+    return ["board", "--prometheus", prometheus, *listen, *allowed]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-from stack.lab.install import alertmanager, collector, debian, engine, keda_schema, npm, operator_schema
+from stack.lab.install import alertmanager, debian, engine, go_program, keda_schema, npm, operator_schema
 from stack.lab.install.cache import (
     GIB,
     InstalledPart,
@@ -103,6 +103,8 @@ PROGRAMS = {
     "kubectl": Program(("kubectl",), (1, 27), "kubectl", "usr/bin/kubectl", ("version", "--client")),
     "operator-schema": Program(()),
     "keda-schema": Program(()),
+    # Renders the Helm chart; Helm itself is in no archive that we install from.
+    "chart-renderer": Program(()),
     # Evaluates the mixin.
     "jsonnet": Program(("jsonnet",), (0, 18), system_packages=("jsonnet",)),
     # Another reader of logs, for the fault table.
@@ -119,6 +121,7 @@ PROGRAMS = {
     # Static, for images made from nothing; the one on PATH may be linked to this system's libraries.
     "busybox": Program((), (), "busybox-static", "usr/bin/busybox", ("--help",)),
 }
+BUILT = {program.name: program for program in (go_program.COLLECTOR, go_program.CHART_RENDERER)}
 PARTS = (*PROGRAMS, "engine", "model")
 _NEEDS = {"model": ("engine",), "grafana-schema": ("node",), "operator-schema": ("node",), "keda-schema": ("node",)}
 
@@ -151,7 +154,7 @@ def _on_path(cache: Path, name: str, program: Program) -> InstalledPart | None:
 
 def _recipe(name: str) -> str:
     if recipe := {
-        "otelcol": collector.RECIPE,
+        **{program.name: program.recipe for program in BUILT.values()},
         "grafana-schema": npm.RECIPE,
         "operator-schema": operator_schema.RECIPE,
         "keda-schema": keda_schema.RECIPE,
@@ -229,21 +232,21 @@ def _made(work: InstallTask, found: dict[str, InstalledPart]) -> InstalledPart:
                 return engine.install(alone)
             case "model":
                 return engine.make_model(alone, found["engine"])
-            case "otelcol":
-                return collector.build(alone)
             case "grafana-schema":
                 return npm.install(alone)
             case "operator-schema":
                 return operator_schema.install(alone)
             case "keda-schema":
                 return keda_schema.install(alone)
+            case name if name in BUILT:
+                return go_program.build(alone, BUILT[name])
             case name:
                 return _from_debian(alone, PROGRAMS[name])
 
 
 def _lock(name: str) -> str:
     """apt keeps one state, so what uses it takes turns."""
-    if name not in PROGRAMS or name in ("otelcol", "grafana-schema", "operator-schema", "keda-schema"):
+    if name not in PROGRAMS or name in (*BUILT, "grafana-schema", "operator-schema", "keda-schema"):
         return name
     return "apt" if PROGRAMS[name].package else "system"
 

@@ -16,7 +16,8 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
-from stack.cli import COMMANDS, DEVELOPMENT, GROUPS, main, version
+from stack.cli import COMMANDS, DEVELOPMENT, GROUPS, main
+from stack.root import version
 
 ROOT = Path(__file__).parents[3]
 # What draws, what reads PromQL, what makes boards, rules and pages, and what is loaded only where a configuration asks
@@ -120,7 +121,7 @@ def test_the_module_runs_like_the_command():
 
 def test_the_list_of_commands_imports_none_of_them():
     modules = imported("from stack.cli import main\nmain(['--help'])")
-    assert {"stack", "stack.cli"} == ours(modules)
+    assert {"stack", "stack.cli", "stack.root"} == ours(modules)
 
 
 def test_a_sidecar_carries_only_what_it_needs(tmp_path, taken):
@@ -129,7 +130,7 @@ def test_a_sidecar_carries_only_what_it_needs(tmp_path, taken):
     modules = served("sidecar", config)
     assert not modules & {*NOT_FOR_SERVING, "stack.gateway", "httptools"}
     stack = {name for name in ours(modules) if name.startswith("stack")}
-    assert {"stack", "stack.cli", "stack.cli.common", "stack.cli.sidecar", "stack.config"} == stack
+    assert {"stack", "stack.cli", "stack.cli.common", "stack.cli.sidecar", "stack.config", "stack.root"} == stack
 
 
 def test_a_gateway_carries_only_what_it_needs(tmp_path, taken):

@@ -19,7 +19,7 @@ import pytest
 
 from exporters.text import write_atomically
 from stack.lab import install
-from stack.lab.install import cache, collector, debian, engine, npm, runner
+from stack.lab.install import cache, debian, engine, go_program, npm, runner
 
 REAL_CACHE = install.cache_dir()  # with package lists that were read already
 DEB822 = """\
@@ -197,7 +197,7 @@ def test_collector_library_is_taken_from_sid_first() -> None:
         " lib | 0.152.0-1 | http://m/debian sid/main amd64 Packages\n lib | 0.141.0-2 | http://m/debian forky/main"
         " amd64 Packages\n"
     )
-    assert ["0.152.0-1", "0.141.0-2"] == [offer.version for offer in debian.offers(listed, collector.SUITES)]
+    assert ["0.152.0-1", "0.141.0-2"] == [offer.version for offer in debian.offers(listed, go_program.SUITES)]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_collector_takes_go_sources_and_compiler_only() -> None:
         "golang-1.27-src=1.27.3-1",
         "golang-1.27-go=1.27.3-1",
         "golang-google-grpc-dev=1.81.1-1",
-    ] == collector.needed(simulated)
+    ] == go_program.needed(simulated)
 
 
 # ---- the engine

@@ -1,0 +1,1 @@
+"""Helm chart with the objects of `vllm-watch kubernetes export`."""

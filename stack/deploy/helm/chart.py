@@ -1,0 +1,286 @@
+"""Files of the Helm chart: templates from the objects of `vllm-watch kubernetes export`, with an expression in place of
+each option; rules, dashboards and routes as files that no template parses.
+
+_helpers.tpl and NOTES.txt of the chart are written by hand. Helm itself passes values through JSON, so numbers are
+formatted by `int` or `toYaml`; and it merges mappings, so a default that a user must be able to replace is empty there
+and filled in by _helpers.tpl."""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from alerts import managed_files, routing
+from alerts.export import AlertOptions, numbers
+from alerts.printer import as_yaml
+from alerts.rules import Links
+from dashboards.model import Profile
+from stack.deploy.fleet import files as fleet
+from stack.deploy.helm import values
+from stack.deploy.helm.template import Expr, Lines, When, YamlBlock, several, text_of
+from stack.deploy.kubernetes import monitoring, notifications, running
+from stack.deploy.kubernetes.objects import GATEWAY, OMIT, Object, load, load_one
+from stack.deploy.kubernetes.options import KubernetesOptions
+
+CHART = Path("stack/deploy/helm/vllm-watch")
+# addresses in files/, which _helpers.tpl replaces by those of the release
+LINKS = Links("http://runbooks.vllm-watch.invalid", "http://dashboards.vllm-watch.invalid")
+PROFILES = {"full": Profile.FULL, "engine": Profile.ENGINE}  # dashboards with and without gateway and sidecar
+PRINTED_ONLY = ("files/rules", "files/routes", *(f"files/dashboards/{folder}" for folder in PROFILES))
+_BY_HAND = ("_helpers.tpl", "NOTES.txt")
+_HEADER = "{{- /* Printed by `vllm-watch render` from stack/deploy/kubernetes and stack/deploy/helm. */ -}}\n"
+_SIDECAR = "or .Values.gateway.enabled .Values.sidecar.enabled"
+_ALONE = "and .Values.sidecar.enabled (not .Values.gateway.enabled)"
+_ONE_ENGINE = "eq (len .Values.engines.endpoints) 1"
+_SECRETS = {"tls": ".Values.tls.existingSecret", "login": ".Values.login.existingSecret"}
+_POLICIES = {
+    "vllm-watch-closed": "or .Values.gateway.enabled .Values.sidecar.enabled .Values.board.enabled",
+    "vllm-watch-board": ".Values.board.enabled",
+    "vllm-watch-gateway": ".Values.gateway.enabled",
+    "vllm-watch-sidecar-alone": _ALONE,
+    "vllm-watch-engines": ".Values.engines.restrict",
+}
+_OF_PODS = ("nodeSelector", "tolerations", "affinity", "topologySpreadConstraints", "imagePullSecrets")
+
+
+def write(folder: Path, rules: AlertOptions, version: str, force: bool = False) -> tuple[dict[Path, bool], list[Path]]:
+    """Write the whole chart; whether each file changed, and files of an earlier chart that this one does not have.
+
+    Raises NotOurs before anything is written, and OSError."""
+    by_hand = importlib.resources.files("stack.deploy.helm").joinpath("vllm-watch", "templates")
+    files = {f"templates/{name}": by_hand.joinpath(name).read_text(encoding="utf-8") for name in _BY_HAND}
+    files |= dict(printed(rules, version))
+    is_ours = "name: vllm-watch\n" in _read(folder / "Chart.yaml")
+
+    def foreign(path: Path) -> str:
+        return "" if is_ours else "did not come from here"
+
+    written = managed_files.write(folder, files, foreign, force)
+    older = []
+    for part in PRINTED_ONLY:
+        names = [Path(name).name for name in files if name.startswith(f"{part}/")]
+        older += managed_files.left_over(folder / part, names, foreign, "*.*")
+    return written, older
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def printed(rules: AlertOptions, version: str) -> Iterator[tuple[str, str]]:
+    """Yield name and text of each file of the chart that is printed."""
+    wanted = KubernetesOptions(image="vllm-watch", rules=replace(rules, links=LINKS))
+    yield "Chart.yaml", values.chart(version)
+    rows = values.table(_containers(), _security())
+    yield "values.yaml", values.text(rows)
+    yield "values.schema.json", values.schema(rows)
+    for name, text in templates(wanted):
+        yield f"templates/{name}", _HEADER + text
+    yield "files/thresholds.yml", numbers(wanted.rules.settings)
+    for part, made in monitoring.rules(wanted):
+        yield f"files/rules/{part}.yaml", as_yaml(made["spec"]["groups"])
+    for folder, profile in PROFILES.items():
+        for slug, made in monitoring.boards(replace(wanted, sidecar=profile is Profile.FULL)):
+            [(_, text)] = made["data"].items()
+            yield f"files/dashboards/{folder}/{slug}.json", text
+    for receiver in routing.RECEIVERS:
+        made = notifications.alertmanager_config(replace(wanted, routes=receiver))
+        yield f"files/routes/{receiver}.yaml", as_yaml(made["spec"])
+
+
+def templates(wanted: KubernetesOptions) -> Iterator[tuple[str, str]]:
+    """Yield name and text of each template."""
+    yield "_config.tpl", f'{{{{- define "vllm-watch.config" -}}}}\n{_config_texts()}{{{{- end }}}}\n'
+    config = load_one("config.yaml", TEXTS=YamlBlock('include "vllm-watch.config" .'))
+    runs = _POLICIES["vllm-watch-closed"]
+    yield "config.yaml", several([(runs, _in_release(config))])
+    gateway = load("gateway.yaml", **_words())
+    yield "gateway.yaml", several([(".Values.gateway.enabled", _in_release(each)) for each in _running(gateway)])
+    alone = running.sidecar_of(deepcopy(gateway))
+    yield "sidecar.yaml", several([(_ALONE, _in_release(each)) for each in _running(alone)])
+    arguments = running.board_arguments(
+        Expr('include "vllm-watch.prometheus" .'), [Expr('(urlParse (include "vllm-watch.runbooks" .)).hostname')]
+    )
+    board = load("board.yaml", **_words(), ARGUMENTS=arguments)
+    yield "board.yaml", several([(".Values.board.enabled", _in_release(each)) for each in _running(board)])
+    policies = {each["metadata"]["name"]: _in_release(each) for each in load("network.yaml", **_words())}
+    yield "network.yaml", several([(condition, policies[name]) for name, condition in _POLICIES.items()])
+    yield "monitors.yaml", '{{- include "vllm-watch.check" . }}\n' + several(_monitors(wanted))
+    yield "rules.yaml", _each("rules", "files/rules/*.yaml", ".yaml", _rule())
+    dashboards = '(printf "files/dashboards/%s/*.json" (include "vllm-watch.profile" .))'
+    yield "dashboards.yaml", _each("dashboards", dashboards, ".json", _dashboard())
+    yield "alertmanagerconfig.yaml", several([(".Values.alertmanagerConfig.receiver", _routes(wanted))])
+    yield (
+        "extra.yaml",
+        '{{- range .Values.extraObjects }}\n---\n{{ include "vllm-watch.extra" (list $ .) }}\n{{- end }}\n',
+    )
+
+
+def _words() -> dict[str, Any]:
+    """Return the expression of each $WORD of the objects."""
+    return {
+        "IMAGE": Expr('include "vllm-watch.image" . | quote'),
+        "CONFIG_DIGEST": Expr('include "vllm-watch.config" . | sha256sum | trunc 16 | quote'),
+        "GRACE_S": running.GRACE_S,
+        "SCHEME": When(_SECRETS["tls"], "HTTPS"),
+        "TEAMS_SECRET": Expr(".Values.gateway.existingSecret | quote"),
+        "TLS_SECRET": Expr(f"{_SECRETS['tls']} | quote"),
+        "LOGIN_SECRET": Expr(f"{_SECRETS['login']} | quote"),
+        "STORAGE_CLASS": When(".Values.state.storageClass", Expr(".Values.state.storageClass | quote")),
+        "STATE_SIZE": Expr(".Values.state.size | quote"),
+        "MONITORING": Expr(".Values.monitoring.namespace | quote"),
+        "PROMETHEUS_PORT": Expr('include "vllm-watch.prometheusPort" .'),
+        "ENGINE_PODS": YamlBlock('include "vllm-watch.enginePods" .'),
+        "ENGINE_PORT": Expr("toJson .Values.engines.port"),
+        "GATEWAY_PODS": {"app.kubernetes.io/name": GATEWAY},
+    }
+
+
+def _config_texts() -> str:
+    """Return the data of the ConfigMap, each text a template of YAML."""
+    web = When("or .Values.tls.existingSecret .Values.login.existingSecret", running.WEB)
+    logs = When(".Values.gateway.enabled", [running.LOG])
+    sidecar = running.sidecar_settings(logs, YamlBlock("toYaml .Values.engines.endpoints"), web)
+    sidecar["settings"] = Lines('include "vllm-watch.lines" .Values.sidecar.settings')
+    upstream = When(_ONE_ENGINE, Expr("(first .Values.engines.endpoints).url | quote"))
+    of_web = {
+        "tls_server_config": When(_SECRETS["tls"], running.TLS),
+        "bearer_token_files": When(_SECRETS["login"], running.LOGIN),
+    }
+    texts = (
+        ("", "thresholds.yml", '{{ .Files.Get "files/thresholds.yml" | indent 2 }}'),
+        (_SIDECAR, "sidecar.yaml", text_of(sidecar, 2)),
+        (f"and ({_SIDECAR}) ({web.condition})", "web.yml", text_of(of_web, 2)),
+        (".Values.gateway.enabled", "gateway.yaml", text_of(running.gateway_settings(upstream, web), 2)),
+    )
+    return "".join(
+        f"{{{{- if {condition} }}}}\n{name}: |\n{text}\n{{{{- end }}}}\n" if condition else f"{name}: |\n{text}\n"
+        for condition, name, text in texts
+    )
+
+
+def _in_release(made: Object, operator: bool = False) -> Object:
+    """Return an object with the namespace, labels and annotations of the release. operator: with the labels by which
+    the Prometheus Operator selects, too."""
+    metadata = made["metadata"]
+    helper = "operatorLabels" if operator else "labels"
+    labels = {**metadata["labels"], "more": Lines(f'include "vllm-watch.{helper}" $')}
+    annotations: Any = When("$.Values.commonAnnotations", YamlBlock("toYaml $.Values.commonAnnotations"))
+    if own := metadata.get("annotations"):
+        annotations = {**own, "more": Lines('include "vllm-watch.lines" $.Values.commonAnnotations')}
+    own_metadata = {"namespace": Expr("$.Release.Namespace | quote"), "labels": labels, "annotations": annotations}
+    return {**made, "metadata": {**metadata, **own_metadata}}
+
+
+def _running(objects: list[Object]) -> Iterator[Object]:
+    for each in objects:
+        yield _deployment(each) if each["kind"] == "Deployment" else each
+
+
+def _deployment(made: Object) -> Object:
+    """Return a Deployment whose pods take the options of `pod`, `resources` and the secrets."""
+    made = deepcopy(made)
+    metadata, pod = made["spec"]["template"]["metadata"], made["spec"]["template"]["spec"]
+    for what in ("labels", "annotations"):
+        metadata[what]["more"] = Lines(f'include "vllm-watch.lines" .Values.pod.{what}')
+    pod |= {name: When(f".Values.pod.{name}", YamlBlock(f"toYaml .Values.pod.{name}")) for name in _OF_PODS}
+    for name in ("priorityClassName", "serviceAccountName"):
+        pod[name] = When(f".Values.pod.{name}", Expr(f".Values.pod.{name} | quote"))
+    pod["securityContext"] = YamlBlock("toYaml .Values.pod.securityContext")
+    pod["volumes"] = _if_named(pod["volumes"])
+    for container in pod["containers"]:
+        container["resources"] = YamlBlock(f"toYaml .Values.resources.{container['name']}")
+        container["imagePullPolicy"] = When(".Values.image.pullPolicy", Expr(".Values.image.pullPolicy"))
+        container["volumeMounts"] = _if_named(container["volumeMounts"])
+    return made
+
+
+def _if_named(volumes: list[Object]) -> list[Any]:
+    """Return volumes or their mounts, those of secrets under the condition that the secret has a name."""
+    return [When(_SECRETS[each["name"]], each) if each["name"] in _SECRETS else each for each in volumes]
+
+
+def _monitors(wanted: KubernetesOptions) -> Iterator[tuple[str, Object]]:
+    jobs = wanted.jobs
+    cluster = When(".Values.cluster", monitoring.cluster_label(Expr(".Values.cluster | quote")))
+    label = '{{ regexReplaceAll "[^A-Za-z0-9_]" .Values.engines.jobLabel "_" }}'
+    named = 'kindIs "string" .Values.engines.port'
+    words = {
+        **_words(),
+        "ENGINE_PORT_NAME": When(named, Expr(".Values.engines.port")),
+        "ENGINE_PORT_NUMBER": When(f"not ({named})", Expr(".Values.engines.port | int")),
+        "ENGINE_SCHEME": When('include "vllm-watch.enginesSpeakTLS" .', "https"),
+        "UNREAD": fleet.CREATED,
+        "INTERVAL": Expr(".Values.interval | quote"),
+        "LABELS_ENGINE": [
+            *monitoring.target_labels(jobs.engine),
+            cluster,
+            When(".Values.engines.jobLabel", monitoring.job_by_label(jobs.engine, label)),
+        ],
+        "LABELS_GATEWAY": [*monitoring.target_labels(jobs.gateway), cluster],
+        "LABELS_SIDECAR": [*monitoring.target_labels(jobs.sidecar), cluster],
+        "SCHEME": When(_SECRETS["tls"], "https"),
+        "TLS": When(_SECRETS["tls"], monitoring.tls(Expr(f"{_SECRETS['tls']} | quote"))),
+        "LOGIN": When(_SECRETS["login"], monitoring.login(Expr(f"{_SECRETS['login']} | quote"))),
+    }
+    for kind in ("engine", "gateway", "sidecar"):
+        limit = f".Values.sampleLimits.{kind}"
+        words[f"SAMPLES_{kind.upper()}"] = When(limit, Expr(f"{limit} | int"))
+    conditions = {"vllm-watch-gateway": ".Values.gateway.enabled", "vllm-watch-sidecar": _SIDECAR}
+    for made in load("monitors.yaml", **words):
+        yield conditions.get(made["metadata"]["name"], ""), _in_release(made, operator=True)
+
+
+def _each(part: str, pattern: str, suffix: str, made: Object) -> str:
+    """Return a template with an object for each file of a pattern."""
+    glob = pattern if pattern.startswith("(") else f'"{pattern}"'
+    lines = (
+        f"{{{{- if .Values.{part}.enabled }}}}",
+        f"{{{{- range $path, $_ := .Files.Glob {glob} }}}}",
+        f'{{{{- $name := base $path | trimSuffix "{suffix}" }}}}',
+        f"---\n{text_of(made)}",
+        "{{- end }}",
+        "{{- end }}\n",
+    )
+    return "\n".join(lines)
+
+
+def _rule() -> Object:
+    groups = YamlBlock('include "vllm-watch.file" (list $ $path)')
+    return _in_release(load_one("rule.yaml", NAME=Expr('printf "vllm-watch-%s" $name'), GROUPS=groups), operator=True)
+
+
+def _dashboard() -> Object:
+    key = '{{ printf "vllm-watch-%s.json" $name }}'
+    texts = {key: Expr('include "vllm-watch.file" (list $ $path) | toJson')}
+    made = load_one("dashboard.yaml", NAME=Expr('printf "vllm-watch-board-%s" $name'), FOLDER=OMIT, TEXTS=texts)
+    metadata = made["metadata"]
+    del metadata["labels"]["grafana_dashboard"]
+    made = _in_release(made)
+    made["metadata"]["labels"]["grafana"] = Lines('include "vllm-watch.lines" $.Values.dashboards.labels')
+    annotations = "merge (deepCopy $.Values.dashboards.annotations) $.Values.commonAnnotations"
+    made["metadata"]["annotations"] = YamlBlock(f"toYaml ({annotations})")
+    return made
+
+
+def _routes(wanted: KubernetesOptions) -> Object:
+    made = notifications.alertmanager_config(replace(wanted, routes="none"))
+    secret = f'replace "{wanted.routes_secret}" .Values.alertmanagerConfig.existingSecret'
+    spec = YamlBlock(f'.Files.Get (printf "files/routes/%s.yaml" .Values.alertmanagerConfig.receiver) | {secret}')
+    return _in_release({**made, "spec": spec}, operator=True)
+
+
+def _containers() -> dict[str, Any]:
+    """Return the resources of each container."""
+    pods = [load(name, **_words(), ARGUMENTS=[])[0] for name in ("gateway.yaml", "board.yaml")]
+    return {one["name"]: one["resources"] for pod in pods for one in pod["spec"]["template"]["spec"]["containers"]}
+
+
+def _security() -> Object:
+    """Return the securityContext of the pods."""
+    found: Object = load("board.yaml", **_words(), ARGUMENTS=[])[0]["spec"]["template"]["spec"]["securityContext"]
+    return found

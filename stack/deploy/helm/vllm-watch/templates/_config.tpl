@@ -1,0 +1,47 @@
+{{- /* Printed by `vllm-watch render` from stack/deploy/kubernetes and stack/deploy/helm. */ -}}
+{{- define "vllm-watch.config" -}}
+thresholds.yml: |
+{{ .Files.Get "files/thresholds.yml" | indent 2 }}
+{{- if or .Values.gateway.enabled .Values.sidecar.enabled }}
+sidecar.yaml: |
+  listen: 0.0.0.0:9401
+  engines: {{- toYaml .Values.engines.endpoints | nindent 4 }}
+  gpu: 'off'
+  state: /var/lib/vllm-watch/state/sidecar.state
+  events: /var/lib/vllm-watch/state/events.jsonl
+  {{- if .Values.gateway.enabled }}
+  requests_log:
+    - /var/lib/vllm-watch/log/requests.jsonl
+  {{- end }}
+  {{- if or .Values.tls.existingSecret .Values.login.existingSecret }}
+  web_config: /etc/vllm-watch/config/web.yml
+  {{- end }}
+  {{- include "vllm-watch.lines" .Values.sidecar.settings | nindent 2 }}
+{{- end }}
+{{- if and (or .Values.gateway.enabled .Values.sidecar.enabled) (or .Values.tls.existingSecret .Values.login.existingSecret) }}
+web.yml: |
+  {{- if .Values.tls.existingSecret }}
+  tls_server_config:
+    cert_file: /etc/vllm-watch/tls/tls.crt
+    key_file: /etc/vllm-watch/tls/tls.key
+  {{- end }}
+  {{- if .Values.login.existingSecret }}
+  bearer_token_files:
+    - /etc/vllm-watch/login/token
+  {{- end }}
+{{- end }}
+{{- if .Values.gateway.enabled }}
+gateway.yaml: |
+  listen: 0.0.0.0:8000
+  metrics_listen: 0.0.0.0:8010
+  requests_log: /var/lib/vllm-watch/log/requests.jsonl
+  teams: /etc/vllm-watch/teams/teams.yaml
+  engine_pages: false
+  {{- if eq (len .Values.engines.endpoints) 1 }}
+  upstream: {{ (first .Values.engines.endpoints).url | quote }}
+  {{- end }}
+  {{- if or .Values.tls.existingSecret .Values.login.existingSecret }}
+  metrics_web_config: /etc/vllm-watch/config/web.yml
+  {{- end }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,95 @@
+{{- define "vllm-watch.labels" -}}
+{{- $version := .Chart.Version | replace "+" "_" }}
+{{- $own := dict "helm.sh/chart" (printf "%s-%s" .Chart.Name $version) "app.kubernetes.io/instance" .Release.Name }}
+{{- $_ := set $own "app.kubernetes.io/version" .Chart.AppVersion }}
+{{- $_ := set $own "app.kubernetes.io/managed-by" .Release.Service }}
+{{- toYaml (merge $own .Values.commonLabels) }}
+{{- end }}
+
+{{- define "vllm-watch.operatorLabels" -}}
+{{- toYaml (merge (fromYaml (include "vllm-watch.labels" .)) .Values.operatorLabels) }}
+{{- end }}
+
+{{- /* A mapping as lines of another one; nothing for an empty one. */}}
+{{- define "vllm-watch.lines" -}}
+{{- if . }}{{ toYaml . }}{{ end }}
+{{- end }}
+
+{{- define "vllm-watch.image" -}}
+{{- with .Values.image.registry }}{{ . }}/{{ end }}{{ .Values.image.repository }}
+{{- with .Values.image.digest }}@{{ . }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
+{{- end }}
+
+{{- /* Empty is the default, because Helm would merge a default with the user's own selector. */}}
+{{- define "vllm-watch.enginePods" -}}
+{{- toYaml (.Values.engines.podSelector | default (dict "matchLabels" (dict "app" "vllm"))) }}
+{{- end }}
+
+{{- define "vllm-watch.enginesSpeakTLS" -}}
+{{- $plain := "" }}
+{{- range .Values.engines.endpoints }}{{ if not (hasPrefix "https:" .url) }}{{ $plain = .url }}{{ end }}{{ end }}
+{{- if not $plain }}true{{ end }}
+{{- end }}
+
+{{- define "vllm-watch.profile" -}}
+{{- if or .Values.gateway.enabled .Values.sidecar.enabled }}full{{ else }}engine{{ end }}
+{{- end }}
+
+{{- define "vllm-watch.prometheus" -}}
+{{- $operated := printf "http://prometheus-operated.%s.svc:9090" .Values.monitoring.namespace }}
+{{- .Values.monitoring.prometheusUrl | default $operated }}
+{{- end }}
+
+{{- define "vllm-watch.prometheusPort" -}}
+{{- $url := urlParse (include "vllm-watch.prometheus" .) }}
+{{- $port := regexFind ":[0-9]+$" $url.host | trimPrefix ":" }}
+{{- $port | default (ternary "443" "80" (eq $url.scheme "https")) }}
+{{- end }}
+
+{{- define "vllm-watch.runbooks" -}}
+{{- $board := printf "http://watch-board.%s.svc:9402/runbooks" .Release.Namespace }}
+{{- $url := .Values.links.runbooks | default (ternary $board "" .Values.board.enabled) }}
+{{- include "vllm-watch.link" (list "links.runbooks" "https://wiki.example.org/runbooks" $url) }}
+{{- end }}
+
+{{- define "vllm-watch.dashboards" -}}
+{{- $board := printf "http://watch-board.%s.svc:9402" .Release.Namespace }}
+{{- $url := .Values.links.dashboards | default (ternary $board "" .Values.board.enabled) }}
+{{- include "vllm-watch.link" (list "links.dashboards" "https://grafana.example.org" $url) }}
+{{- end }}
+
+{{- /* Name of a value, an example, and the address that it has. */}}
+{{- define "vllm-watch.link" -}}
+{{- $url := index . 2 }}
+{{- if or (not $url) (regexMatch "^https?://(127\\.|localhost[:/]|localhost$|\\[::1\\])" $url) }}
+{{- $what := "%s is missing or leads to one machine alone; set the address that people on call open, such as %s, or board.enabled" }}
+{{- fail (printf $what (index . 0) (index . 1)) }}
+{{- end }}
+{{- $url }}
+{{- end }}
+
+{{- /* A file with the addresses of this release. */}}
+{{- define "vllm-watch.file" -}}
+{{- $root := index . 0 }}
+{{- $text := $root.Files.Get (index . 1) }}
+{{- $text = $text | replace "http://runbooks.vllm-watch.invalid" (include "vllm-watch.runbooks" $root) }}
+{{- $text | replace "http://dashboards.vllm-watch.invalid" (include "vllm-watch.dashboards" $root) }}
+{{- end }}
+
+{{- define "vllm-watch.extra" -}}
+{{- $object := index . 1 }}
+{{- tpl (kindIs "string" $object | ternary $object (toYaml $object)) (index . 0) }}
+{{- end }}
+
+{{- define "vllm-watch.check" -}}
+{{- $sidecar := or .Values.gateway.enabled .Values.sidecar.enabled }}
+{{- if and .Values.engines.restrict (not .Values.gateway.enabled) }}
+{{- fail "engines.restrict lets only a gateway reach the engines, and there is none; set gateway.enabled" }}
+{{- end }}
+{{- if and .Values.tls.existingSecret (not $sidecar) }}
+{{- fail "tls.existingSecret protects the metrics of gateway and sidecar; set gateway.enabled or sidecar.enabled" }}
+{{- end }}
+{{- if and .Values.login.existingSecret (not $sidecar) }}
+{{- fail "login.existingSecret protects the metrics of gateway and sidecar; set gateway.enabled or sidecar.enabled" }}
+{{- end }}
+{{- end }}
