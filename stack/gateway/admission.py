@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from stack.gateway.hold_time import HoldTime
-from stack.gateway.policy import Band, Policy, Team
+from stack.gateway.policy import Band, Capacity, Policy, Team
 from stack.gateway.queue_share import Bound, Claim
 
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1, 2  # what a token costs; source: the paper's own implementation
@@ -270,9 +270,9 @@ class Admission:
         return shared if most is None else max(shared, _until(own, most, most - running, hold_s))
 
     @property
-    def slots_limit(self) -> int:
-        """The slots when every engine has room."""
-        return self._capacity.slots
+    def capacity(self) -> Capacity:
+        """The capacity of the policy in force. Its slots hold when every engine has room."""
+        return self._capacity
 
     def at_limit(self, team: str) -> bool:
         """Return whether a team has max_in_flight requests, so that another one would be refused whatever it asks

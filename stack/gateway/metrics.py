@@ -210,7 +210,7 @@ class _Standing(Collector):
         yield from (running, waiting, wait_s)
         for metric, value in (
             (names.SLOTS, admission.slots),
-            (names.SLOTS_LIMIT, admission.slots_limit),
+            (names.SLOTS_LIMIT, admission.capacity.slots),
             (names.TOKENS, admission.tokens),
         ):
             family = _gauge(metric)
