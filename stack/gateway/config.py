@@ -155,6 +155,11 @@ def rooted(config: GatewayConfig, folder: Path) -> GatewayConfig:
     sharing = config.sharing
     if sharing is not None and sharing.replicas_file is not None:
         sharing = msgspec.structs.replace(sharing, replicas_file=str(folder / sharing.replicas_file))
+    if sharing is not None and sharing.store is not None:
+        store = sharing.store
+        paths = {name: getattr(store, name) for name in ("password_file", "ca_file")}
+        store = msgspec.structs.replace(store, **{name: str(folder / path) for name, path in paths.items() if path})
+        sharing = msgspec.structs.replace(sharing, store=store)
     return msgspec.structs.replace(
         config, sharing=sharing, **{name: str(folder / path) for name, path in named.items() if path is not None}
     )

@@ -20,6 +20,7 @@ from exporters.net.listener import Listening, clients_at_most, listen
 from stack.config import BadConfig, load
 from stack.gateway.config import GatewayConfig, Timeouts, protection, rooted, upstream_tls
 from stack.gateway.health import HealthMonitor
+from stack.gateway.lease_renewal import LeaseRenewal, lease_renewal
 from stack.gateway.load_signals import Slots
 from stack.gateway.log import RequestLog
 from stack.gateway.metrics import GatewayMetrics
@@ -27,7 +28,7 @@ from stack.gateway.proxy import Proxy
 from stack.gateway.replicas import ReplicaList
 from stack.gateway.runtime_policy import load_terms
 from stack.gateway.services import Services, make_services
-from stack.gateway.sharing import Share, share_mistakes
+from stack.gateway.sharing import Share, part_of, share_mistakes
 from stack.gateway.teams import changes
 from stack.gateway.upstream_client import KEEPALIVE_S, UpstreamClient
 
@@ -101,7 +102,9 @@ async def serve(
             )
             url = listening.url
             watch.follow(terms.upstreams, terms.headers)
-            loops = metrics.watch_loop(), _fit_slots(shared), replicas.follow(lambda shares: _share(shared, shares))
+            leases = lease_renewal(config.sharing, shared)
+            following = replicas.follow(lambda shares: _share(shared, shares))
+            loops = [metrics.watch_loop(), _fit_slots(shared, leases), following, *([leases.run()] if leases else ())]
             watchers = [asyncio.create_task(each) for each in loops]
             places = ", ".join(upstream.url for upstream in terms.upstreams.values())
             _log.info(
@@ -119,6 +122,8 @@ async def serve(
                 for watcher in watchers:
                     watcher.cancel()
                 await watch.stop()
+                if leases is not None:
+                    await leases.leave()
     finally:
         await log.stop()
 
@@ -148,16 +153,23 @@ def _share(shared: Services, shares: tuple[Share, ...]) -> None:
     shared.share(shares)
 
 
-async def _fit_slots(shared: Services) -> None:
-    """Fewer slots while an engine has too much, more when it is calm again; until cancelled."""
+async def _fit_slots(shared: Services, leases: LeaseRenewal | None) -> None:
+    """Fewer slots while an engine has too much, more when it is calm again; until cancelled.
+
+    Where a store leases them, these are the slots of all gateways, by the requests of all."""
     slots = Slots.full(shared.admission.capacity)
     while True:
         await asyncio.sleep(LOOK_EVERY_S)
-        if slots.capacity != shared.admission.capacity:
-            slots = Slots.full(shared.admission.capacity)
-        slots = slots.after(shared.watch.samples(), shared.admission.running, shared.now())
-        if slots.slots != shared.admission.slots:
-            shared.admission.resize(slots.slots, shared.now())
+        capacity = shared.life.terms.policy.capacity if leases else shared.admission.capacity
+        if slots.capacity != capacity:
+            slots = Slots.full(capacity)
+        running = shared.admission.running + (leases.busy if leases else 0)
+        slots = slots.after(shared.watch.samples(), running, shared.now())
+        fitted = slots.slots
+        if leases is not None:
+            leases.slots, fitted = fitted, part_of(shared.life.shares, fitted)
+        if fitted != shared.admission.fitted:
+            shared.admission.resize(fitted, shared.now())
 
 
 async def _drain(

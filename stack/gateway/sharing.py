@@ -12,10 +12,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import msgspec
 
+from stack.gateway.lease_client import LeaseStore
 from stack.gateway.policy import Band, Policy, Team
 
 LOOK_S = 5.0  # between two reads of the list of replicas
@@ -27,14 +29,15 @@ class Sharing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     line), replicas_dns (a host name with one address for each replica).
 
     index: of this replica, from 0 to replicas - 1; `hostname` is the number at the end of the host name, as in a
-    StatefulSet. Without it every share is rounded down. name: of this replica in replicas_file; null for the host
-    name."""
+    StatefulSet. Without it every share is rounded down. name: of this replica in replicas_file and in the store; null
+    for the host name. store: leases the limits; the shares hold while it is lost."""
 
     replicas: int | None = None
     replicas_file: str | None = None
     replicas_dns: str | None = None
     index: int | Literal["hostname"] | None = None
     name: str | None = None
+    store: LeaseStore | None = None
 
     def __post_init__(self) -> None:
         """Refuses values that cannot work; msgspec names the place."""
@@ -48,8 +51,8 @@ class Sharing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             raise ValueError(f"sharing.index is only for replicas; {named[0]} itself gives each replica its place")
         if isinstance(self.index, int) and not 0 <= self.index < (self.replicas or 0):
             raise ValueError(f"sharing.index should be 0 to {(self.replicas or 0) - 1}, not {self.index}")
-        if self.name is not None and self.replicas_file is None:
-            raise ValueError("sharing.name is only for replicas_file")
+        if self.name is not None and self.replicas_file is None and self.store is None:
+            raise ValueError("sharing.name is only for replicas_file and store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,11 @@ class ShareWindow:
         return tuple(dict.fromkeys(share for _, share in self._since))
 
 
+def part_of(shares: Sequence[Share], limit: int) -> int:
+    """Return the part of a limit that all of the shares allow."""
+    return min(share.of(limit) for share in shares)
+
+
 def divide(policy: Policy, shares: Sequence[Share]) -> Policy:
     """Return the policy with the part of every limit that all of the shares allow.
 
@@ -117,8 +125,7 @@ def divide(policy: Policy, shares: Sequence[Share]) -> Policy:
     if tuple(shares) == (WHOLE,):
         return policy
 
-    def part(limit: int) -> int:
-        return min(share.of(limit) for share in shares)
+    part = partial(part_of, shares)
 
     def optional(limit: int | None) -> int | None:
         return None if limit is None else part(limit)

@@ -113,7 +113,7 @@ def test_shares_add_up_while_replicas_come_and_go(data: st.DataObject):
         ("sharing: {replicas: 0}", "sharing.replicas should be 1 or more, not 0"),
         ("sharing: {replicas: 2, index: 2}", "sharing.index should be 0 to 1, not 2"),
         ("sharing: {replicas_dns: gw, index: 0}", "sharing.index is only for replicas; replicas_dns itself"),
-        ("sharing: {replicas: 2, name: a}", "sharing.name is only for replicas_file"),
+        ("sharing: {replicas: 2, name: a}", "sharing.name is only for replicas_file and store"),
         ("sharing: {replica: 2}", "sharing.replica"),
     ],
 )
