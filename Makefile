@@ -151,7 +151,7 @@ bench-judge: $(VENV)/dev.done
 bench-faults: $(VENV)/dev.done
 	@$(RUN) lab install mtail
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_faults.py
-	PYTHONPATH=$(CURDIR) VLLM_WATCH_HISTORIES=$(if $(findstring --quick,$(ARGS)),200,10000) $(VENV)/bin/python -m pytest -q tests/exporters/test_sidecar_histories.py
+	PYTHONPATH=$(CURDIR) VLLM_WATCH_HISTORIES=$(if $(findstring --quick,$(ARGS)),200,10000) $(VENV)/bin/python -m pytest -q tests/exporters/test_sidecar_histories.py tests/stack/gateway/test_gateway_lease.py
 
 bench-sidecar: $(VENV)/dev.done
 	@$(RUN) lab install mtail

@@ -233,6 +233,22 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             muted_by=("VLLMGatewayDown",),
         ),
         Alert(
+            "VLLMGatewayNotSharing",
+            Severity.WARNING,
+            f"{promql.current(gateway.LEASE_LOST, TARGET_POD)} > 0"
+            f" or {promql.current(gateway.LEASE_POLICIES, TARGET_POD)} > 1",
+            hold="1m",
+            summary="Gateway not sharing limits: {{ $labels.instance }}",
+            description=(
+                "The gateway {{ $labels.instance }} has had no lease from its Valkey or Redis for 1 min and admits"
+                " within a fixed share of every limit, so slots may stay unused. Or gateways have different policies."
+                " Read the line `no lease from` or `policies differ` in its log."
+            ),
+            panel=PanelRef("gateway", "leases"),
+            muted_by=("VLLMGatewayDown",),
+            owner="platform",
+        ),
+        Alert(
             "VLLMCostOverBudget",
             Severity.WARNING,
             f"({attributed_cost} or {spent} unless {on(_ALL)} {attributed_cost}) / {on(_ALL)} group_left () (({tokens})"

@@ -531,6 +531,21 @@
      }
     },
     {
+     "alert": "VLLMGatewayNotSharing",
+     "expr": "  max by (cluster, namespace, job, instance, pod) (vllm_watch_gateway_lease_lost) > 0\nor\n  max by (cluster, namespace, job, instance, pod) (vllm_watch_gateway_lease_policies) > 1",
+     "for": "1m",
+     "labels": {
+      "severity": "warning",
+      "owner": "platform"
+     },
+     "annotations": {
+      "summary": "Gateway not sharing limits: {{ $labels.instance }}",
+      "description": "The gateway {{ $labels.instance }} has had no lease from its Valkey or Redis for 1 min and admits within a fixed share of every limit, so slots may stay unused. Or gateways have different policies. Read the line `no lease from` or `policies differ` in its log.",
+      "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMGatewayNotSharing?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
+      "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-gateway?viewPanel=782006"
+     }
+    },
+    {
      "alert": "VLLMCostOverBudget",
      "expr": "      (\n          sum by (cluster, currency) (rate(vllm_watch_cost_total{basis=\"allocation\"}[1h]))\n        or\n            sum by (cluster, currency) (vllm_watch_gpu_cost_per_hour) / 3600\n          unless on (cluster)\n            sum by (cluster, currency) (rate(vllm_watch_cost_total{basis=\"allocation\"}[1h]))\n      )\n    / on (cluster) group_left ()\n      (\n          (\n              sum by (cluster) (rate(vllm:prompt_tokens_total[1h]))\n            +\n              sum by (cluster) (rate(vllm:generation_tokens_total[1h]))\n          )\n        >\n          0\n      )\n  *\n    1000\n> on (cluster, currency)\n  min by (cluster, currency) (vllm_watch_cost_budget_per_1k_tokens)",
      "for": "1h",

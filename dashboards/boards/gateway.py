@@ -277,6 +277,21 @@ _ITSELF = (
         " check name the place. It would not start with that file.",
         (queries.growth(gateway.RELOADS, RATE, ("result",)),),
     ),
+    Panel(
+        "leases",
+        "Limits leased by the store",
+        "Where several gateways share limits through a Valkey or Redis: gateways without a lease and with one, and how"
+        " many different policies they have.",
+        "None without a lease, and one policy.",
+        "Without a lease: such a gateway admits within its fixed share; its log names the cause. Two policies: reload"
+        " teams.yaml on every gateway.",
+        (
+            queries.now(gateway.LEASE_LOST, (), "without a lease"),
+            queries.now(gateway.LEASE_REPLICAS, (), "with a lease"),
+            queries.now(gateway.LEASE_POLICIES, (), "policies"),
+        ),
+        optional="Only with sharing.store in gateway.yaml.",
+    ),
 )
 
 BOARD = Dashboard(

@@ -133,6 +133,35 @@ RELOADS = Metric(
     "Reloads of teams.yaml by result: ok, or failed (the previous configuration stays active).",
     labels=("result",),
 )
+LEASE_LOST = Metric(
+    "vllm_watch_gateway_lease_lost",
+    Kind.GAUGE,
+    Unit.FLAG,
+    "1 while the store of the gateways leases nothing to this one and its fixed share holds; 0 while it leases slots,"
+    " tokens and limits of teams.",
+    labels=(),
+    across=Across.MAX,
+    notes=("Only with sharing.store in gateway.yaml.",),
+)
+LEASE_REPLICAS = Metric(
+    "vllm_watch_gateway_lease_replicas",
+    Kind.GAUGE,
+    Unit.COUNT,
+    "Gateways with a lease, this one included, by the latest answer of the store.",
+    labels=(),
+    across=Across.MAX,
+    notes=("Only with sharing.store in gateway.yaml.",),
+)
+LEASE_POLICIES = Metric(
+    "vllm_watch_gateway_lease_policies",
+    Kind.GAUGE,
+    Unit.COUNT,
+    "Different policies (teams, bands, capacity) among the gateways with a lease; more than 1 means that one has not"
+    " read the latest teams.yaml.",
+    labels=(),
+    across=Across.MAX,
+    notes=("Only with sharing.store in gateway.yaml.",),
+)
 LISTENER_REJECTED = Metric(
     "vllm_watch_gateway_turned_away_total",
     Kind.COUNTER,
@@ -164,5 +193,6 @@ TASKS = Metric(
 GATEWAY = (
     REQUESTS, INFLIGHT, REJECTED, RUNNING, WAITING, WAIT_ESTIMATE, SLOTS, SLOTS_LIMIT, TOKENS, UPSTREAM_UP,
     UPSTREAM_INFLIGHT, ATTEMPTS,
-    RELOADS, LOG_ERRORS, LOG_LOST, LOG_LOST_BEFORE, LOG_WAITING, LISTENER_REJECTED, LOOP_LAG, TASKS,
+    RELOADS, LEASE_LOST, LEASE_REPLICAS, LEASE_POLICIES, LOG_ERRORS, LOG_LOST, LOG_LOST_BEFORE, LOG_WAITING,
+    LISTENER_REJECTED, LOOP_LAG, TASKS,
 )  # fmt: skip

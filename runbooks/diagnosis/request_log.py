@@ -194,6 +194,26 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "Mitigation 1",
         ),
     ),
+    "VLLMGatewayNotSharing": (
+        DiagnosisRow(
+            "no gateway has a lease",
+            f"min({at(gateway.LEASE_LOST)}) == 1",
+            "the store is down, full, read-only, or its password changed",
+            "Mitigation 1",
+        ),
+        DiagnosisRow(
+            "this gateway has no lease, and another has one",
+            f"{at(gateway.LEASE_LOST, INSTANCE)} == 1 and on () min({at(gateway.LEASE_LOST)}) == 0",
+            "this gateway cannot reach the store, or another one has its name",
+            "Mitigation 2",
+        ),
+        DiagnosisRow(
+            "gateways have different policies",
+            f"{at(gateway.LEASE_POLICIES, INSTANCE)} > 1 and on () min({at(gateway.LEASE_LOST)}) == 0",
+            "a gateway has not read the latest teams.yaml",
+            "Mitigation 3",
+        ),
+    ),
     "VLLMRequestLogUnwritable": (
         DiagnosisRow(
             "records are lost",

@@ -153,6 +153,9 @@ WHY_NOT = {
     "VLLMScrapeNearLimit": (
         "no page of the lab's comes near its sample_limit; one that does is in tests/stack/deploy/test_fleet.py"
     ),
+    "VLLMGatewayNotSharing": (
+        "the lab has one gateway and no store; tests/stack/gateway/test_gateway_leases_live.py stops one"
+    ),
     "VLLMLatencyWorseThanLastWeek": "it compares with a week ago, and the lab has no such past",
     "VLLMRequestsDeferred": (
         "it needs adapters or a transfer of KV cache between engines, which the lab's tiny model does not have"

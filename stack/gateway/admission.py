@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from stack.gateway.hold_time import HoldTime
-from stack.gateway.policy import Band, Policy, Team
+from stack.gateway.lease import Ceilings
+from stack.gateway.policy import Band, Capacity, Policy, Team
 from stack.gateway.queue_share import Bound, Claim
 
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1, 2  # what a token costs; source: the paper's own implementation
@@ -90,7 +91,9 @@ class _Team:
     band: _Band
     served: float = 0.0
     restarts: int = 0  # how often that counter has started anew
+    charged: int = 0  # tokens since the start, without what peers served and without weight
     running: int = 0
+    leased: int | None = None  # of max_running, while a store leases it
     waiting_tokens: int = 0
     hold: HoldTime = field(default_factory=HoldTime)
     # leaves from the middle cost no more than from the front
@@ -101,8 +104,13 @@ class _Team:
         return self.running + len(self.queue)
 
     @property
+    def most(self) -> int | None:
+        """Requests that may run at once; None without a limit."""
+        return self.team.max_running if self.leased is None else self.leased
+
+    @property
     def may_run(self) -> bool:
-        return self.team.max_running is None or self.running < self.team.max_running
+        return (most := self.most) is None or self.running < most
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +136,10 @@ class Admission:
         self._now = 0.0  # of the latest call
         self.running = self.waiting = self.tokens = self.waiting_tokens = 0
         self._capacity = policy.capacity
-        self.slots = policy.capacity.slots
+        self.slots = self.fitted = policy.capacity.slots
+        self._ceilings: Ceilings | None = None
+        self.whole_tokens: int | None = None  # the token budget of all replicas
+        self.wanting: Callable[[], None] = lambda: None  # called when a team begins to wait
         self._bands: list[_Band] = []
         self._ranks: list[int] = []
         # rank -> seconds after which a request of a better rank has gone or given up
@@ -167,6 +178,8 @@ class Admission:
             self._displace(each)
         self._join(ticket)
         self._hand_on(now)
+        if ticket.state is TicketState.WAITING and len(it.queue) == 1:
+            self.wanting()
         return ticket
 
     def leave(self, ticket: Ticket, now: float, prompt: int | None = None, output: int | None = None) -> None:
@@ -190,21 +203,45 @@ class Admission:
                 more_prompt = 0 if prompt is None else prompt - ticket.prompt
                 more_output = 0 if output is None else output - ticket.output
                 team.served += _cost(more_prompt, more_output) / team.team.weight
+                team.charged += _cost(more_prompt, more_output)
             if prompt != 0 or output != 0:  # who got nothing says nothing about how long a slot is held
                 hold.learn(now - ticket.began, self._hold, now)
         if state is not TicketState.GONE:
             self._hand_on(now)
 
     def resize(self, slots: int, now: float) -> None:
-        """Set how many requests may be at the engines at once. Running requests stay."""
-        self.slots, self._now = slots, now
+        """Set how many requests may be at the engines at once, without a lease. Running requests stay."""
+        self.fitted, self._now = slots, now
         self._set_ceilings()
         self._hand_on(now)
+
+    def lease(self, ceilings: Ceilings | None, now: float) -> None:
+        """Obey the ceilings of a lease, or those of the policy again. Running requests stay."""
+        self._ceilings, self._now = ceilings, now
+        for name, team in self._teams.items():
+            limited = team.team.max_running is not None
+            team.leased = ceilings.teams.get(name, 0) if limited and ceilings is not None else None
+        self._set_ceilings()
+        self._hand_on(now)
+
+    def active(self, sent: Mapping[str, int]) -> list[_Team]:
+        """Return the teams with requests, or with charges that the store does not have."""
+        return [team for team in self._teams.values() if team.in_flight or team.charged != sent.get(team.name, 0)]
+
+    def next_tokens(self) -> int:
+        """Return the tokens of the request that is next; 0 without one."""
+        return next(iter(team.queue)).tokens if (team := self._next()) else 0
+
+    def serve_elsewhere(self, charged: Mapping[str, int]) -> None:
+        """Count what other replicas have charged to teams, as if it had been served here."""
+        for name, tokens in charged.items():
+            if (team := self._teams.get(name)) is not None:
+                team.served += tokens / team.team.weight
 
     def adopt(self, policy: Policy, now: float) -> None:
         """Exchange the policy. A team that it no longer has keeps its old terms until its last request is gone."""
         if policy.capacity != self._capacity:  # else they stay as the engines' figures have made them
-            self._capacity, self.slots = policy.capacity, policy.capacity.slots
+            self._capacity, self.fitted = policy.capacity, policy.capacity.slots
         terms = {name: (it.team, it.band.band) for name, it in self._teams.items()}
         levels = {(band.name, band.band): band.level for band in self._bands}
         bands = {name: _Band(name, band, level=levels.get((name, band), 0.0)) for name, band in policy.bands.items()}
@@ -266,13 +303,13 @@ class Admission:
                 work_s += first * other.hold.expected_s
         free = min(self.slots - self.running, ceiling - it.band.running)
         shared = _until(ahead, min(self.slots, ceiling), free, work_s / ahead)
-        most = it.team.max_running
+        most = it.most
         return shared if most is None else max(shared, _until(own, most, most - running, hold_s))
 
     @property
-    def slots_limit(self) -> int:
-        """The slots when every engine has room."""
-        return self._capacity.slots
+    def capacity(self) -> Capacity:
+        """The capacity of the policy in force. Its slots hold when every engine has room."""
+        return self._capacity
 
     def at_limit(self, team: str) -> bool:
         """Return whether a team has max_in_flight requests, so that another one would be refused whatever it asks
@@ -328,7 +365,9 @@ class Admission:
         return Refusal(reason, min(LATEST_S, max(SOONEST_S, wait_s)))
 
     def _set_ceilings(self) -> None:
-        """Set how many of the present slots each band may hold: at least one, and never less than its floor."""
+        """Set the present slots, and how many of them each band may hold: at least one, and never less than its
+        floor."""
+        self.slots = self.fitted if self._ceilings is None else self._ceilings.slots
         for band in self._bands:
             band.most = max(1, band.band.floor, math.floor(band.band.ceiling * self.slots))
 
@@ -364,12 +403,15 @@ class Admission:
 
     def _fits(self, tokens: int) -> bool:
         """Return whether the token budget has room; a request too large for it goes alone, or it would never go."""
+        if self._ceilings is not None and self._capacity.tokens is not None and self._ceilings.tokens is not None:
+            return self.tokens + min(tokens, self.whole_tokens or tokens) <= self._ceilings.tokens
         return self._capacity.tokens is None or not self.running or self.tokens + tokens <= self._capacity.tokens
 
     def _goes_at_once(self, ticket: Ticket) -> bool:
         """Nobody is before it and there is room: then the bounds of the queue are no matter."""
         team = ticket.team
         room = self.running < self.slots and team.may_run and team.band.running < team.band.most
+        room = room and (self._ceilings is None or self._now < self._ceilings.until)
         return room and not team.queue and self._fits(ticket.tokens) and self._next() is None
 
     def _join(self, ticket: Ticket) -> None:
@@ -394,6 +436,8 @@ class Admission:
 
     def _hand_on(self, now: float) -> None:
         """Give slots to the next requests, while there are any."""
+        if self._ceilings is not None and now >= self._ceilings.until:
+            return
         while self.running < self.slots and (team := self._next()) is not None:
             ticket = next(iter(team.queue))
             if not self._fits(ticket.tokens):
@@ -402,6 +446,7 @@ class Admission:
             self._no_longer_waits(ticket)
             ticket.state, ticket.began, ticket.restarts = TicketState.RUNNING, now, team.restarts
             team.served += _cost(ticket.prompt, ticket.output) / team.team.weight
+            team.charged += _cost(ticket.prompt, ticket.output)
             team.running, team.band.running = team.running + 1, team.band.running + 1
             team.hold.began += now
             self.running, self.tokens = self.running + 1, self.tokens + ticket.tokens
@@ -421,7 +466,7 @@ class Admission:
         """Return the team of a rank with the least service, of those that may run a request."""
         least: _Team | None = None
         for team in self._queues[rank].values():
-            band, most = team.band, team.team.max_running
+            band, most = team.band, team.most
             has_room = band.running < (band.band.floor if below_floor else band.most) and (
                 most is None or team.running < most
             )
@@ -451,5 +496,5 @@ def _until(turn: float, slots: int, free: int, hold_s: float) -> float:
     return turn * hold_s / max(1, slots) if turn > 0 else 0.0
 
 
-def _cost(prompt: int, output: int) -> float:
+def _cost(prompt: int, output: int) -> int:
     return PROMPT_WEIGHT * prompt + OUTPUT_WEIGHT * output

@@ -17,7 +17,9 @@ from stack.config import BadConfig, read
 from stack.gateway.admission import LATEST_S
 from stack.gateway.config import GatewayConfig, no_engine, rooted, upstream_key
 from stack.gateway.policy import BANDS, Band, Capacity, Policy, ServedModel, Upstream
+from stack.gateway.replicas import read_names
 from stack.gateway.routing import Names, address_of
+from stack.gateway.sharing import Share, divide, limits, share_mistakes, share_warnings
 from stack.gateway.teams import anonymous_mistake, hidden, mistakes, ranges, read_policy
 
 _ONLY_GATEWAY = set(GatewayConfig.__struct_fields__) - set(Policy.__struct_fields__)
@@ -46,6 +48,10 @@ def check(path: Path) -> dict[str, Any]:
             wrong.append(source.locate(no_engine(gateway.teams)))
         if gateway and gateway.anonymous_team is not None and gateway.anonymous_team not in policy.teams:
             wrong.append(source.locate(anonymous_mistake(gateway.anonymous_team, gateway.teams)))
+        replicas = _replicas(gateway)
+        if replicas is not None:
+            wrong += map(its_source.locate, share_mistakes(policy, replicas))
+            odd += map(its_source.locate, share_warnings(policy, replicas))
     except BadConfig as error:
         wrong.append(str(error))
     if wrong:
@@ -87,7 +93,34 @@ def explain(policy: Policy, gateway: GatewayConfig | None = None) -> dict[str, A
             {"upstream": name, **msgspec.structs.asdict(upstream)} for name, upstream in policy.upstreams.items()
         ],
         "shares": list(shares(policy)),
+        "replicas": _replicas(gateway),
+        "replica_shares": list(_replica_shares(policy, gateway)),
     }
+
+
+def _replicas(gateway: GatewayConfig | None) -> int | None:
+    """Return how many replicas divide the limits; None for one alone, and for those that only DNS knows. Raises
+    BadConfig for a file that cannot be read."""
+    if gateway is None or gateway.sharing is None:
+        return None
+    sharing = gateway.sharing
+    if sharing.replicas_file is None:
+        return sharing.replicas
+    names = read_names(Path(sharing.replicas_file))
+    if not names:
+        raise BadConfig(f"sharing.replicas_file: {sharing.replicas_file} names no replica; write one name a line")
+    return len(set(names))
+
+
+def _replica_shares(policy: Policy, gateway: GatewayConfig | None) -> Iterator[dict[str, Any]]:
+    """Yield each limit with the share of each replica, the first of them first."""
+    replicas = _replicas(gateway)
+    if gateway is None or gateway.sharing is None or replicas is None:
+        return
+    indexed = gateway.sharing.index is not None or gateway.sharing.replicas_file is not None
+    each = [divide(policy, (Share(replicas, index if indexed else None),)) for index in range(replicas)]
+    for place, limit in limits(policy):
+        yield {"limit": place, "of_all": limit, "of_each": [dict(limits(one)).get(place, 0) for one in each]}
 
 
 def _band(name: str, band: Band, capacity: Capacity, gateway: GatewayConfig | None) -> dict[str, Any]:
@@ -329,6 +362,12 @@ def sheets(findings: dict[str, Any]) -> Iterator[PolicyTable]:
             for u in findings["upstreams"]
         ],
     )
+    if findings["replica_shares"]:
+        yield PolicyTable(
+            f"limits, divided among {findings['replicas']} replicas",
+            ("limit", "all", "each"),
+            [(row["limit"], str(row["of_all"]), _each(row["of_each"])) for row in findings["replica_shares"]],
+        )
     if findings["shares"]:
         yield PolicyTable(
             "shares of requests, without fallbacks",
@@ -370,6 +409,12 @@ def _columns(sheet: PolicyTable) -> str:
         for row in (sheet.head, *sheet.rows)
     ]
     return "\n".join([sheet.title, *(f"  {line}" for line in lines)])
+
+
+def _each(shares: list[int]) -> str:
+    """Return equal shares with their number, as `3 x 86, 85`."""
+    times = Counter(shares)
+    return ", ".join(f"{number} x {share}" if number > 1 else str(share) for share, number in times.items())
 
 
 def _prompts(low: int | None, high: int | None) -> str:

@@ -16,6 +16,7 @@ from stack.gateway.body_budget import PARTS
 from stack.gateway.cors import Cors
 from stack.gateway.request_routes import RECORDED
 from stack.gateway.routes import plain
+from stack.gateway.sharing import Sharing
 
 
 class GatewayLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -65,7 +66,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     is one team.
     also_pass: further routes under /v1 that take POST and leave no record, such as /v1/load_lora_adapter; open to every
     team.
-    cors: web pages of other origins that may use the gateway from a browser; without it none may."""
+    cors: web pages of other origins that may use the gateway from a browser; without it none may.
+    sharing: replicas that serve the same teams.yaml; null for one gateway alone."""
 
     upstream: str | None = None
     listen: str = "127.0.0.1:8000"
@@ -81,6 +83,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     engine_pages: bool = True
     also_pass: list[str] = []
     cors: Cors | None = None
+    sharing: Sharing | None = None
     limits: GatewayLimits = GatewayLimits()
     timeouts: Timeouts = Timeouts()
 
@@ -149,8 +152,16 @@ def no_engine(teams: str) -> str:
 def rooted(config: GatewayConfig, folder: Path) -> GatewayConfig:
     """Return the configuration with every path absolute, relative to `folder`."""
     named = {name: getattr(config, name) for name in _PATHS}
+    sharing = config.sharing
+    if sharing is not None and sharing.replicas_file is not None:
+        sharing = msgspec.structs.replace(sharing, replicas_file=str(folder / sharing.replicas_file))
+    if sharing is not None and sharing.store is not None:
+        store = sharing.store
+        paths = {name: getattr(store, name) for name in ("password_file", "ca_file")}
+        store = msgspec.structs.replace(store, **{name: str(folder / path) for name, path in paths.items() if path})
+        sharing = msgspec.structs.replace(sharing, store=store)
     return msgspec.structs.replace(
-        config, **{name: str(folder / path) for name, path in named.items() if path is not None}
+        config, sharing=sharing, **{name: str(folder / path) for name, path in named.items() if path is not None}
     )
 
 

@@ -101,6 +101,18 @@ class GatewayMetrics:
             with contextlib.suppress(KeyError):
                 self._upstream_up.remove(name, address)
 
+    def leases(self) -> None:
+        """Show from now on whether a store leases the limits."""
+        self._lease_lost = self._made(Gauge, names.LEASE_LOST)
+        self._lease_replicas = self._made(Gauge, names.LEASE_REPLICAS)
+        self._lease_policies = self._made(Gauge, names.LEASE_POLICIES)
+
+    def leased(self, leased: bool, replicas: int, policies: int) -> None:
+        """Show how the limits are shared: by the store, and with whom."""
+        self._lease_lost.set(not leased)
+        self._lease_replicas.set(replicas)
+        self._lease_policies.set(policies)
+
     def log_failed(self) -> None:
         self._log_errors.inc()
 
@@ -210,7 +222,7 @@ class _Standing(Collector):
         yield from (running, waiting, wait_s)
         for metric, value in (
             (names.SLOTS, admission.slots),
-            (names.SLOTS_LIMIT, admission.slots_limit),
+            (names.SLOTS_LIMIT, admission.capacity.slots),
             (names.TOKENS, admission.tokens),
         ):
             family = _gauge(metric)

@@ -15,6 +15,7 @@ from stack.gateway.config import GatewayConfig, no_engine, read_key, upstream_ke
 from stack.gateway.isolation import SECRET_FILE, Isolation, isolation_of
 from stack.gateway.policy import Band, Policy, Team, Upstream
 from stack.gateway.routing import Names, Router, address_of
+from stack.gateway.sharing import share_mistakes
 from stack.gateway.teams import Teams, load_policy, teams_of
 
 
@@ -64,7 +65,11 @@ class RuntimePolicy:
 def load_terms(config: GatewayConfig) -> RuntimePolicy:
     """The terms of a gateway, from its teams file and, where that names no upstreams, its own. Raises BadConfig."""
     path = Path(config.teams)
-    return terms_of(config, load_policy(path), path)
+    policy = load_policy(path)
+    if config.sharing is not None and config.sharing.replicas is not None:
+        for sentence in share_mistakes(policy, config.sharing.replicas):
+            raise BadConfig(f"{path}: {sentence}")
+    return terms_of(config, policy, path)
 
 
 def terms_of(config: GatewayConfig, policy: Policy, path: Path) -> RuntimePolicy:

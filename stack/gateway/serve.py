@@ -7,6 +7,7 @@ import contextlib
 import logging
 import signal
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +20,15 @@ from exporters.net.listener import Listening, clients_at_most, listen
 from stack.config import BadConfig, load
 from stack.gateway.config import GatewayConfig, Timeouts, protection, rooted, upstream_tls
 from stack.gateway.health import HealthMonitor
+from stack.gateway.lease_renewal import LeaseRenewal, lease_renewal
 from stack.gateway.load_signals import Slots
 from stack.gateway.log import RequestLog
 from stack.gateway.metrics import GatewayMetrics
 from stack.gateway.proxy import Proxy
+from stack.gateway.replicas import ReplicaList
 from stack.gateway.runtime_policy import load_terms
 from stack.gateway.services import Services, make_services
+from stack.gateway.sharing import Share, part_of, share_mistakes
 from stack.gateway.teams import changes
 from stack.gateway.upstream_client import KEEPALIVE_S, UpstreamClient
 
@@ -68,6 +72,9 @@ async def serve(
     cannot start."""
     terms = load_terms(config)
     tls = upstream_tls(config)
+    replicas = ReplicaList(config.sharing, time.monotonic)
+    if not await replicas.until_listed(stop):
+        return
     metrics = GatewayMetrics()
     log = RequestLog(Path(config.requests_log), metrics, config.limits.log_bytes)
     log.open()
@@ -80,7 +87,9 @@ async def serve(
                     metrics.upstream(name, address, up)
 
             watch = HealthMonitor(session, tell, lambda: proxy.running > 0)
-            shared = make_services(terms, metrics, client, watch, config.limits, config.timeouts, config.cors)
+            shared = make_services(
+                terms, replicas.shares, metrics, client, watch, config.limits, config.timeouts, config.cors
+            )
             proxy = Proxy(shared, log, engine_pages=config.engine_pages, also_pass=config.also_pass)
             metrics.watches(shared.admission)
             metrics_url = await stack.enter_async_context(_figures(config, metrics))
@@ -93,7 +102,10 @@ async def serve(
             )
             url = listening.url
             watch.follow(terms.upstreams, terms.headers)
-            watchers = [asyncio.create_task(metrics.watch_loop()), asyncio.create_task(_fit_slots(shared))]
+            leases = lease_renewal(config.sharing, shared)
+            following = replicas.follow(lambda shares: _share(shared, shares))
+            loops = [metrics.watch_loop(), _fit_slots(shared, leases), following, *([leases.run()] if leases else ())]
+            watchers = [asyncio.create_task(each) for each in loops]
             places = ", ".join(upstream.url for upstream in terms.upstreams.values())
             _log.info(
                 "gateway on %s in front of %s; metrics on %s; %d teams",
@@ -110,6 +122,8 @@ async def serve(
                 for watcher in watchers:
                     watcher.cancel()
                 await watch.stop()
+                if leases is not None:
+                    await leases.leave()
     finally:
         await log.stop()
 
@@ -132,16 +146,30 @@ def _reload(config: GatewayConfig, shared: Services) -> None:
     _log.info("teams.yaml was read again: %s", "; ".join(changed) or "nothing in it is different")
 
 
-async def _fit_slots(shared: Services) -> None:
-    """Fewer slots while an engine has too much, more when it is calm again; until cancelled."""
-    slots = Slots.full(shared.life.terms.policy.capacity)
+def _share(shared: Services, shares: tuple[Share, ...]) -> None:
+    """Divide the limits anew after a change of the list of replicas."""
+    for sentence in share_mistakes(shared.life.terms.policy, max(share.replicas for share in shares)):
+        _log.warning("%s", sentence)
+    shared.share(shares)
+
+
+async def _fit_slots(shared: Services, leases: LeaseRenewal | None) -> None:
+    """Fewer slots while an engine has too much, more when it is calm again; until cancelled.
+
+    Where a store leases them, these are the slots of all gateways, by the requests of all."""
+    slots = Slots.full(shared.admission.capacity)
     while True:
         await asyncio.sleep(LOOK_EVERY_S)
-        if slots.capacity != shared.life.terms.policy.capacity:
-            slots = Slots.full(shared.life.terms.policy.capacity)
-        slots = slots.after(shared.watch.samples(), shared.admission.running, shared.now())
-        if slots.slots != shared.admission.slots:
-            shared.admission.resize(slots.slots, shared.now())
+        capacity = shared.life.terms.policy.capacity if leases else shared.admission.capacity
+        if slots.capacity != capacity:
+            slots = Slots.full(capacity)
+        running = shared.admission.running + (leases.busy if leases else 0)
+        slots = slots.after(shared.watch.samples(), running, shared.now())
+        fitted = slots.slots
+        if leases is not None:
+            leases.slots, fitted = fitted, part_of(shared.life.shares, fitted)
+        if fitted != shared.admission.fitted:
+            shared.admission.resize(fitted, shared.now())
 
 
 async def _drain(

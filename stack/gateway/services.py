@@ -19,6 +19,7 @@ from stack.gateway.health import HealthMonitor
 from stack.gateway.large_bodies import LargeBodies
 from stack.gateway.metrics import GatewayMetrics
 from stack.gateway.runtime_policy import RuntimePolicy
+from stack.gateway.sharing import WHOLE, Share, divide
 from stack.gateway.upstream_client import UpstreamClient
 
 JITTER = 0.8, 1.2  # of Retry-After, so that they do not come back all at once
@@ -26,10 +27,11 @@ JITTER = 0.8, 1.2  # of Retry-After, so that they do not come back all at once
 
 @dataclass(slots=True)
 class Lifecycle:
-    """State that changes while the gateway runs. draining: new requests are refused; cutting: running ones are
-    cancelled."""
+    """State that changes while the gateway runs. shares: of the limits, where replicas divide them. draining: new
+    requests are refused; cutting: running ones are cancelled."""
 
     terms: RuntimePolicy
+    shares: tuple[Share, ...] = (WHOLE,)
     draining: bool = False
     cutting: bool = False
 
@@ -67,7 +69,12 @@ class Services:
     def adopt(self, terms: RuntimePolicy) -> None:
         """Apply a new policy to requests from now on. Waiting requests keep their place under it."""
         self.life.terms = terms
-        self.admission.adopt(terms.policy, self.now())
+        self.admission.adopt(divide(terms.policy, self.life.shares), self.now())
+
+    def share(self, shares: tuple[Share, ...]) -> None:
+        """Divide the limits anew. Running requests stay."""
+        self.life.shares = shares
+        self.adopt(self.life.terms)
 
     def mark(self, request: web.BaseRequest, answer: web.StreamResponse) -> None:
         """Add CORS headers where the configuration allows the origin. Call before the headers are sent."""
@@ -87,6 +94,7 @@ class Healthy:
 
 def make_services(
     terms: RuntimePolicy,
+    shares: tuple[Share, ...],
     metrics: GatewayMetrics,
     client: UpstreamClient,
     watch: HealthMonitor,
@@ -96,8 +104,8 @@ def make_services(
 ) -> Services:
     """Return the services with the real clocks and randomness."""
     return Services(
-        Lifecycle(terms), Admission(terms.policy), client, Estimator(), BodyBudget(limits.all_bodies_bytes),
-        LargeBodies(), watch, metrics, limits,
+        Lifecycle(terms, shares), Admission(divide(terms.policy, shares)), client, Estimator(),
+        BodyBudget(limits.all_bodies_bytes), LargeBodies(), watch, metrics, limits,
         timeouts, cors, now=time.monotonic, unix_s=time.time,
         new_hex=_hex_of(random.Random(secrets.token_bytes(32))),  # noqa: S311  # ids are no secrets
         jitter=lambda: random.uniform(*JITTER),  # noqa: S311  # no secret

@@ -118,6 +118,11 @@ _UNWRITABLE = (
     " are lost when there are too many. Or it ended within the last hour without writing the records of"
     " accepted requests. Check free space, inodes and permissions on the disk of the request log."
 )
+_NOT_SHARING = (
+    "The gateway 10.0.0.5:8010 has had no lease from its Valkey or Redis for 1 min and admits within a fixed share of"
+    " every limit, so slots may stay unused. Or gateways have different policies. Read the line `no lease from` or"
+    " `policies differ` in its log."
+)
 _STATE = "/var/lib/vllm-watch/state/sidecar.state"
 _H100 = "NVIDIA H100 80GB HBM3"
 
@@ -1130,6 +1135,28 @@ _TRAFFIC = (
             gateway("log_lost_before_requests", state="waiting"): "0x43",
             gateway("log_lost_before_requests", state="in_flight"): "0x43",
         },
+        gone_within="5m",
+    ),
+    Case(
+        "VLLMGatewayNotSharing",
+        shows="while the store is lost",
+        series={gateway("lease_lost"): "0x3 1x40", gateway("lease_policies"): "1x43"},
+        silent_at="4m",
+        fires_at="5m",
+        labels=GATEWAY,
+        description=_NOT_SHARING,
+        below={gateway("lease_lost"): "0x43", gateway("lease_policies"): "1x43"},
+        gone_within="5m",
+    ),
+    Case(
+        "VLLMGatewayNotSharing",
+        shows="while policies differ",
+        series={gateway("lease_lost"): "0x43", gateway("lease_policies"): "1x3 2x40"},
+        silent_at="4m",
+        fires_at="5m",
+        labels=GATEWAY,
+        description=_NOT_SHARING,
+        below={gateway("lease_lost"): "0x43", gateway("lease_policies"): "1x43"},
         gone_within="5m",
     ),
     # 20 EUR an hour are 0.005556 EUR a second: at 2500 tokens a second 0.002222 EUR for a thousand of them, at 2800

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-from stack.lab.install import alertmanager, debian, engine, go_program, keda_schema, npm, operator_schema
+from stack.lab.install import alertmanager, debian, engine, go_program, keda_schema, npm, operator_schema, own_libraries
 from stack.lab.install.cache import (
     GIB,
     InstalledPart,
@@ -51,6 +51,7 @@ class Program:
     system_packages: tuple[str, ...] = ()  # installed by the system's apt, as root
     prepare: Callable[[Path], Path] | None = None  # makes an unpacked folder run; the program to start
     silent: bool = False  # Debian built it without its release: the package's counts when it starts
+    libraries: tuple[str, ...] = ()  # packages that it runs with, where this system's own are too old
 
 
 PROGRAMS = {
@@ -117,6 +118,13 @@ PROGRAMS = {
         "usr/bin/victoria-metrics",
         ("-version",),
         silent=True,
+    ),
+    # Leases of several gateways; forky's build wants a newer C library than Debian 12 has.
+    "valkey": Program(
+        ("valkey-server",), (8,), "valkey-server", "usr/bin/valkey-server", libraries=own_libraries.OF_VALKEY
+    ),
+    "redis": Program(
+        ("redis-server",), (6, 2), "redis-server", "usr/bin/redis-server", libraries=own_libraries.OF_REDIS
     ),
     # Static, for images made from nothing; the one on PATH may be linked to this system's libraries.
     "busybox": Program((), (), "busybox-static", "usr/bin/busybox", ("--help",)),
@@ -271,6 +279,12 @@ def _unpacked(work: InstallTask, program: Program) -> InstalledPart:
     for offer in archive.offered(work, program.package):
         folder = archive.unpacked(work, offer)
         path = program.prepare(folder) if program.prepare else folder / program.inside
+        if program.libraries:
+            beside = [
+                archive.unpacked(work, archive.offered(work, name, (offer.suite, *archive.suites))[0])
+                for name in program.libraries
+            ]
+            path = own_libraries.make_runnable(path, folder, beside)
         version = ask_version(path, program.asked) or (
             debian.upstream(offer.version) if program.silent and starts(path, program.asked) else ""
         )

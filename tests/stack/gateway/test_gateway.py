@@ -25,7 +25,9 @@ from exporters.requests.record import RequestRecord, parse_line
 from stack.config import BadConfig
 from stack.gateway import GatewayConfig, Started, make_key, serve
 from stack.gateway.config import GatewayLimits, Timeouts
+from stack.gateway.lease_client import LeaseStore
 from stack.gateway.reasons import REASONS, classify
+from stack.gateway.sharing import Sharing
 
 KEYS = {team: make_key(team) for team in ("demo", "batch")}
 CHAT = "/v1/chat/completions"
@@ -902,8 +904,10 @@ async def test_what_outlasts_the_drain_is_cut_and_on_record(tmp_path: Path):
         running.close()
 
 
-async def test_own_metrics_are_the_catalogues(tmp_path: Path):
-    async with gateway(tmp_path) as it:
+async def test_own_metrics_are_the_catalogues(tmp_path: Path, free_port: Callable[[], int]):
+    """With a store, though nobody listens there; without one there are no series of leases."""
+    store = LeaseStore(url=f"redis://127.0.0.1:{free_port()}")
+    async with gateway(tmp_path, sharing=Sharing(replicas=1, store=store)) as it:
         async with it.post() as answer:
             await answer.read()
         async with it.post(Authorization="Bearer wrong") as answer:

@@ -1,0 +1,180 @@
+"""Lease of one gateway replica: what it asks the store for, and the ceilings that its admission obeys. Pure.
+
+Rules. A ceiling is lowered before the request is sent, so that a returned slot is free when the store reads of it, and
+a lost message wastes slots but never doubles them. A lease ends `MARGIN_S` before the store forgets it, counted
+from before the request was sent. Only the answer to the latest request
+counts. A lapsed replica admits nothing and reports what still runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from stack.gateway.lease_store import Grant, LeaseReply, LeaseRequest, LimitClaim, TeamClaim
+
+TTL_S, MARGIN_S, PERIOD_S = 2.0, 0.5, 0.2
+AT_ONCE_S = 0.05  # the least time between two requests
+NO_GRANT = Grant(0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Use of one limit at this replica. demand: use, and what waits. limit: of all replicas. part: the share that holds
+    without a store. large: what the next request needs beyond use, where it does not fit the ceiling."""
+
+    use: int
+    demand: int
+    limit: int
+    part: int
+    large: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TeamUsage:
+    """Use of one team. charged: tokens since the start, in the units of admission. running: None without
+    max_running."""
+
+    name: str
+    rank: int
+    weight: float
+    charged: int
+    demand: int
+    running: Usage | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaUsage:
+    """Use at this replica. tokens: None without a token budget. teams: those with requests."""
+
+    slots: Usage
+    tokens: Usage | None
+    teams: tuple[TeamUsage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """Limits that hold until a time: nothing is admitted from then on."""
+
+    slots: int
+    tokens: int | None
+    teams: Mapping[str, int]
+    until: float
+
+
+@dataclass(slots=True)
+class LeaseHolder:
+    """State of the lease between two requests."""
+
+    name: str
+    incarnation: str
+    linger_s: float = 0.0
+    epoch: int = 0
+    until: float = -math.inf
+    live: int = 0
+    busy: int = 0
+    policies: int = 1
+    calm: bool = False
+    taken: bool = False
+    _sequence: int = 0
+    _sent: float = 0.0
+    _run: str = ""
+    _request: LeaseRequest | None = None
+    _slots: Grant = NO_GRANT
+    _tokens: Grant = NO_GRANT
+    _teams: dict[str, Grant] = field(default_factory=dict)
+    _charged: dict[str, int] = field(default_factory=dict)  # at the latest request
+    _since: dict[str, int] = field(default_factory=dict)  # charged when the epoch began
+    _total: dict[str, tuple[int, int]] = field(default_factory=dict)  # of all and of ours, at the latest answer
+
+    def request(
+        self, usage: ReplicaUsage, run: str, policy: str, now: float, *, static: bool = False, bye: bool = False
+    ) -> tuple[LeaseRequest, Ceilings]:
+        """Return the next request, and the ceilings that hold from now on. static: the shares without a store are in
+        force."""
+        valid = now < self.until and not bye
+
+        def claim(use: Usage, grant: Grant) -> LimitClaim:
+            keep = use.part if static else 0
+            if valid:
+                keep = min(grant.lease, grant.fair + grant.spare, use.demand + grant.spare)
+            return LimitClaim(use.use, max(use.use, keep), use.demand, use.limit, use.large)
+
+        if run != self._run:  # totals of another run say nothing
+            self._run = run
+            self._total.clear()
+        self._sequence += 1
+        self._sent = now
+        teams = [
+            TeamClaim(
+                team.name, team.rank, team.weight, team.charged - self._since.get(team.name, 0),
+                claim(team.running, self._teams.get(team.name, NO_GRANT)) if team.running
+                else LimitClaim(0, 0, team.demand, -1),
+            )
+            for team in usage.teams
+        ]  # fmt: skip
+        self._charged = {team.name: team.charged for team in usage.teams}
+        self._request = request = LeaseRequest(
+            name=self.name, incarnation=self.incarnation, sequence=self._sequence, epoch=self.epoch, run=run,
+            ttl_ms=round(TTL_S * 1000), linger_ms=round(self.linger_s * 1000), policy=policy,
+            slots=claim(usage.slots, self._slots), tokens=claim(usage.tokens, self._tokens) if usage.tokens else None,
+            teams=teams, bye=bye,
+        )  # fmt: skip
+        self._slots = _lowered(self._slots, request.slots)
+        if request.tokens is not None:
+            self._tokens = _lowered(self._tokens, request.tokens)
+        self._teams = {
+            team.name: _lowered(self._teams.get(team.name, NO_GRANT), team.running)
+            for team in teams
+            if team.running.limit >= 0
+        }
+        if bye:
+            self.until = -math.inf
+        return request, self.ceilings()
+
+    def receive(self, reply: LeaseReply, sequence: int) -> bool:
+        """Take over the answer to the request of that sequence. Return False where it changes nothing."""
+        request = self._request
+        if request is None or sequence != self._sequence or reply.state != "ok":
+            self.taken = reply.state == "taken"
+            return False
+        self.taken, self.live, self.busy = False, reply.live, reply.busy
+        self.policies, self.calm = reply.policies, reply.calm
+        if reply.epoch != self.epoch:
+            self.epoch, self._since = reply.epoch, self._charged
+        self._slots, self._tokens = reply.slots, reply.tokens
+        self._teams = {
+            team.name: grant for team, grant in zip(request.teams, reply.teams, strict=True) if team.running.limit >= 0
+        }
+        if not request.bye:
+            self.until = self._sent + TTL_S - MARGIN_S
+        return True
+
+    def peers(self, reply: LeaseReply) -> dict[str, int]:
+        """Return what the other replicas have charged to each team since the last answer; call once after
+        `receive`.
+
+        Only a team that was in the last request, too, counts: what others served while it had no request here is no
+        debt here."""
+        request, before = self._request, self._total
+        if request is None:
+            return {}
+        named = list(zip((team.name for team in request.teams), reply.total, strict=True))
+        self._total = {name: (total, self._charged[name]) for name, total in named}
+        new: dict[str, int] = {}
+        for name, total in named:
+            if name in before:
+                was, ours = before[name]
+                new[name] = max(0, total - was - (self._charged[name] - ours))
+        return new
+
+    def ceilings(self) -> Ceilings:
+        """Return the ceilings of the present lease."""
+        tokens = self._tokens.lease if self._request is not None and self._request.tokens is not None else None
+        return Ceilings(
+            self._slots.lease, tokens, {name: grant.lease for name, grant in self._teams.items()}, self.until
+        )
+
+
+def _lowered(grant: Grant, claim: LimitClaim) -> Grant:
+    return Grant(min(grant.lease, claim.keep), grant.fair, grant.spare)

@@ -1,0 +1,209 @@
+"""Leases in a real Valkey and a real redis-server: the script equals the pure transition, and what a store that fails
+is called."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stack.config import BadConfig, parse
+from stack.gateway.config import GatewayConfig
+from stack.gateway.lease_client import RIGHTS, SCRIPT, LeaseClient, LeaseStore, StoreLost
+from stack.gateway.lease_store import LeaseReply, LeaseRequest, LeaseTable, LimitClaim, TeamClaim, transition
+
+HISTORIES = int(os.environ.get("VLLM_WATCH_HISTORIES", "300"))
+KEY = b"vw:default:leases"
+
+
+@dataclass
+class RealStore:
+    """A server on loopback without a disk."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+
+@contextlib.contextmanager
+def real_store(program: Path, port: int, folder: Path, *options: str) -> Iterator[RealStore]:
+    words = [str(program), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder), *options]
+    with (folder / "store.log").open("ab") as log:
+        process = subprocess.Popen(words, stdout=log, stderr=log)
+    try:
+        yield RealStore(port, process)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(params=["valkey", "redis"])
+def program(request: pytest.FixtureRequest, part: Callable) -> Path:
+    return part(request.param).path
+
+
+@contextlib.asynccontextmanager
+async def connected(store: LeaseStore, password: str | None = None) -> AsyncIterator[LeaseClient]:
+    """A client, as soon as the server answers."""
+    client = LeaseClient(store, store.tls(), lambda: password, call_s=5.0)
+    for _ in range(200):
+        try:
+            await client.connect()
+            break
+        except StoreLost as error:
+            if "Connection refused" not in str(error) and "loading" not in str(error):
+                raise
+            await asyncio.sleep(0.05)
+    try:
+        yield client
+    finally:
+        client.abort()
+
+
+def a_request(draw: random.Random, run: str, sent: dict[str, tuple[int, int]]) -> LeaseRequest:
+    """Some request of one of three replicas; mostly the next of its sequence and with its epoch."""
+    name = draw.choice(("a", "b", "c"))
+    sequence, epoch = sent.get(name, (0, 0))
+
+    def claim(limit: int) -> LimitClaim:
+        use = draw.randint(0, limit)
+        return LimitClaim(
+            use, use + draw.choice((0, 0, 1, 5)), use + draw.choice((0, 1, 7, 30)), limit, draw.choice((0, 0, 0, limit))
+        )
+
+    teams = [
+        TeamClaim(
+            team,
+            rank,
+            weight,
+            draw.randint(0, 5000),
+            claim(draw.choice((3, 9))) if draw.random() < 0.6 else LimitClaim(0, 0, draw.randint(0, 9), -1),
+        )
+        for team, rank, weight in (("x", 0, 1.0), ("y", 1, 2.5), ("z", 1, 1.0))
+        if draw.random() < 0.7
+    ]
+    request = LeaseRequest(
+        name=name, incarnation=draw.choice(("i", "i", "i", "i", "j")), sequence=sequence + draw.choice((0, 1, 1, 1, 1)),
+        epoch=epoch, run=run if draw.random() < 0.97 else "other", ttl_ms=2000, linger_ms=draw.choice((0, 0, 3000)),
+        policy=draw.choice(("p", "p", "q")), slots=msgspec.structs.replace(claim(draw.choice((8, 20))), large=0),
+        tokens=claim(1000) if draw.random() < 0.7 else None, teams=teams, bye=draw.random() < 0.03,
+    )  # fmt: skip
+    sent[name] = (request.sequence, epoch)
+    return request
+
+
+async def test_the_script_equals_the_pure_transition(program: Path, free_port, tmp_path: Path):
+    """Random histories, request by request: the same answers, numbers and refusals."""
+    with real_store(program, free_port(), tmp_path) as store:
+        async with connected(LeaseStore(url=store.url)) as client:
+            for history in range(-(-HISTORIES // 10)):
+                draw, table, sent = random.Random(history), LeaseTable(), {}
+                await client._call(b"DEL", KEY)
+                now = 1_700_000_000_000
+                for step in range(30):
+                    now += draw.choice((50, 200, 200, 400, 700, 2500, -300))
+                    request = a_request(draw, client.run, sent)
+                    expected = transition(table, request, now)
+                    body = msgspec.msgpack.encode(request)
+                    raw = await client._call(b"EVAL", SCRIPT, b"1", KEY, body, str(now).encode())
+                    assert isinstance(raw, bytes)
+                    answer = msgspec.msgpack.decode(raw, type=LeaseReply)
+                    assert expected == answer, f"history {history}, step {step}: {request}"
+                    if answer.state == "ok":
+                        sent[request.name] = (request.sequence, answer.epoch)
+
+
+async def test_the_store_holds_no_more_than_live_replicas(program: Path, free_port, tmp_path: Path):
+    """Of 200 replicas that ask once and vanish, those of the last seconds are left; the key ends by itself."""
+    with real_store(program, free_port(), tmp_path) as store:
+        async with connected(LeaseStore(url=store.url)) as client:
+            now = 1_700_000_000_000
+            for number in range(200):
+                now += 400
+                request = a_request(random.Random(number), client.run, {})
+                request = msgspec.structs.replace(request, name=f"r{number}", linger_ms=0, bye=False, run=client.run)
+                body = msgspec.msgpack.encode(request)
+                await client._call(b"EVAL", SCRIPT, b"1", KEY, body, str(now).encode())
+            fields = await client._call(b"HLEN", KEY)
+            assert isinstance(fields, bytes)
+            assert int(fields) <= 1 + 3 + 7, "meta, three teams, and replicas of two seconds"
+            left = await client._call(b"PTTL", KEY)
+            assert isinstance(left, bytes)
+            assert 0 < int(left) <= 86_400_000
+
+
+async def _lost(store: LeaseStore, password: str | None = None) -> str:
+    async def ask() -> None:
+        async with connected(store, password) as client:
+            await client.renew(a_request(random.Random(1), client.run, {}))
+
+    with pytest.raises(StoreLost) as lost:
+        await ask()
+    return str(lost.value)
+
+
+async def test_a_store_that_fails_is_named(program: Path, free_port, tmp_path: Path):
+    """Wrong password, foreign key, full store, read-only replica, no such database: one sentence with the fix."""
+    with real_store(program, free_port(), tmp_path, "--requirepass", "right") as store:
+        url = LeaseStore(url=store.url)
+        assert "the password or the user is wrong" in await _lost(url, "wrong")
+        assert "it wants a password; set sharing.store.password_file" == await _lost(url)
+        assert "it has no such database" in await _lost(LeaseStore(url=f"{store.url}/99"), "right")
+        async with connected(url, "right") as client:
+            await client._call(b"SET", KEY, b"x")
+            assert "the key vw:default:leases belongs to another program" in await _lost(url, "right")
+            await client._call(b"DEL", KEY)
+            await client._call(b"HSET", KEY, b"!", b"not ours")
+            assert "the key vw:default:leases holds no leases" in await _lost(url, "right")
+            await client._call(b"DEL", KEY)
+            await client._call(b"ACL", b"SETUSER", b"gw", b"on", b">secret", b"~vw:*", b"+info")
+            assert RIGHTS in await _lost(LeaseStore(url=store.url, user="gw", password_file="x"), "secret")
+            await client._call(b"ACL", b"SETUSER", b"gw", *RIGHTS.encode().split())
+            async with connected(LeaseStore(url=store.url, user="gw", password_file="x"), "secret") as limited:
+                assert "ok" == (await limited.renew(a_request(random.Random(2), limited.run, {}))).state
+            await client._call(b"CONFIG", b"SET", b"maxmemory", b"1")
+            assert "its memory is full" in await _lost(url, "right")
+            await client._call(b"CONFIG", b"SET", b"maxmemory", b"0")
+            await client._call(b"REPLICAOF", b"127.0.0.1", str(free_port()).encode())
+            await client._call(b"SCRIPT", b"FLUSH")
+            assert "it is a read-only replica; use the address of the primary" in await _lost(url, "right")
+    assert "no connection" in str(await _refused(free_port()))
+
+
+async def _refused(port: int) -> StoreLost:
+    client = LeaseClient(LeaseStore(url=f"redis://127.0.0.1:{port}"), None, lambda: None)
+    with pytest.raises(StoreLost) as lost:
+        await client.connect()
+    return lost.value
+
+
+@pytest.mark.parametrize(
+    ("store", "says"),
+    [
+        ("{url: 'http://h:1'}", "sharing.store.url: 'http://h:1' is no store; write it like redis://127.0.0.1:6379/0"),
+        (
+            "{url: 'redis://:secret@h:1'}",
+            "sharing.store.url has a user or a password in it; use user and password_file",
+        ),
+        ("{url: 'redis://h:1/x'}", "is no store"),
+        ("{url: 'redis://h', user: a}", "sharing.store.user needs a password_file"),
+        ("{url: 'redis://h', linger_s: -1}", "sharing.store.linger_s should be 0 to 86400, not -1"),
+        ("{url: 'redis://h', fleet: 'a b'}", "sharing.store.fleet: 'a b' should be letters, digits, - and _"),
+    ],
+)
+def test_a_mistake_in_the_store_is_named(store: str, says: str):
+    with pytest.raises(BadConfig) as wrong:
+        parse(f"sharing: {{replicas: 2, store: {store}}}", GatewayConfig, "gateway.yaml")
+    assert says in str(wrong.value)
+    assert "secret" not in str(wrong.value)
