@@ -185,7 +185,7 @@ def events_command(asked: EventsOptions, as_json: bool) -> None:
 
     Times are UTC.
 
-    Exit 1 when Grafana refuses a copy, 2 when it or cannot access the events file.
+    Exit 1 when Grafana refuses a copy, 2 when the events file cannot be read or written.
 
     \b
     Example:  vllm-watch events --since 24h --kind change --events events.jsonl
