@@ -74,7 +74,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             summary="vLLM down: no engine of job {{ $labels.job }} answers",
             description=(
                 "No engine of job {{ $labels.job }} has answered Prometheus for 1 min: users get connection errors,"
-                " or only the network between Prometheus and the engines is down. Request /health of an engine: if it"
+                " or only the network between Prometheus and the engines is down. Check /health of an engine: if it"
                 " answers, only Prometheus cannot reach it; if not, read the end of its log."
             ),
             panel=PanelRef("overview", "engines-up"),

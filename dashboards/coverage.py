@@ -17,7 +17,25 @@ _BY_DIRECTION = (
     "deprecated by vLLM; loads and stores are shown by the families that took its place, and both together would count"
     " twice"
 )
+_NEW_CONNECTOR = "new in vLLM 0.33, of which no engine with this connector was run; query it by its name"
 NOT_SHOWN: Mapping[Metric, str] = {
+    **dict.fromkeys(
+        (
+            vllm.KV_OFFLOAD_CONFIG_INFO,
+            vllm.KV_OFFLOAD_TIERING_PROMOTION_LATENCY,
+            vllm.MOONCAKE_XFER_TIME,
+            vllm.MOONCAKE_BYTES_TRANSFERRED,
+            vllm.MOONCAKE_NUM_DESCRIPTORS,
+            vllm.MOONCAKE_NUM_FAILED_TRANSFERS,
+            vllm.MOONCAKE_NUM_FAILED_RECVS,
+            vllm.MOONCAKE_NUM_KV_EXPIRED_REQS,
+            vllm.UMBP_TRANSFER_SUBMITTED,
+            vllm.UMBP_TRANSFER_COMPLETED,
+            vllm.UMBP_TRANSFER_FAILED,
+            vllm.UMBP_TRANSFER_BYTES,
+        ),
+        _NEW_CONNECTOR,
+    ),
     vllm.CORRUPTED_REQUESTS: (
         "absent unless the engine is started with the option, which costs time; once it is, any growth is for an alert"
     ),

@@ -14,7 +14,7 @@
      },
      "annotations": {
       "summary": "vLLM down: no engine of job {{ $labels.job }} answers",
-      "description": "No engine of job {{ $labels.job }} has answered Prometheus for 1 min: users get connection errors, or only the network between Prometheus and the engines is down. Request /health of an engine: if it answers, only Prometheus cannot reach it; if not, read the end of its log.",
+      "description": "No engine of job {{ $labels.job }} has answered Prometheus for 1 min: users get connection errors, or only the network between Prometheus and the engines is down. Check /health of an engine: if it answers, only Prometheus cannot reach it; if not, read the end of its log.",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMEngineDown?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-overview?viewPanel=949305"
      }

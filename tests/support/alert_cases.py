@@ -277,7 +277,7 @@ def cost(teams: str, idle: str) -> Series:
 
 _DOWN = (
     "No engine of job vllm has answered Prometheus for 1 min: users get connection errors, or only the"
-    " network between Prometheus and the engines is down. Request /health of an engine: if it answers, only"
+    " network between Prometheus and the engines is down. Check /health of an engine: if it answers, only"
     " Prometheus cannot reach it; if not, read the end of its log."
 )
 _UNREACHABLE = (

@@ -1099,7 +1099,7 @@ async def test_an_engine_that_does_not_accept_in_time_is_late():
         began = time.monotonic()
         error = await refused(f"http://127.0.0.1:{full.getsockname()[1]}", connect_s=0.1)
         assert (True, "no connection within 0.1 s") == (error.late, str(error))
-        assert 0.1 <= time.monotonic() - began < 1.0
+        assert 0.09 < time.monotonic() - began < 1.0  # a loop may wake a tick early
 
 
 @pytest.mark.parametrize("what", ["closes", "resets", "greets"])

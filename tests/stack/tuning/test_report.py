@@ -347,7 +347,7 @@ def test_checks_that_found_something_stand_open(two):
 
 def test_a_scaled_workload_says_so(two):
     bench = result.msgspec.structs.replace(two.bench, scale=0.25)
-    assert "Lengths were scaled by 0.25" in read_page(Material(bench=bench)).text
+    assert "Prompt and answer lengths were scaled by 0.25" in read_page(Material(bench=bench)).text
 
 
 def test_the_definitions_are_pinned(two):
