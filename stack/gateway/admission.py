@@ -25,6 +25,7 @@ from enum import Enum, auto
 
 from stack.gateway.hold_time import HoldTime
 from stack.gateway.lease import Ceilings
+from stack.gateway.lease_store import CEILING, FLOOR, IN_FLIGHT, QUEUE, QUEUE_TOKENS, RUNNING, SLOTS, TOKENS
 from stack.gateway.policy import Band, Capacity, Policy, Team
 from stack.gateway.queue_share import Bound, Claim
 
@@ -44,7 +45,8 @@ class Ticket:
 
     granted is called when its turn has come, from within whatever call made room; before that call returns, it runs.
     displaced is called instead, with the refusal to answer with, if it gives way to a request of a team within its
-    share; it is gone then."""
+    share, or if it is tentative and the store leases no more of max_in_flight; it is gone then. tentative: it waits for
+    the store's answer about max_in_flight; claimed: the latest request to the store counts it."""
 
     team: _Team
     prompt: int
@@ -56,6 +58,8 @@ class Ticket:
     state: TicketState = TicketState.WAITING
     began: float = 0.0
     restarts: int = 0  # of its team's counter, when it was charged
+    tentative: bool = False
+    claimed: bool = False
     tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -80,6 +84,7 @@ class _Band:
     band: Band
     running: int = 0
     waiting: int = 0
+    floor: int = 0  # slots that it gets before higher bands get more, at this gateway
     most: int = 1  # of the present slots that it may hold
     level: float = 0.0  # the counter of whom it was the turn last; beyond that of its rank where a floor gave it more
 
@@ -93,7 +98,12 @@ class _Team:
     restarts: int = 0  # how often that counter has started anew
     charged: int = 0  # tokens since the start, without what peers served and without weight
     running: int = 0
-    leased: int | None = None  # of max_running, while a store leases it
+    most: int | None = None  # requests that may run at once; None without a limit
+    max_in_flight: int | None = None  # beyond it a request is refused at once
+    leased: int | None = None  # of max_in_flight, while a store leases it: what is beyond it is tentative
+    tentative: int = 0
+    refused: int = 0  # for a full queue, since the latest request to the store
+    refused_tokens: int = 0
     waiting_tokens: int = 0
     hold: HoldTime = field(default_factory=HoldTime)
     # leaves from the middle cost no more than from the front
@@ -102,11 +112,6 @@ class _Team:
     @property
     def in_flight(self) -> int:
         return self.running + len(self.queue)
-
-    @property
-    def most(self) -> int | None:
-        """Requests that may run at once; None without a limit."""
-        return self.team.max_running if self.leased is None else self.leased
 
     @property
     def may_run(self) -> bool:
@@ -126,9 +131,11 @@ class Standing:
 
 
 class Admission:
-    """All requests of one gateway. The policy can be exchanged at any time; admitted requests stay."""
+    """All requests of one gateway. The policy can be exchanged at any time; admitted requests stay.
 
-    def __init__(self, policy: Policy) -> None:
+    whole: the policy of all gateways, of which `policy` is this one's share; its limits bound a lease."""
+
+    def __init__(self, policy: Policy, whole: Policy | None = None) -> None:
         self._teams: dict[str, _Team] = {}
         self._queues: dict[int, dict[str, _Team]] = {}  # rank -> teams of it with somebody waiting
         self._level: dict[int, float] = {}  # rank -> the counter of whom it was the turn last
@@ -137,15 +144,16 @@ class Admission:
         self.running = self.waiting = self.tokens = self.waiting_tokens = 0
         self._capacity = policy.capacity
         self.slots = self.fitted = policy.capacity.slots
-        self._ceilings: Ceilings | None = None
-        self.whole_tokens: int | None = None  # the token budget of all replicas
-        self.wanting: Callable[[], None] = lambda: None  # called when a team begins to wait
+        self.ceilings: Ceilings | None = None
+        self.queue, self.queue_tokens = policy.capacity.queue, policy.capacity.queue_tokens
+        self.whole = policy
+        self.wanting: Callable[[], None] = lambda: None  # called when a lease may not be enough
         self._bands: list[_Band] = []
         self._ranks: list[int] = []
         # rank -> seconds after which a request of a better rank has gone or given up
         self._gone_s: dict[int, float] = {}
         self._passes: tuple[bool, ...] = ()  # over the ranks: for bands below their floor, then for all
-        self.adopt(policy, 0.0)
+        self.adopt(policy, 0.0, whole)
 
     # ---- from outside
 
@@ -161,8 +169,8 @@ class Admission:
         """Lets a request in, at once or to wait, or says why not. Raises KeyError for a team that the policy does not
         have."""
         it, self._now = self._teams[team], now
-        if it.team.max_in_flight is not None and it.in_flight >= it.team.max_in_flight:
-            return self._refusal("team_limit", it.hold.estimate(it.running, self._hold, now) / max(1, it.in_flight))
+        if it.max_in_flight is not None and it.in_flight >= it.max_in_flight:
+            return self._over_limit(it)
         ticket = Ticket(it, prompt, output, now, now + it.band.band.max_wait_s, granted, displaced)
         if self._goes_at_once(ticket):
             self._join(ticket)
@@ -171,14 +179,18 @@ class Admission:
         wait_s = self.wait_s(team)
         yielding = self._yielding(ticket)
         if yielding is None:
+            it.refused, it.refused_tokens = it.refused + 1, it.refused_tokens + ticket.tokens
+            self.wanting()
             return self._refusal("queue_full", wait_s)
         if wait_s > it.band.band.max_wait_s:
             return self._refusal("est_wait", wait_s)
         for each in yielding:
-            self._displace(each)
+            self._displace(each, self._refusal("queue_full", self.wait_s(each.team.name)))
+        if it.leased is not None and it.in_flight >= it.leased:
+            ticket.tentative, it.tentative = True, it.tentative + 1
         self._join(ticket)
         self._hand_on(now)
-        if ticket.state is TicketState.WAITING and len(it.queue) == 1:
+        if ticket.state is TicketState.WAITING and (ticket.tentative or len(it.queue) == 1):
             self.wanting()
         return ticket
 
@@ -215,18 +227,36 @@ class Admission:
         self._set_ceilings()
         self._hand_on(now)
 
-    def lease(self, ceilings: Ceilings | None, now: float) -> None:
-        """Obey the ceilings of a lease, or those of the policy again. Running requests stay."""
-        self._ceilings, self._now = ceilings, now
-        for name, team in self._teams.items():
-            limited = team.team.max_running is not None
-            team.leased = ceilings.teams.get(name, 0) if limited and ceilings is not None else None
+    def lease(self, ceilings: Ceilings | None, now: float, *, answered: bool = True) -> None:
+        """Obey the ceilings of a lease, or those of the policy again. Running requests stay. answered: they are the
+        store's answer to what was claimed, so tentative requests are admitted or refused; not while it is calm."""
+        self.ceilings, self._now = ceilings, now
         self._set_ceilings()
+        if answered:
+            for team in self._teams.values():
+                if team.tentative:
+                    self._decide_tentative(team)
         self._hand_on(now)
 
-    def active(self, sent: Mapping[str, int]) -> list[_Team]:
-        """Return the teams with requests, or with charges that the store does not have."""
-        return [team for team in self._teams.values() if team.in_flight or team.charged != sent.get(team.name, 0)]
+    def active(self, counted: Mapping[str, int]) -> list[_Team]:
+        """Return the teams with requests, or with charges that the store has not counted."""
+        return [
+            team
+            for team in self._teams.values()
+            if team.running or team.queue or team.refused or team.charged != counted.get(team.name, 0)
+        ]
+
+    def claim(self, team: _Team) -> None:
+        """Record that the next request to the store has the present demand of a team."""
+        team.refused = team.refused_tokens = 0
+        if team.tentative:
+            for ticket in team.queue:
+                ticket.claimed = True
+
+    @property
+    def bands(self) -> list[_Band]:
+        """The bands of the policy, and former ones with requests."""
+        return self._bands
 
     def next_tokens(self) -> int:
         """Return the tokens of the request that is next; 0 without one."""
@@ -238,8 +268,9 @@ class Admission:
             if (team := self._teams.get(name)) is not None:
                 team.served += tokens / team.team.weight
 
-    def adopt(self, policy: Policy, now: float) -> None:
+    def adopt(self, policy: Policy, now: float, whole: Policy | None = None) -> None:
         """Exchange the policy. A team that it no longer has keeps its old terms until its last request is gone."""
+        self.whole = whole or policy
         if policy.capacity != self._capacity:  # else they stay as the engines' figures have made them
             self._capacity, self.fitted = policy.capacity, policy.capacity.slots
         terms = {name: (it.team, it.band.band) for name, it in self._teams.items()}
@@ -258,7 +289,8 @@ class Admission:
         self._gone_s = {
             rank: max((wait_s for above, wait_s in waits_s if above < rank), default=0.0) for rank in self._ranks
         }
-        self._passes = (True, False) if any(band.band.floor for band in bands.values()) else (False,)
+        floors = [band.floor for terms in (policy, self.whole) for band in terms.bands.values()]
+        self._passes = (True, False) if any([*floors, *(band.band.floor for band in bands.values())]) else (False,)
         self._queues = {rank: {} for rank in self._ranks}
 
         def changed(it: _Team) -> bool:
@@ -282,6 +314,8 @@ class Admission:
         Too low when higher bands send more meanwhile."""
         it = self._teams[team]
         rank, own, ceiling, running = it.band.band.rank, len(it.queue) + 1, it.band.most, it.running
+        # where nothing waits, a lease says nothing about what there is
+        slots = self.slots if self.waiting or self.slots > self.fitted else self.fitted
         hold_s = it.hold.estimate(running, self._hold, self._now)
         ahead, work_s, turns = float(own), 0.0, own / it.team.weight
         for above, queue in self._queues.items():
@@ -292,7 +326,7 @@ class Admission:
                 ahead += count
                 work_s += count * other.hold.expected_s
         if work_s:
-            work_s = min(work_s, self._gone_s[rank] * self.slots)
+            work_s = min(work_s, self._gone_s[rank] * slots)
         work_s += own * hold_s
         for other in self._queues[rank].values():
             if other is not it:
@@ -301,9 +335,11 @@ class Admission:
                     first = count
                 ahead += first
                 work_s += first * other.hold.expected_s
-        free = min(self.slots - self.running, ceiling - it.band.running)
-        shared = _until(ahead, min(self.slots, ceiling), free, work_s / ahead)
+        free = min(slots - self.running, ceiling - it.band.running)
+        shared = _until(ahead, min(slots, ceiling), free, work_s / ahead)
         most = it.most
+        if most is not None and self.ceilings is not None and not it.queue:
+            most = max(most, it.team.max_running or 1)
         return shared if most is None else max(shared, _until(own, most, most - running, hold_s))
 
     @property
@@ -315,7 +351,7 @@ class Admission:
         """Return whether a team has max_in_flight requests, so that another one would be refused whatever it asks
         for."""
         it = self._teams.get(team)
-        return it is not None and it.team.max_in_flight is not None and it.in_flight >= it.team.max_in_flight
+        return it is not None and it.max_in_flight is not None and it.in_flight >= it.max_in_flight
 
     def standings(self) -> Iterator[Standing]:
         for team in self._teams.values():
@@ -326,7 +362,7 @@ class Admission:
     def _yielding(self, ticket: Ticket) -> list[Ticket] | None:
         """Return the waiting requests that give way to a request: none while the queue has room, None if the request
         has to be refused."""
-        places, tokens = self._capacity.queue, self._capacity.queue_tokens
+        places, tokens = self.queue, self.queue_tokens
         if self.waiting < places and (tokens is None or self.waiting_tokens + ticket.tokens <= tokens):
             return []
         teams = {team.name: team for queue in self._queues.values() for team in queue.values()} | {
@@ -356,20 +392,62 @@ class Admission:
                 in_tokens.release(name, each.tokens)
         return chosen
 
-    def _displace(self, ticket: Ticket) -> None:
+    def _displace(self, ticket: Ticket, refusal: Refusal) -> None:
         self._no_longer_waits(ticket)
         ticket.state = TicketState.GONE
-        ticket.displaced(self._refusal("queue_full", self.wait_s(ticket.team.name)))
+        ticket.displaced(refusal)
+
+    def _decide_tentative(self, team: _Team) -> None:
+        """Admit the tentative requests of a team that max_in_flight has room for, the oldest first, and refuse the
+        others that the store has answered."""
+        limit = team.max_in_flight if team.leased is None else team.leased
+        place = team.running
+        for ticket in list(team.queue):
+            if ticket.tentative and (limit is None or place < limit):
+                ticket.tentative, team.tentative = False, team.tentative - 1
+            elif ticket.tentative and (ticket.claimed or team.leased is None):
+                self._displace(ticket, self._over_limit(team))
+                continue
+            place += 1
+
+    def _over_limit(self, team: _Team) -> Refusal:
+        hold_s = team.hold.estimate(team.running, self._hold, self._now)
+        return self._refusal("team_limit", hold_s / max(1, team.in_flight))
 
     def _refusal(self, reason: str, wait_s: float) -> Refusal:
         return Refusal(reason, min(LATEST_S, max(SOONEST_S, wait_s)))
 
     def _set_ceilings(self) -> None:
-        """Set the present slots, and how many of them each band may hold: at least one, and never less than its
-        floor."""
-        self.slots = self.fitted if self._ceilings is None else self._ceilings.slots
+        """Set the limits in force: those of the policy, or those of the lease. A band may hold one slot at least, and
+        never less than its floor."""
+        capacity, ceilings = self._capacity, self.ceilings
+        if ceilings is None:
+            self.slots, self.queue, self.queue_tokens = self.fitted, capacity.queue, capacity.queue_tokens
+            for band in self._bands:
+                band.floor = band.band.floor
+                band.most = max(1, band.floor, math.floor(band.band.ceiling * self.slots))
+            for team in self._teams.values():
+                team.most, team.max_in_flight, team.leased = team.team.max_running, team.team.max_in_flight, None
+            return
+        limits, whole = ceilings.limits, self.whole
+        self.slots = min(limits.get(SLOTS, 0), whole.capacity.slots)
+        self.queue = min(limits.get(QUEUE, capacity.queue), whole.capacity.queue)
+        self.queue_tokens = (
+            None
+            if capacity.queue_tokens is None or whole.capacity.queue_tokens is None
+            else min(limits.get(QUEUE_TOKENS, capacity.queue_tokens), whole.capacity.queue_tokens)
+        )
         for band in self._bands:
-            band.most = max(1, band.band.floor, math.floor(band.band.ceiling * self.slots))
+            band.most = self.slots if band.band.ceiling >= 1 else limits.get(CEILING + band.name, 0)
+            band.floor = min(limits.get(FLOOR + band.name, 0), band.most)
+        for name, team in self._teams.items():
+            terms = whole.teams.get(name, team.team)
+            team.max_in_flight, team.leased, team.most = terms.max_in_flight, None, None
+            if terms.max_in_flight is not None:  # what is beyond it is tentative, and may not run
+                team.leased = team.most = min(limits.get(IN_FLIGHT + name, 0), terms.max_in_flight)
+            if terms.max_running is not None:
+                running = min(limits.get(RUNNING + name, 0), terms.max_running)
+                team.most = running if team.most is None else min(running, team.most)
 
     def _rebase(self, it: _Team) -> None:
         """Let a team whose terms have changed start where the teams of its rank stand, and leave what it is still owed
@@ -403,15 +481,17 @@ class Admission:
 
     def _fits(self, tokens: int) -> bool:
         """Return whether the token budget has room; a request too large for it goes alone, or it would never go."""
-        if self._ceilings is not None and self._capacity.tokens is not None and self._ceilings.tokens is not None:
-            return self.tokens + min(tokens, self.whole_tokens or tokens) <= self._ceilings.tokens
-        return self._capacity.tokens is None or not self.running or self.tokens + tokens <= self._capacity.tokens
+        if self._capacity.tokens is None:
+            return True
+        if self.ceilings is not None and (leased := self.ceilings.limits.get(TOKENS)) is not None:
+            return self.tokens + min(tokens, self.whole.capacity.tokens or tokens) <= leased
+        return not self.running or self.tokens + tokens <= self._capacity.tokens
 
     def _goes_at_once(self, ticket: Ticket) -> bool:
         """Nobody is before it and there is room: then the bounds of the queue are no matter."""
         team = ticket.team
         room = self.running < self.slots and team.may_run and team.band.running < team.band.most
-        room = room and (self._ceilings is None or self._now < self._ceilings.until)
+        room = room and (self.ceilings is None or self._now < self.ceilings.until)
         return room and not team.queue and self._fits(ticket.tokens) and self._next() is None
 
     def _join(self, ticket: Ticket) -> None:
@@ -428,6 +508,8 @@ class Admission:
     def _no_longer_waits(self, ticket: Ticket) -> None:
         team = ticket.team
         del team.queue[ticket]
+        if ticket.tentative:
+            ticket.tentative, team.tentative = False, team.tentative - 1
         team.band.waiting -= 1
         team.waiting_tokens -= ticket.tokens
         self.waiting, self.waiting_tokens = self.waiting - 1, self.waiting_tokens - ticket.tokens
@@ -436,7 +518,7 @@ class Admission:
 
     def _hand_on(self, now: float) -> None:
         """Give slots to the next requests, while there are any."""
-        if self._ceilings is not None and now >= self._ceilings.until:
+        if self.ceilings is not None and now >= self.ceilings.until:
             return
         while self.running < self.slots and (team := self._next()) is not None:
             ticket = next(iter(team.queue))
@@ -467,7 +549,7 @@ class Admission:
         least: _Team | None = None
         for team in self._queues[rank].values():
             band, most = team.band, team.most
-            has_room = band.running < (band.band.floor if below_floor else band.most) and (
+            has_room = band.running < (band.floor if below_floor else band.most) and (
                 most is None or team.running < most
             )
             if has_room and (least is None or team.served < least.served):
@@ -483,7 +565,7 @@ class Admission:
         rank = band.band.rank
         if team.served > band.level:
             band.level = team.served
-        if band.running < band.band.floor:
+        if band.running < band.floor:
             team = self._least(rank, below_floor=False) or team
         if team.served > self._level.get(rank, 0.0):
             self._level[rank] = team.served

@@ -5,15 +5,15 @@ local key, rq = KEYS[1], cmsgpack.unpack(ARGV[1])
 local time = redis.call('time')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 if ARGV[2] then now = tonumber(ARGV[2]) end  -- tests bring a clock
+local floor, min, max, insert = math.floor, math.min, math.max, table.insert
 
 local function replica(fields)  -- of its record: the order of ReplicaLease
   return { incarnation = fields[1], sequence = fields[2], epoch = fields[3], expiry = fields[4], linger = fields[5],
-    policy = fields[6], use = fields[7], slots = fields[8], tokens = fields[9], teams = fields[10] }
+    policy = fields[6], use = fields[7], claims = fields[8], teams = fields[9] }
 end
 
 local function packed(r)
-  return cmsgpack.pack({ r.incarnation, r.sequence, r.epoch, r.expiry, r.linger, r.policy, r.use, r.slots, r.tokens,
-    r.teams })
+  return cmsgpack.pack({ r.incarnation, r.sequence, r.epoch, r.expiry, r.linger, r.policy, r.use, r.claims, r.teams })
 end
 
 local meta, replicas, total = { '', -1, 0, 0 }, {}, {}
@@ -26,8 +26,9 @@ for i = 1, #stored, 2 do
   elseif kind == 'v:' then total[name] = tonumber(value) end
 end
 
-if meta[1] ~= rq.run or meta[2] < 0 or now < meta[2] or now - meta[2] > 500 then
-  meta[1], meta[3], meta[4] = rq.run, now + rq.ttl_ms, math.max(meta[4], now)
+local stood_still = next(replicas) and (now < meta[2] or now - meta[2] > 500)
+if meta[1] ~= rq.run or meta[2] < 0 or stood_still then
+  meta[1], meta[3], meta[4] = rq.run, now + rq.ttl_ms, max(meta[4], now)
   for name, each in pairs(replicas) do
     each.expiry = now + rq.ttl_ms
     redis.call('hset', key, 'r:' .. name, packed(each))
@@ -44,48 +45,62 @@ if mine and mine.incarnation ~= rq.incarnation then
 end
 if mine and rq.sequence <= mine.sequence then return cmsgpack.pack({ state = 'late' }) end
 
--- A held limit is { lease, demand, limit, large, since }, a claim { use, keep, demand, limit, large }.
-local others, live, is_live = {}, { rq.name }, { [rq.name] = true }
+-- A held limit is { lease, demand, limit, large, since }, a claim { use, keep, demand, limit, large }, a team
+-- { name, rank, band, weight, served, counted, demand, queued, queued_tokens }.
+local names, live, is_live, busy, policies = { rq.name }, {}, { [rq.name] = true }, 0, { [rq.policy] = true }
+local different, claims, teams = 1, {}, { [rq.name] = rq.teams }
 for name, each in pairs(replicas) do
   if name ~= rq.name then
     if now > each.expiry + each.linger then redis.call('hdel', key, 'r:' .. name)
     else
-      table.insert(others, name)
-      if now <= each.expiry then table.insert(live, name); is_live[name] = true end
+      insert(names, name)
+      busy, claims[name], teams[name] = busy + each.use, each.claims, each.teams
+      if now <= each.expiry then
+        is_live[name] = true
+        if not policies[each.policy] then policies[each.policy], different = true, different + 1 end
+      end
     end
   end
 end
-table.sort(others)
-table.sort(live)
+table.sort(names)
+for _, name in ipairs(names) do
+  if is_live[name] then insert(live, name) end
+end
 local held = mine and mine.epoch == rq.epoch and now <= mine.expiry
-local calm, turn = now < meta[3], math.floor(now / rq.ttl_ms)
+local calm, turn = now < meta[3], floor(now / rq.ttl_ms)
 if not held then
   meta[4] = meta[4] + 1
   redis.call('hset', key, '!', cmsgpack.pack(meta))
 end
 
-local function portion(names, parts, own)
+local function portion(parts, own)
   local whole, sum, wholes, rest, place = {}, 0.0, 0, 0, nil
-  for _, name in ipairs(names) do
-    whole[name] = math.floor(parts[name] + 1e-9)
-    sum, wholes = sum + parts[name], wholes + whole[name]
-    if parts[name] - whole[name] > 1e-9 then
-      if name == own then place = rest end
-      rest = rest + 1
+  for _, name in ipairs(live) do
+    local part = parts[name]
+    if part then
+      whole[name] = floor(part + 1e-9)
+      sum, wholes = sum + part, wholes + whole[name]
+      if part - whole[name] > 1e-9 then
+        if name == own then place = rest end
+        rest = rest + 1
+      end
     end
   end
-  if not place then return whole[own] end
-  if (place + turn) % rest < math.floor(sum + 1e-9) - wholes then return whole[own] + 1 end
-  return whole[own]
+  if place and (place + turn) % rest < floor(sum + 1e-9) - wholes then return whole[own] + 1, sum end
+  return whole[own], sum
 end
 
-local function demanded_parts(at, limit, demand, large)
-  local reserved, owner, wanted, parts = 0, nil, demand, {}
-  if large then
-    reserved, owner = math.min(limit, large[3]), large[2]
-    for _, one in ipairs(at) do if one[1] == owner then wanted = wanted - one[2][2] end end
+local function demanded_parts(at, limit)
+  local large, owner, since, wanted, parts = 0, nil, 0, 0, {}
+  for _, one in ipairs(at) do
+    local other = one[2]
+    if other[4] ~= 0 and (not owner or other[5] < since) then since, owner, large = other[5], one[1], other[4] end
   end
+  local reserved = min(limit, large)
   local rest = limit - reserved
+  for _, one in ipairs(at) do
+    if one[1] ~= owner then wanted = wanted + one[2][2] end
+  end
   for _, one in ipairs(at) do
     local name, want = one[1], one[2][2]
     if name == owner then parts[name] = reserved
@@ -95,124 +110,165 @@ local function demanded_parts(at, limit, demand, large)
   return parts
 end
 
-local function base(claim, before)
-  if held then return before and math.max(claim[1], math.min(claim[2], before[1])) or claim[1] end
-  return calm and math.max(claim[1], claim[2]) or claim[1]
+-- Weighted max-min: adds to `due`, and returns what is left. most: up to which a team gets something.
+local function max_min(divided, left, names, wanted, due, most)
+  local rows, weights = {}, 0.0
+  for i, name in ipairs(names) do
+    local lacking = (most and most[name] or wanted[name].demand) - due[name]
+    rows[i] = { name, lacking, lacking / wanted[name].weight, wanted[name].weight }
+  end
+  table.sort(rows, function(a, b) return a[3] < b[3] or (a[3] == b[3] and a[1] < b[1]) end)
+  for _, row in ipairs(rows) do weights = weights + row[4] end
+  for _, row in ipairs(rows) do
+    local more = max(0.0, min(row[2], divided * row[4] / weights))
+    due[row[1]] = due[row[1]] + more
+    divided, left, weights = divided - more, left - more, weights - row[4]
+  end
+  return left
 end
 
-local function settle(claim, before, held_of, parts, spare_from)
-  local since = 0
-  if claim[5] ~= 0 then since = before and before[4] ~= 0 and before[5] or now end
-  local own = { base(claim, before), claim[3], claim[4], since ~= 0 and claim[1] + claim[5] or 0, since }
-  local limit, leased, demand, large, at, names = claim[4], own[1], 0, nil, {}, {}
-  for _, name in ipairs(others) do
-    local other = held_of(replicas[name])
-    if other and other[3] >= 0 then
-      leased = leased + other[1]
-      if is_live[name] then limit = math.min(limit, other[3]); table.insert(at, { name, other }) end
+local function least(name, otherwise)
+  local found
+  for _, each in ipairs(live) do
+    local other = claims[each][name]
+    if other and (not found or other[3] < found) then found = other[3] end
+  end
+  return found or otherwise
+end
+
+local function due_by_team(left, wanted, order, bounds)
+  local due, groups, places, ranks, given = {}, {}, {}, {}, {}
+  for _, name in ipairs(order) do
+    local each = wanted[name]
+    due[name] = 0.0
+    groups[each.rank] = groups[each.rank] or {}
+    local group = groups[each.rank][each.group]
+    if not group then
+      if not next(groups[each.rank]) then insert(ranks, each.rank) end
+      group = { rank = each.rank, name = each.group, teams = {} }
+      groups[each.rank][each.group] = group
+      insert(places, group)
     end
+    insert(group.teams, name)
   end
-  table.insert(at, { rq.name, own })
-  table.sort(at, function(a, b) return a[1] < b[1] end)
-  for _, one in ipairs(at) do
-    local other = one[2]
-    table.insert(names, one[1])
-    demand = demand + other[2]
-    if other[4] ~= 0 and (not large or other[5] < large[1]) then large = { other[5], one[1], other[4] } end
+  table.sort(ranks)
+  table.sort(places, function(a, b) return a.rank < b.rank or (a.rank == b.rank and a.name < b.name) end)
+  for _, place in ipairs(places) do
+    local before = left
+    left = max_min(min(left, bounds[place.name][1]), left, place.teams, wanted, due)
+    given[place] = before - left
   end
-  local free = limit - leased
-  parts = parts or demanded_parts(at, limit, demand, large)
-  local fair, spare, grant = portion(names, parts, rq.name), 0, 0
-  if limit >= spare_from then spare = math.floor(math.max(0, limit - demand) / #live) end
-  if not calm and not rq.bye then grant = math.max(0, math.min(free, fair + spare - own[1])) end
-  local lease = math.max(0, own[1] + grant + math.min(0, free))
-  own[1] = own[1] + grant
-  return own, { lease, fair, spare }
+  for _, rank in ipairs(ranks) do
+    local capped, peers = {}, {}
+    for name, part in pairs(due) do capped[name] = part end
+    for _, place in ipairs(places) do
+      if place.rank == rank then
+        max_min(bounds[place.name][2] - given[place], 0.0, place.teams, wanted, capped)
+        for _, name in ipairs(place.teams) do insert(peers, name) end
+      end
+    end
+    left = max_min(left, left, peers, wanted, due, capped)
+  end
+  return due
 end
 
-local function slot_parts()
-  local rows, left = {}, rq.slots[4]
+-- column: of a team's demand in its row. Slots have bands with floor and ceiling; in the queue each team has one unit.
+local function parts_by_team(limit, column, unit)
+  local wanted, order, bounds, parts = {}, {}, {}, {}
   for _, name in ipairs(live) do
-    if name == rq.name then
-      for _, team in ipairs(rq.teams) do table.insert(rows, { name, team[1], team[2], team[3], team[5][3] }) end
-    else
-      left = math.min(left, replicas[name].slots[3])
-      local teams = {}
-      for team in pairs(replicas[name].teams) do table.insert(teams, team) end
-      table.sort(teams)
-      for _, team in ipairs(teams) do
-        local each = replicas[name].teams[team]
-        table.insert(rows, { name, team, each[1], each[2], each[4][2] })
+    parts[name] = 0.0
+    for _, team in ipairs(teams[name]) do
+      if team[column] > 0 then
+        local each = wanted[team[1]]
+        if not each then
+          each = { rank = team[2], weight = team[4], group = unit and team[1] or team[3], total = 0 }
+          wanted[team[1]] = each
+          insert(order, team[1])
+        end
+        each.total = each.total + team[column]
       end
     end
   end
-  local wanted, order = {}, {}
-  for _, row in ipairs(rows) do
-    if row[5] > 0 then
-      if not wanted[row[2]] then
-        wanted[row[2]] = { row[3], row[4], 0 }
-        table.insert(order, row[2])
-      end
-      wanted[row[2]][3] = wanted[row[2]][3] + row[5]
+  for _, name in ipairs(order) do
+    local each = wanted[name]
+    each.demand = unit and each.total or min(each.total, least('r:' .. name, each.total))
+    if not bounds[each.group] then
+      bounds[each.group] = unit and { unit, limit } or { least('o:' .. each.group, 0), least('c:' .. each.group, limit) }
     end
   end
-  table.sort(order, function(a, b)
-    local x, y = wanted[a], wanted[b]
-    if x[1] ~= y[1] then return x[1] < y[1] end
-    local p, q = x[3] / x[2], y[3] / y[2]
-    if p ~= q then return p < q end
-    return a < b
-  end)
-  local peers, due, parts = {}, {}, {}
-  for _, team in ipairs(order) do
-    local rank = wanted[team][1]
-    peers[rank] = (peers[rank] or 0.0) + wanted[team][2]
-  end
-  for _, team in ipairs(order) do
-    local rank, weight, wish = wanted[team][1], wanted[team][2], wanted[team][3]
-    due[team] = math.min(wish, left * weight / peers[rank])
-    left, peers[rank] = left - due[team], peers[rank] - weight
-  end
-  for _, name in ipairs(live) do parts[name] = 0.0 end
-  for _, row in ipairs(rows) do
-    if row[5] > 0 then parts[row[1]] = parts[row[1]] + due[row[2]] * row[5] / wanted[row[2]][3] end
+  local due = due_by_team(limit, wanted, order, bounds)
+  for _, name in ipairs(live) do
+    for _, team in ipairs(teams[name]) do
+      if team[column] > 0 then
+        parts[name] = parts[name] + due[team[1]] * team[column] / wanted[team[1]].total
+      end
+    end
   end
   return parts
 end
 
-local slots, slots_grant = settle(rq.slots, mine and mine.slots, function(r) return r.slots end, slot_parts(), 0)
-local tokens, tokens_grant = false, { 0, 0, 0 }
-if rq.tokens then
-  tokens, tokens_grant = settle(rq.tokens, mine and mine.tokens, function(r) return r.tokens end, nil, 0)
+local function based(name, claim)
+  local before, base, since = mine and mine.claims[name], claim[1], 0
+  if held then base = before and max(claim[1], min(claim[2], before[1])) or claim[1]
+  elseif calm then base = max(claim[1], claim[2]) end
+  if claim[5] ~= 0 then since = before and before[4] ~= 0 and before[5] or now end
+  return { base, claim[3], claim[4], since ~= 0 and claim[1] + claim[5] or 0, since }
 end
-local teams, grants, totals = {}, {}, {}
-for i, team in ipairs(rq.teams) do
-  local name, claim = team[1], team[5]
-  local before = mine and mine.teams[name]
-  if before and held then total[name] = (total[name] or 0) + team[4] - before[3]
-  else total[name] = total[name] or 0 end
-  redis.call('hset', key, 'v:' .. name, string.format('%.0f', total[name]))
-  totals[i] = total[name]
-  local running, grant = { 0, claim[3], -1, 0, 0 }, { -1, 0, 0 }
-  if claim[4] >= 0 then
-    running, grant = settle(claim, before and before[4], function(r) return r.teams[name] and r.teams[name][4] end, nil,
-      4 * #live)
+
+local function settle(name)
+  local own, limit, leased, at = claims[rq.name][name], nil, 0, {}
+  for _, each in ipairs(names) do
+    local other = claims[each][name]
+    if other then
+      leased = leased + other[1]
+      if is_live[each] then
+        if not limit or other[3] < limit then limit = other[3] end
+        insert(at, { each, other })
+      end
+    end
   end
-  grants[i] = grant
-  teams[name] = { team[2], team[3], held and team[4] or 0, running }
+  local reserve, kind = 0, string.sub(name, 1, 2)
+  if name == 'q' or name == 'k' then reserve = floor(limit / (4 * #live)) end
+  local divided, parts = limit - reserve * #live, nil
+  if name == 's' then parts = parts_by_team(divided, 7)
+  elseif name == 'q' then parts = parts_by_team(divided, 8, 1.0)
+  elseif name == 'k' then parts = parts_by_team(divided, 9, divided / max(1, rq.claims.q[4]))
+  else parts = demanded_parts(at, limit) end
+  local fair, due = portion(parts, rq.name)
+  local spare, grant, free = 0, 0, limit - leased
+  if limit >= 4 * #live or (kind ~= 'r:' and kind ~= 'f:') then
+    spare = max(reserve, floor(max(0.0, limit - due) / #live + 1e-9))
+  end
+  if not calm and not rq.bye then grant = max(0, min(free, fair + spare - own[1])) end
+  local lease = max(0, own[1] + grant + min(0, free))
+  own[1] = own[1] + grant
+  return { lease, fair, spare }
 end
-local busy, policies, seen = 0, 1, { [rq.policy] = true }
-for _, name in ipairs(others) do
-  local each = replicas[name]
-  busy = busy + each.use
-  if is_live[name] and not seen[each.policy] then seen[each.policy] = true; policies = policies + 1 end
+
+claims[rq.name] = {}
+for name, claim in pairs(rq.claims) do claims[rq.name][name] = based(name, claim) end
+local grants = {}
+for name in pairs(rq.claims) do grants[name] = settle(name) end
+
+local served, totals = {}, {}
+if held then
+  for _, team in ipairs(mine.teams) do served[team[1]] = team[5] end
+end
+for i, team in ipairs(rq.teams) do
+  local name = team[1]
+  local charged = held and team[5] - (served[name] or team[6]) or 0
+  if charged ~= 0 then
+    total[name] = (total[name] or 0) + charged
+    redis.call('hset', key, 'v:' .. name, string.format('%.0f', total[name]))
+  end
+  totals[i] = total[name] or 0
 end
 local epoch = held and mine.epoch or meta[4]
-if rq.bye and rq.slots[1] == 0 then redis.call('hdel', key, 'r:' .. rq.name)
+if rq.bye and rq.claims.s[1] == 0 then redis.call('hdel', key, 'r:' .. rq.name)
 else
   redis.call('hset', key, 'r:' .. rq.name, packed({ incarnation = rq.incarnation, sequence = rq.sequence, epoch = epoch,
-    expiry = now + rq.ttl_ms, linger = rq.linger_ms, policy = rq.policy, use = rq.slots[1], slots = slots,
-    tokens = tokens or false, teams = teams }))
+    expiry = now + rq.ttl_ms, linger = rq.linger_ms, policy = rq.policy, use = rq.claims.s[1], claims = claims[rq.name],
+    teams = rq.teams }))
 end
-return cmsgpack.pack({ state = 'ok', epoch = epoch, calm = calm, live = #live, busy = busy, policies = policies,
-  slots = slots_grant, tokens = tokens_grant, teams = grants, total = totals })
+return cmsgpack.pack({ state = 'ok', epoch = epoch, calm = calm, live = #live, busy = busy, policies = different,
+  grants = grants, total = totals })

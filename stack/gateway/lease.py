@@ -2,8 +2,8 @@
 
 Rules. A ceiling is lowered before the request is sent, so that a returned slot is free when the store reads of it, and
 a lost message wastes slots but never doubles them. A lease ends `MARGIN_S` before the store forgets it, counted
-from before the request was sent. Only the answer to the latest request
-counts. A lapsed replica admits nothing and reports what still runs."""
+from before the request was sent. Only the answer to the latest request counts. A lapsed replica admits nothing and
+reports what still runs; its queue keeps the share that it has without a store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from stack.gateway.lease_store import Grant, LeaseReply, LeaseRequest, LimitClaim, TeamClaim
+from stack.gateway.lease_store import QUEUE, QUEUE_TOKENS, Grant, LeaseReply, LeaseRequest, LimitClaim, TeamClaim
 
 TTL_S, MARGIN_S, PERIOD_S = 2.0, 0.5, 0.2
 AT_ONCE_S = 0.05  # the least time between two requests
@@ -32,33 +32,32 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class TeamUsage:
-    """Use of one team. charged: tokens since the start, in the units of admission. running: None without
-    max_running."""
+    """Use of one team: a row of `TeamClaim`, but with the tokens charged since the start."""
 
     name: str
     rank: int
+    band: str
     weight: float
     charged: int
     demand: int
-    running: Usage | None
+    queued: int = 0
+    queued_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaUsage:
-    """Use at this replica. tokens: None without a token budget. teams: those with requests."""
+    """Use at this replica. limits: by the keys of claims. teams: those with requests."""
 
-    slots: Usage
-    tokens: Usage | None
+    limits: Mapping[str, Usage]
     teams: tuple[TeamUsage, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """Limits that hold until a time: nothing is admitted from then on."""
+    """Limits by the keys of claims, until a time: nothing is admitted from then on. A limit that is missing has not
+    been asked for."""
 
-    slots: int
-    tokens: int | None
-    teams: Mapping[str, int]
+    limits: Mapping[str, int]
     until: float
 
 
@@ -80,11 +79,9 @@ class LeaseHolder:
     _sent: float = 0.0
     _run: str = ""
     _request: LeaseRequest | None = None
-    _slots: Grant = NO_GRANT
-    _tokens: Grant = NO_GRANT
-    _teams: dict[str, Grant] = field(default_factory=dict)
+    _grants: dict[str, Grant] = field(default_factory=dict)
+    counted: dict[str, int] = field(default_factory=dict)  # charged to teams, as the store has answered
     _charged: dict[str, int] = field(default_factory=dict)  # at the latest request
-    _since: dict[str, int] = field(default_factory=dict)  # charged when the epoch began
     _total: dict[str, tuple[int, int]] = field(default_factory=dict)  # of all and of ours, at the latest answer
 
     def request(
@@ -92,24 +89,26 @@ class LeaseHolder:
     ) -> tuple[LeaseRequest, Ceilings]:
         """Return the next request, and the ceilings that hold from now on. static: the shares without a store are in
         force."""
-        valid = now < self.until and not bye
-
-        def claim(use: Usage, grant: Grant) -> LimitClaim:
-            keep = use.part if static else 0
-            if valid:
-                keep = min(grant.lease, grant.fair + grant.spare, use.demand + grant.spare)
-            return LimitClaim(use.use, max(use.use, keep), use.demand, use.limit, use.large)
-
         if run != self._run:  # totals of another run say nothing
             self._run = run
             self._total.clear()
         self._sequence += 1
         self._sent = now
+        valid = now < self.until and not bye
+        grants, self._grants, claims = self._grants, {}, {}
+        for key, use in usage.limits.items():
+            grant = grants.get(key, NO_GRANT)
+            # to wait without a lease does no harm, so the queue keeps its share
+            keep = use.part if static or (key in (QUEUE, QUEUE_TOKENS) and not bye) else 0
+            if valid:
+                keep = min(grant.lease, grant.fair + grant.spare, use.demand + grant.spare)
+            keep = max(use.use, keep)
+            claims[key] = LimitClaim(use.use, keep, use.demand, use.limit, use.large)
+            self._grants[key] = Grant(min(grant.lease, keep) if valid else keep, grant.fair, grant.spare)
         teams = [
             TeamClaim(
-                team.name, team.rank, team.weight, team.charged - self._since.get(team.name, 0),
-                claim(team.running, self._teams.get(team.name, NO_GRANT)) if team.running
-                else LimitClaim(0, 0, team.demand, -1),
+                team.name, team.rank, team.band, team.weight, team.charged, self.counted.get(team.name, 0), team.demand,
+                team.queued, team.queued_tokens,
             )
             for team in usage.teams
         ]  # fmt: skip
@@ -117,17 +116,8 @@ class LeaseHolder:
         self._request = request = LeaseRequest(
             name=self.name, incarnation=self.incarnation, sequence=self._sequence, epoch=self.epoch, run=run,
             ttl_ms=round(TTL_S * 1000), linger_ms=round(self.linger_s * 1000), policy=policy,
-            slots=claim(usage.slots, self._slots), tokens=claim(usage.tokens, self._tokens) if usage.tokens else None,
-            teams=teams, bye=bye,
+            claims=claims, teams=teams, bye=bye,
         )  # fmt: skip
-        self._slots = _lowered(self._slots, request.slots)
-        if request.tokens is not None:
-            self._tokens = _lowered(self._tokens, request.tokens)
-        self._teams = {
-            team.name: _lowered(self._teams.get(team.name, NO_GRANT), team.running)
-            for team in teams
-            if team.running.limit >= 0
-        }
         if bye:
             self.until = -math.inf
         return request, self.ceilings()
@@ -140,12 +130,11 @@ class LeaseHolder:
             return False
         self.taken, self.live, self.busy = False, reply.live, reply.busy
         self.policies, self.calm = reply.policies, reply.calm
-        if reply.epoch != self.epoch:
-            self.epoch, self._since = reply.epoch, self._charged
-        self._slots, self._tokens = reply.slots, reply.tokens
-        self._teams = {
-            team.name: grant for team, grant in zip(request.teams, reply.teams, strict=True) if team.running.limit >= 0
-        }
+        if reply.epoch != self.epoch:  # what was charged without a lease is in no total
+            self.epoch = reply.epoch
+            self._total.clear()
+        self.counted |= self._charged
+        self._grants = reply.grants
         if not request.bye:
             self.until = self._sent + TTL_S - MARGIN_S
         return True
@@ -170,11 +159,4 @@ class LeaseHolder:
 
     def ceilings(self) -> Ceilings:
         """Return the ceilings of the present lease."""
-        tokens = self._tokens.lease if self._request is not None and self._request.tokens is not None else None
-        return Ceilings(
-            self._slots.lease, tokens, {name: grant.lease for name, grant in self._teams.items()}, self.until
-        )
-
-
-def _lowered(grant: Grant, claim: LimitClaim) -> Grant:
-    return Grant(min(grant.lease, claim.keep), grant.fair, grant.spare)
+        return Ceilings({key: grant.lease for key, grant in self._grants.items()}, self.until)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import re
 import ssl
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
@@ -139,7 +140,7 @@ class LeaseClient:
         except _ErrorReply as error:
             raise StoreLost(meaning_of(str(error), self._store)) from None
         except (OSError, EOFError, ValueError, msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise StoreLost(_why(error)) from error
+            raise StoreLost(_why(error, perhaps_tls=self._tls is None and not self.run)) from error
         finally:
             if not done:
                 self.abort()
@@ -182,17 +183,14 @@ class LeaseClient:
 def meaning_of(error: str, store: LeaseStore) -> str:
     """Return what an error of the server means, and what to do, in one sentence. The server's text is shortened: it may
     repeat what was sent."""
-    key = f"vw:{store.fleet}:leases"
+    key, rights = f"vw:{store.fleet}:leases", RIGHTS + (" +select" if store.database else "")
     for sign, meaning in (
         ("WRONGPASS", "the password or the user is wrong; correct sharing.store.password_file"),
         ("NOAUTH", "it wants a password; set sharing.store.password_file"),
         ("called without any password configured", "it has no password; remove sharing.store.password_file"),
-        ("NOPERM", f"the user may not run the script; grant {RIGHTS} ~vw:*"),
-        ("ACL failure", f"the user may not run the script; grant {RIGHTS} ~vw:*"),
-        (
-            "WRONGTYPE",
-            f"the key vw:{store.fleet}:leases belongs to another program; choose another sharing.store.fleet",
-        ),
+        ("NOPERM", f"the user may not run the script; grant {rights} ~vw:*"),
+        ("ACL failure", f"the user may not run the script; grant {rights} ~vw:*"),
+        ("WRONGTYPE", f"the key {key} belongs to another program; choose another sharing.store.fleet"),
         ("OOM", "its memory is full; give it more maxmemory, or an instance of its own"),
         ("READONLY", "it is a read-only replica; use the address of the primary"),
         ("NOREPLICAS", "too few replicas are connected to it (min-replicas-to-write)"),
@@ -207,13 +205,16 @@ def meaning_of(error: str, store: LeaseStore) -> str:
     return f"it answered {error.split(' ')[0][:40]!r}"
 
 
-def _why(error: BaseException) -> str:
+def _why(error: BaseException, *, perhaps_tls: bool) -> str:
     if isinstance(error, ssl.SSLError):
+        if error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"):
+            return "it does not speak TLS at this port; write redis:// or valkey://, or correct the port"
         return f"TLS failed: {describe_tls_error(error)}"
-    if isinstance(error, EOFError):
-        return "it closed the connection; a server with TLS needs rediss:// or valkeys://"
+    if isinstance(error, EOFError | ConnectionResetError):
+        return "it closed the connection" + ("; a server with TLS needs rediss:// or valkeys://" if perhaps_tls else "")
     if isinstance(error, OSError):
-        return f"no connection: {os.strerror(error.errno) if error.errno and error.errno > 0 else error}"
+        number = error.errno or next(map(int, re.findall(r"\[Errno (\d+)\]", str(error))), 0)  # of several addresses
+        return f"no connection: {os.strerror(number) if number > 0 else error.strerror or error}"
     if isinstance(error, msgspec.MsgspecError):
         return "its answer is no lease"
     return str(error)

@@ -19,11 +19,12 @@ import msgspec
 
 from stack.config import BadConfig
 from stack.gateway.config import read_key
-from stack.gateway.lease import AT_ONCE_S, PERIOD_S, Ceilings, LeaseHolder, ReplicaUsage, TeamUsage, Usage
+from stack.gateway.lease import AT_ONCE_S, PERIOD_S, Ceilings, LeaseHolder
 from stack.gateway.lease_client import LeaseClient, LeaseStore, StoreLost
+from stack.gateway.lease_usage import replica_usage
 from stack.gateway.policy import Policy
 from stack.gateway.services import Services
-from stack.gateway.sharing import Sharing, part_of
+from stack.gateway.sharing import Sharing
 
 RETRY_S = 1.0  # while the fixed share holds
 _log = logging.getLogger("gateway")
@@ -48,11 +49,10 @@ class LeaseRenewal:
         self._wake = asyncio.Event()
         self._static = False
         self._said = ""
-        self._sent: dict[str, int] = {}  # tokens charged to each team, as they were last sent
         self._policy: tuple[Policy, str] | None = None
         self.slots = services.life.terms.policy.capacity.slots
         services.admission.wanting = self._wake.set
-        services.admission.lease(Ceilings(0, 0, {}, -math.inf), services.now())
+        services.admission.lease(Ceilings({}, -math.inf), services.now())
         services.metrics.leases()
 
     @property
@@ -90,18 +90,19 @@ class LeaseRenewal:
         await self._client.connect()
         policy = services.life.terms.policy
         bye = services.life.draining and not services.admission.waiting
+        usage = replica_usage(services.admission, self.slots, holder.counted)
         request, ceilings = holder.request(
-            self._usage(policy), self._client.run, self._hash(policy), services.now(), static=self._static, bye=bye
+            usage, self._client.run, self._hash(policy), services.now(), static=self._static, bye=bye
         )
         if not self._static and not bye:
-            services.admission.lease(ceilings, services.now())
+            services.admission.lease(ceilings, services.now(), answered=False)
         reply = await self._client.renew(request)
         if not holder.receive(reply, request.sequence):
             if holder.taken:
                 raise StoreLost(f"another gateway is called {holder.name}; give each gateway its own sharing.name")
             return
         services.admission.serve_elsewhere(holder.peers(reply))
-        services.admission.lease(holder.ceilings(), services.now())
+        services.admission.lease(holder.ceilings(), services.now(), answered=not holder.calm)
         self._static = False
         services.metrics.leased(True, holder.live, holder.policies)
         differ = "; their policies differ: reload teams.yaml everywhere" if holder.policies > 1 else ""
@@ -120,29 +121,6 @@ class LeaseRenewal:
         if text != self._said:
             self._said = text
             _log.log(level, "%s", text)
-
-    def _usage(self, policy: Policy) -> ReplicaUsage:
-        """Return what this gateway uses and needs of each limit."""
-        admission, shares, budget = self._services.admission, self._services.life.shares, policy.capacity.tokens
-        admission.whole_tokens = budget
-        tokens = None
-        if budget is not None:
-            used, following = min(admission.tokens, budget), min(admission.next_tokens(), budget)
-            large = following if used + following > (self._holder.ceilings().tokens or 0) else 0
-            demand = min(budget, used + admission.waiting_tokens)
-            tokens = Usage(used, demand, budget, part_of(shares, budget), large)
-        teams = [
-            TeamUsage(
-                team.name, team.band.band.rank, team.team.weight, team.charged, team.in_flight,
-                None if (most := policy.teams[team.name].max_running if team.name in policy.teams else None) is None
-                else Usage(team.running, team.in_flight, most, part_of(shares, most)),
-            )
-            for team in admission.active(self._sent)
-        ]  # fmt: skip
-        self._sent |= {team.name: team.charged for team in teams}
-        in_flight = admission.running + admission.waiting
-        slots = Usage(admission.running, in_flight, self.slots, part_of(shares, self.slots))
-        return ReplicaUsage(slots, tokens, tuple(teams))
 
     def _hash(self, policy: Policy) -> str:
         """Return a short hash of what gateways must agree on. It is no secret: keys are in teams.yaml as hashes."""

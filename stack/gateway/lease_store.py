@@ -1,20 +1,26 @@
-"""Transition of the store that leases slots, tokens and limits of teams to gateway replicas. Pure.
+"""Transition of the store that leases limits to gateway replicas. Pure.
 
 `lease.lua` runs the same transition within Valkey or Redis; tests compare both, step by step, on random histories. All
 times are milliseconds of the store's clock. Every value of a message is an integer, and every sum runs in the order of
 the replicas' names, so that both languages compute the same floating-point numbers.
 
 Invariant: no grant makes the leases of all replicas exceed a limit. A lease that has expired counts for a further
-`linger_ms`; a replica that comes back after its expiry holds no more than the requests that still run.
+`linger_ms`; a replica that comes back after its expiry holds no more than what it still uses.
 
 Rules. A name in use by another incarnation is refused, and a request that is not newer than the last one changes
-nothing. After a restart of the store, a step of its clock or a pause it is calm for one ttl: all leases are extended,
-nothing is granted, and the ceilings that replicas report are believed. Where capacity falls below what is leased, the
-reply is the lease less the excess, so that requests that end are not replaced."""
+nothing. After a restart of the store, a step of its clock or a pause it is calm for one ttl, unless every replica has
+returned its lease: all leases are extended, nothing is granted, and the ceilings that replicas report are believed.
+Where capacity falls below what is leased, the reply is the lease less the excess, so that requests that end are not
+replaced.
+
+Every limit is a claim with a key: slots and the token budget, length and tokens of the queue, max_running and
+max_in_flight of a team, ceiling and floor of a band. What is due to a replica is the part of its demand; slots and the
+queue are divided by teams first, as admission does it within one gateway."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,12 +28,16 @@ import msgspec
 
 PAUSE_MS = 500  # without any call: the store or every replica has stood still
 SPARE_FROM = 4  # of a team's limit for each replica; below it, headroom would sit where nobody asks
+RESERVE = 4  # a live replica always has one such part of its equal share of the queue
+SLOTS, TOKENS, QUEUE, QUEUE_TOKENS = "s", "t", "q", "k"
+# with the name of a team or band
+RUNNING, IN_FLIGHT, CEILING, FLOOR = "r:", "f:", "c:", "o:"
 
 
 class LimitClaim(msgspec.Struct, frozen=True, array_like=True):
-    """LimitClaim of one replica on a limit. use: held by running requests. keep: its present ceiling. demand: use, and
-    what waits. limit: as this replica sees it. large: what the next request needs beyond use, where that does not fit
-    its ceiling."""
+    """Claim of one replica on a limit. use: held by requests. keep: its present ceiling. demand: use, and what waits.
+    limit: as this replica sees it. large: what the next request needs beyond use, where that does not fit its
+    ceiling."""
 
     use: int
     keep: int
@@ -37,19 +47,24 @@ class LimitClaim(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TeamClaim(msgspec.Struct, frozen=True, array_like=True):
-    """LimitClaim of one team. running: on max_running; its limit is -1 where the team has none. served: tokens charged
-    since the epoch began, in the units of admission."""
+    """Demand of one team. served: tokens charged since the gateway started, in the units of admission; counted: as many
+    of them has the store answered. demand: requests that run and wait. queued, queued_tokens: what it has and wants in
+    the queue."""
 
     name: str
     rank: int
+    band: str
     weight: float
     served: int
-    running: LimitClaim
+    counted: int
+    demand: int
+    queued: int
+    queued_tokens: int
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Message of one replica. incarnation: random at start. epoch: 0 before the first lease. run: run id of the
-    server. tokens: null without a token budget. bye: the replica drains."""
+    server. claims: by key. teams: those with requests. bye: the replica drains."""
 
     name: str
     incarnation: str
@@ -59,8 +74,7 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
     ttl_ms: int
     linger_ms: int
     policy: str
-    slots: LimitClaim
-    tokens: LimitClaim | None
+    claims: dict[str, LimitClaim]
     teams: list[TeamClaim]
     bye: bool = False
 
@@ -74,8 +88,8 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LeaseReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer of the store. live: replicas with a lease. busy: slots in use at the others. total: tokens charged to
-    each team at all replicas. policies: different policies of live replicas."""
+    """Answer of the store. live: replicas with a lease. busy: slots in use at the others. grants: by key, as claimed.
+    total: tokens charged to each team at all replicas. policies: different policies of live replicas."""
 
     state: Literal["ok", "late", "taken"]
     epoch: int = 0
@@ -83,13 +97,11 @@ class LeaseReply(msgspec.Struct, frozen=True, kw_only=True):
     live: int = 0
     busy: int = 0
     policies: int = 0
-    slots: Grant = Grant(0, 0, 0)
-    tokens: Grant = Grant(0, 0, 0)
-    teams: list[Grant] = []
+    grants: dict[str, Grant] = {}
     total: list[int] = []
 
 
-@dataclass(slots=True, order=True)
+@dataclass(slots=True)
 class Held:
     """Lease of one limit as the store counts it: the ceiling, and the claim that it rests on."""
 
@@ -101,18 +113,8 @@ class Held:
 
 
 @dataclass(slots=True)
-class TeamLease:
-    """Lease of one team: its place among the teams, tokens charged, and the lease of max_running."""
-
-    rank: int
-    weight: float
-    served: int
-    running: Held
-
-
-@dataclass(slots=True)
 class ReplicaLease:
-    """Record of one replica."""
+    """Record of one replica. use: slots in use."""
 
     incarnation: str
     sequence: int
@@ -121,9 +123,8 @@ class ReplicaLease:
     linger: int
     policy: str
     use: int
-    slots: Held
-    tokens: Held | None
-    teams: dict[str, TeamLease]
+    claims: dict[str, Held]
+    teams: list[TeamClaim]
 
 
 @dataclass(slots=True)
@@ -136,6 +137,18 @@ class LeaseTable:
     epoch: int = 0
     replicas: dict[str, ReplicaLease] = field(default_factory=dict)
     total: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class TeamDemand:
+    """Demand of one team at all replicas. demand: as far as the team's own limit allows it. group: with the others of
+    its group it has a floor and a ceiling."""
+
+    rank: int
+    weight: float
+    group: str
+    total: int
+    demand: float
 
 
 def transition(table: LeaseTable, rq: LeaseRequest, now: int) -> LeaseReply:
@@ -156,7 +169,8 @@ def transition(table: LeaseTable, rq: LeaseRequest, now: int) -> LeaseReply:
 
 def _calm_down(table: LeaseTable, rq: LeaseRequest, now: int) -> None:
     """Begin a calm time after a restart, a step of the clock or a pause."""
-    if table.run != rq.run or table.last < 0 or now < table.last or now - table.last > PAUSE_MS:
+    stood_still = table.replicas and (now < table.last or now - table.last > PAUSE_MS)
+    if table.run != rq.run or table.last < 0 or stood_still:
         table.run, table.calm = rq.run, now + rq.ttl_ms
         table.epoch = max(table.epoch, now)
         for each in table.replicas.values():
@@ -165,12 +179,17 @@ def _calm_down(table: LeaseTable, rq: LeaseRequest, now: int) -> None:
 
 
 class _Call:
-    """One request that counts. names: of all replicas; live: of those with a lease, and this one."""
+    """One request that counts. names: of all replicas, this one among them; live: of those with a lease, and this
+    one."""
 
     def __init__(self, table: LeaseTable, rq: LeaseRequest, mine: ReplicaLease | None, now: int) -> None:
         self.table, self.rq, self.mine, self.now = table, rq, mine, now
-        self.others = [(name, table.replicas[name]) for name in sorted(table.replicas) if name != rq.name]
-        self.live = sorted([rq.name, *(name for name, each in self.others if now <= each.expiry)])
+        self.names = sorted({*table.replicas, rq.name})
+        others = {name: table.replicas[name] for name in self.names if name != rq.name}
+        self.claims = {name: each.claims for name, each in others.items()}
+        self.teams = {name: each.teams for name, each in others.items()} | {rq.name: rq.teams}
+        self.others = list(others.values())
+        self.live = [name for name in self.names if name == rq.name or now <= others[name].expiry]
         self.held = mine is not None and mine.epoch == rq.epoch and now <= mine.expiry
         self.calm = now < table.calm
         self.turn = now // rq.ttl_ms
@@ -180,121 +199,154 @@ class _Call:
     def answer(self) -> LeaseReply:
         """Write the record of this replica and return its grants."""
         rq, table, mine = self.rq, self.table, self.mine
-        before = [(name, each.slots) for name, each in self.others]
-        slots, slots_grant = self.settle(rq.slots, mine.slots if mine else None, before, self.slot_parts())
-        tokens, tokens_grant = None, Grant(0, 0, 0)
-        if rq.tokens is not None:
-            before = [(name, each.tokens) for name, each in self.others if each.tokens is not None]
-            tokens, tokens_grant = self.settle(rq.tokens, mine.tokens if mine else None, before, None)
-        grants = [self.settle_team(team) for team in rq.teams]
-        policies = {rq.policy, *(each.policy for _, each in self.others if self.now <= each.expiry)}
+        self.claims[rq.name] = {key: self.based(key, claim) for key, claim in rq.claims.items()}
+        grants = {key: self.settle(key) for key in rq.claims}
+        self.count_served()
+        policies = {rq.policy, *(each.policy for each in self.others if self.now <= each.expiry)}
         record = ReplicaLease(
             rq.incarnation, rq.sequence, mine.epoch if mine and self.held else table.epoch, self.now + rq.ttl_ms,
-            rq.linger_ms, rq.policy, rq.slots.use, slots, tokens,
-            {team.name: TeamLease(team.rank, team.weight, team.served if self.held else 0, held)
-             for team, (held, _) in zip(rq.teams, grants, strict=True)},
+            rq.linger_ms, rq.policy, rq.claims[SLOTS].use, self.claims[rq.name], rq.teams,
         )  # fmt: skip
         table.replicas[rq.name] = record
-        if rq.bye and not rq.slots.use:
+        if rq.bye and not record.use:
             del table.replicas[rq.name]
         return LeaseReply(
             state="ok", epoch=record.epoch, calm=self.calm, live=len(self.live),
-            busy=sum(each.use for _, each in self.others), policies=len(policies),
-            slots=slots_grant, tokens=tokens_grant, teams=[grant for _, grant in grants],
-            total=[table.total[team.name] for team in rq.teams],
+            busy=sum(each.use for each in self.others), policies=len(policies), grants=grants,
+            total=[table.total.get(team.name, 0) for team in rq.teams],
         )  # fmt: skip
 
-    def settle_team(self, team: TeamClaim) -> tuple[Held, Grant]:
-        """Count what was charged to a team, and return its lease where it has a limit."""
-        before = self.mine.teams.get(team.name) if self.mine else None
-        charged = team.served - before.served if before and self.held else 0
-        self.table.total[team.name] = self.table.total.get(team.name, 0) + charged
-        if team.running.limit < 0:
-            return Held(0, team.running.demand, -1), Grant(-1, 0, 0)
-        others = [(name, each.teams[team.name].running) for name, each in self.others if team.name in each.teams]
-        return self.settle(
-            team.running, before.running if before else None, others, None, spare_from=SPARE_FROM * len(self.live)
-        )
+    def count_served(self) -> None:
+        """Add what was charged to each team since the last request that had it. After a lapse nothing is added."""
+        if self.mine is None or not self.held:
+            return
+        before = {team.name: team.served for team in self.mine.teams}
+        for team in self.rq.teams:
+            if charged := team.served - before.get(team.name, team.counted):
+                self.table.total[team.name] = self.table.total.get(team.name, 0) + charged
 
-    def settle(
-        self,
-        claim: LimitClaim,
-        before: Held | None,
-        others: list[tuple[str, Held]],
-        parts: dict[str, float] | None,
-        spare_from: int = 0,
-    ) -> tuple[Held, Grant]:
-        """Return the new lease of one limit, and the grant. parts: due to the live replicas; None for those by demand.
-
-        spare_from: headroom is granted from this limit on."""
-        rq, name = self.rq, self.rq.name
+    def based(self, key: str, claim: LimitClaim) -> Held:
+        """Return what this replica holds of a limit before any grant."""
+        before = self.mine.claims.get(key) if self.mine else None
+        if self.held:
+            base = max(claim.use, min(claim.keep, before.lease)) if before else claim.use
+        else:
+            base = max(claim.use, claim.keep) if self.calm else claim.use
         since = (before.since if before and before.large else self.now) if claim.large else 0
-        mine = Held(self.base(claim, before), claim.demand, claim.limit, claim.use + claim.large if since else 0, since)
-        everyone = sorted([(name, mine), *((other, held) for other, held in others if held.limit >= 0)])
-        live = [(other, held) for other, held in everyone if other in self.live]
+        return Held(base, claim.demand, claim.limit, claim.use + claim.large if since else 0, since)
+
+    def settle(self, key: str) -> Grant:
+        """Lease one limit to this replica."""
+        mine = self.claims[self.rq.name][key]
+        everyone = [(name, held) for name in self.names if (held := self.claims[name].get(key)) is not None]
+        live = [(name, held) for name, held in everyone if name in self.live]
         limit = min(held.limit for _, held in live)
         free = limit - sum(held.lease for _, held in everyone)
-        demand = sum(held.demand for _, held in live)
-        large = min(((held.since, other, held.large) for other, held in live if held.large), default=None)
-        if parts is None:
-            parts = demanded_parts(live, limit, demand, large)
-        fair = portion(parts, name, self.turn)
-        spare = max(0, limit - demand) // len(self.live) if limit >= spare_from else 0
-        grant = 0 if self.calm or rq.bye else max(0, min(free, fair + spare - mine.lease))
+        reserve = limit // (RESERVE * len(self.live)) if key in (QUEUE, QUEUE_TOKENS) else 0
+        divided = limit - reserve * len(self.live)
+        parts = self.parts_by_team(key, divided) if key in (SLOTS, QUEUE, QUEUE_TOKENS) else demanded_parts(live, limit)
+        fair, due = portion(parts, self.rq.name, self.turn)
+        frugal = key[:2] in (RUNNING, IN_FLIGHT) and limit < SPARE_FROM * len(self.live)
+        spare = 0 if frugal else max(reserve, math.floor(max(0.0, limit - due) / len(self.live) + 1e-9))
+        grant = 0 if self.calm or self.rq.bye else max(0, min(free, fair + spare - mine.lease))
         lease = max(0, mine.lease + grant + min(0, free))
         mine.lease += grant
-        return mine, Grant(lease, fair, spare)
+        return Grant(lease, fair, spare)
 
-    def base(self, claim: LimitClaim, before: Held | None) -> int:
-        """Return what this replica holds of a limit before any grant."""
-        if self.held:
-            return max(claim.use, min(claim.keep, before.lease)) if before else claim.use
-        return max(claim.use, claim.keep) if self.calm else claim.use
-
-    def slot_parts(self) -> dict[str, float]:
-        """Return the slots due to each live replica: by rank, then by weighted max-min over the demand of teams, and of
-        each team the part of its demand that is at this replica."""
-        rows: list[tuple[str, str, int, float, int]] = []
-        left = float(self.rq.slots.limit)
-        for name in self.live:
-            if name == self.rq.name:
-                rows += [(name, team.name, team.rank, team.weight, team.running.demand) for team in self.rq.teams]
-            else:
-                record = self.table.replicas[name]
-                left = min(left, float(record.slots.limit))
-                rows += [
-                    (name, team, each.rank, each.weight, each.running.demand)
-                    for team, each in sorted(record.teams.items())
-                ]
-        wanted: dict[str, list[float]] = {}  # team -> rank, weight, demand of all
-        for _, team, place, weight, demand in rows:
+    def parts_by_team(self, key: str, limit: int) -> dict[str, float]:
+        """Return the parts of slots or the queue due to the live replicas: of each team's due the part of its demand
+        that is at this replica."""
+        rows = [(name, team, _demand_of(key, team)) for name in self.live for team in self.teams[name]]
+        wanted: dict[str, TeamDemand] = {}
+        for _, team, demand in rows:
             if demand > 0:
-                wanted.setdefault(team, [place, weight, 0])[2] += demand
-        peers: dict[float, float] = {}
-        order = sorted(wanted, key=lambda team: (wanted[team][0], wanted[team][2] / wanted[team][1], team))
-        for team in order:
-            peers[wanted[team][0]] = peers.get(wanted[team][0], 0.0) + wanted[team][1]
-        due: dict[str, float] = {}
-        for team in order:
-            rank, weight, wish = wanted[team]
-            due[team] = min(wish, left * weight / peers[rank])
-            left, peers[rank] = left - due[team], peers[rank] - weight
+                group = team.band if key == SLOTS else team.name
+                wanted.setdefault(team.name, TeamDemand(team.rank, team.weight, group, 0, 0)).total += demand
+        for name, each in wanted.items():
+            each.demand = min(each.total, self.least(RUNNING + name, each.total) if key == SLOTS else each.total)
+        due = due_by_team(float(limit), wanted, self.bounds(key, limit, wanted))
         parts = dict.fromkeys(self.live, 0.0)
-        for name, team, _, _, demand in rows:
+        for name, team, demand in rows:
             if demand > 0:
-                parts[name] += due[team] * demand / wanted[team][2]
+                parts[name] += due[team.name] * demand / wanted[team.name].total
         return parts
 
+    def bounds(self, key: str, limit: int, wanted: Mapping[str, TeamDemand]) -> dict[str, tuple[float, float]]:
+        """Return floor and ceiling of each group of teams: those of its band, and one place of the queue."""
+        groups = {each.group for each in wanted.values()}
+        if key == SLOTS:
+            return {name: (self.least(FLOOR + name, 0), self.least(CEILING + name, limit)) for name in groups}
+        unit = 1.0 if key == QUEUE else limit / max(1, self.rq.claims[QUEUE].limit)
+        return dict.fromkeys(groups, (unit, float(limit)))
 
-def demanded_parts(
-    live: list[tuple[str, Held]], limit: int, demand: int, large: tuple[int, str, int] | None
+    def least(self, key: str, otherwise: int) -> int:
+        """Return a limit as the live replica with the lowest one sees it."""
+        return min((held.limit for name in self.live if (held := self.claims[name].get(key))), default=otherwise)
+
+
+def _demand_of(key: str, team: TeamClaim) -> int:
+    return team.demand if key == SLOTS else team.queued if key == QUEUE else team.queued_tokens
+
+
+def due_by_team(
+    left: float, wanted: Mapping[str, TeamDemand], bounds: Mapping[str, tuple[float, float]]
 ) -> dict[str, float]:
-    """Return the parts of a limit by demand. large: since when which replica needs so much for its next request; it
-    gets that first."""
+    """Return what is due to each team: the floors of all groups, then by rank, no group beyond its ceiling.
+
+    bounds: floor and ceiling of a group."""
+    due = dict.fromkeys(wanted, 0.0)
+    groups: dict[tuple[int, str], list[str]] = {}
+    for name, each in wanted.items():
+        groups.setdefault((each.rank, each.group), []).append(name)
+    given = {}
+    for place in sorted(groups):
+        before = left
+        left = max_min(min(left, bounds[place[1]][0]), left, groups[place], wanted, due)
+        given[place] = before - left
+    for rank in sorted({rank for rank, _ in groups}):
+        capped = dict(due)
+        for place in sorted(groups):
+            if place[0] == rank:
+                max_min(bounds[place[1]][1] - given[place], 0.0, groups[place], wanted, capped)
+        teams = [name for place in sorted(groups) if place[0] == rank for name in groups[place]]
+        left = max_min(left, left, teams, wanted, due, capped)
+    return due
+
+
+def max_min(
+    divided: float,
+    left: float,
+    teams: Sequence[str],
+    wanted: Mapping[str, TeamDemand],
+    due: dict[str, float],
+    most: Mapping[str, float] | None = None,
+) -> float:
+    """Add to what is due to teams by weighted max-min, and return what is left.
+
+    most: up to which a team gets something, null for its demand."""
+
+    def lacking(team: str) -> float:
+        return (wanted[team].demand if most is None else most[team]) - due[team]
+
+    order = sorted(teams, key=lambda team: (lacking(team) / wanted[team].weight, team))
+    weights = 0.0
+    for team in order:
+        weights += wanted[team].weight
+    for team in order:
+        more = max(0.0, min(lacking(team), divided * wanted[team].weight / weights))
+        due[team] += more
+        divided, left, weights = divided - more, left - more, weights - wanted[team].weight
+    return left
+
+
+def demanded_parts(live: Sequence[tuple[str, Held]], limit: int) -> dict[str, float]:
+    """Return the parts of a limit by demand. The replica that has waited longest for a large request gets that
+    first."""
+    large = min(((held.since, name, held.large) for name, held in live if held.large), default=None)
     reserved = min(limit, large[2]) if large else 0
     owner = large[1] if large else ""
     rest = limit - reserved
-    wanted = demand - sum(held.demand for name, held in live if name == owner)
+    wanted = sum(held.demand for name, held in live if name != owner)
     return {
         name: float(reserved)
         if name == owner
@@ -305,9 +357,9 @@ def demanded_parts(
     }
 
 
-def portion(parts: dict[str, float], own: str, turn: int) -> int:
-    """Return the whole number due to one replica. What rounding leaves goes to those with a fraction, in turns: where
-    a limit is smaller than the number of replicas, each gets its turn."""
+def portion(parts: Mapping[str, float], own: str, turn: int) -> tuple[int, float]:
+    """Return the whole number due to one replica, and the sum of all parts. What rounding leaves goes to those with a
+    fraction, in turns: where a limit is smaller than the number of replicas, each gets its turn."""
     whole = {name: math.floor(part + 1e-9) for name, part in parts.items()}
     exact = 0.0
     for part in parts.values():  # not sum(), which newer releases of Python compensate
@@ -315,6 +367,6 @@ def portion(parts: dict[str, float], own: str, turn: int) -> int:
     left = math.floor(exact + 1e-9) - sum(whole.values())
     with_rest = [name for name in parts if parts[name] - whole[name] > 1e-9]
     if own not in with_rest:
-        return whole[own]
+        return whole[own], exact
     place = (with_rest.index(own) + turn) % len(with_rest)
-    return whole[own] + (1 if place < left else 0)
+    return whole[own] + (1 if place < left else 0), exact

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import signal
 import ssl
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from aiohttp import web
 from exporters import process
 from exporters.net.listener import Listening, clients_at_most, listen
 from stack.config import BadConfig, load
+from stack.gateway import clock
 from stack.gateway.config import GatewayConfig, Timeouts, protection, rooted, upstream_tls
 from stack.gateway.health import HealthMonitor
 from stack.gateway.lease_renewal import LeaseRenewal, lease_renewal
@@ -72,7 +72,7 @@ async def serve(
     cannot start."""
     terms = load_terms(config)
     tls = upstream_tls(config)
-    replicas = ReplicaList(config.sharing, time.monotonic)
+    replicas = ReplicaList(config.sharing, clock.now)
     if not await replicas.until_listed(stop):
         return
     metrics = GatewayMetrics()
@@ -86,7 +86,7 @@ async def serve(
                 if (address := shared.life.terms.addresses.get(name)) is not None:  # it may have gone with a reload
                     metrics.upstream(name, address, up)
 
-            watch = HealthMonitor(session, tell, lambda: proxy.running > 0)
+            watch = HealthMonitor(session, tell, lambda: proxy.running > 0, clock=clock.now)
             shared = make_services(
                 terms, replicas.shares, metrics, client, watch, config.limits, config.timeouts, config.cors
             )

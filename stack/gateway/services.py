@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from stack.gateway import clock
 from stack.gateway.admission import Admission
 from stack.gateway.body_budget import BodyBudget
 from stack.gateway.config import GatewayLimits, Timeouts
@@ -69,7 +70,7 @@ class Services:
     def adopt(self, terms: RuntimePolicy) -> None:
         """Apply a new policy to requests from now on. Waiting requests keep their place under it."""
         self.life.terms = terms
-        self.admission.adopt(divide(terms.policy, self.life.shares), self.now())
+        self.admission.adopt(divide(terms.policy, self.life.shares), self.now(), terms.policy)
 
     def share(self, shares: tuple[Share, ...]) -> None:
         """Divide the limits anew. Running requests stay."""
@@ -104,9 +105,9 @@ def make_services(
 ) -> Services:
     """Return the services with the real clocks and randomness."""
     return Services(
-        Lifecycle(terms, shares), Admission(divide(terms.policy, shares)), client, Estimator(),
+        Lifecycle(terms, shares), Admission(divide(terms.policy, shares), terms.policy), client, Estimator(),
         BodyBudget(limits.all_bodies_bytes), LargeBodies(), watch, metrics, limits,
-        timeouts, cors, now=time.monotonic, unix_s=time.time,
+        timeouts, cors, now=clock.now, unix_s=time.time,
         new_hex=_hex_of(random.Random(secrets.token_bytes(32))),  # noqa: S311  # ids are no secrets
         jitter=lambda: random.uniform(*JITTER),  # noqa: S311  # no secret
     )  # fmt: skip

@@ -5,21 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
 import pytest
 from aiohttp import web
-from test_gateway import ASK, CHAT, KEYS, REPLY, FakeEngine, listening
-from test_gateway_store import real_store
+from test_gateway import ASK, CHAT, KEYS, REPLY, FakeEngine, gateway, listening
+from test_gateway_store import connected, http_server, real_store
+
+from stack.gateway.lease_client import LeaseStore
+from stack.gateway.sharing import Sharing
 
 ROOT = Path(__file__).parents[3]
 SLOTS = 12
+OUTAGE_S = float(os.environ.get("VLLM_WATCH_OUTAGE_S", "4"))
 
 
 class CountingEngine(FakeEngine):
@@ -116,105 +123,192 @@ async def eventually(condition: Callable[[], object], within_s: float, what: str
         await asyncio.sleep(0.05)
 
 
-async def test_three_gateways_hold_the_limit_through_faults(part, free_port, tmp_path: Path):
-    """A flood, kill -9 of one gateway, a stopped store, and one that comes back empty: the engine never has more than
-    the slots and the requests of the lapsed leases, and nobody gets an error but the clients of the killed one."""
+class Relay:
+    """A relay between one gateway and the store. cut: it holds back everything, on open and on new connections."""
+
+    def __init__(self, port: int, store_port: int) -> None:
+        self.url, self._port, self._store_port = f"redis://127.0.0.1:{port}", port, store_port
+        self._open = asyncio.Event()
+        self._open.set()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Relay]:
+        async with await asyncio.start_server(self._serve, "127.0.0.1", self._port) as server:
+            yield self
+            server.close()
+
+    def cut(self, yes: bool) -> None:
+        self._open.clear() if yes else self._open.set()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer), contextlib.suppress(OSError):
+            from_store, to_store = await asyncio.open_connection("127.0.0.1", self._store_port)
+            with contextlib.closing(to_store):
+                await asyncio.wait(
+                    [asyncio.create_task(self._pass(*ends)) for ends in ((reader, to_store), (from_store, writer))],
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                await self._open.wait()
+                writer.write(data)
+
+
+def write_teams(folder: Path, slots: int) -> None:
+    teams = {team: {"keys": [hashed], "cache_domain": "shared"} for team, (_, hashed) in KEYS.items()}
+    (folder / "teams.yaml").write_text(json.dumps({"teams": teams, "capacity": {"slots": slots}}))
+
+
+@dataclass
+class Fleet:
+    """Three gateways before one counting engine. ports: of requests and of metrics."""
+
+    engine: CountingEngine
+    processes: list[subprocess.Popen[bytes]]
+    ports: list[tuple[int, int]]
+    flood: Flood
+
+    async def metrics(self, name: str, of: int = 3) -> list[float]:
+        return [await metric(port, name) for _, port in self.ports[:of]]
+
+    async def most_within(self, seconds: float, after_s: float = 0.0) -> int:
+        """Return the most requests that were at the engine at once."""
+        await asyncio.sleep(after_s)
+        self.engine.most = self.engine.running
+        await asyncio.sleep(seconds)
+        return self.engine.most
+
+
+@contextlib.asynccontextmanager
+async def flooded_fleet(folder: Path, store_urls: list[str], free_port: Callable[[], int]) -> AsyncIterator[Fleet]:
     engine = CountingEngine()
     runner = await listening(engine)
-    (tmp_path / "teams.yaml").write_text(
-        json.dumps(
-            {
-                "teams": {team: {"keys": [hashed], "cache_domain": "shared"} for team, (_, hashed) in KEYS.items()},
-                "capacity": {"slots": SLOTS},
-            }
-        )
-    )
+    write_teams(folder, SLOTS)
     ports = [(free_port(), free_port()) for _ in range(3)]
-    store_port = free_port()
-    valkey = part("valkey").path
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(runner.cleanup)
-        store = stack.enter_context(contextlib.ExitStack())
-        url = store.enter_context(real_store(valkey, store_port, tmp_path)).url
         processes = [
-            await stack.enter_async_context(gateway_process(tmp_path / f"gw-{n}", engine, url, n, *ports[n]))
+            await stack.enter_async_context(gateway_process(folder / f"gw-{n}", engine, store_urls[n], n, *ports[n]))
             for n in range(3)
         ]
         # one gateway alone may use every slot
         flood = Flood([ports[0][0]], 20)
         await eventually(lambda: engine.running == SLOTS, 20, "all slots are in use at one gateway")
         await flood.end()
-        await asyncio.sleep(1)
-        engine.most = 0
+        await eventually(lambda: not engine.running, 20, "nothing runs")
         flood = Flood([port for port, _ in ports], 12)
         stack.push_async_callback(flood.end)
-        await asyncio.sleep(4)
-        assert SLOTS == engine.most
-        assert [3.0] * 3 == [await metric(port, "lease_replicas") for _, port in ports]
+        fleet = Fleet(engine, processes, ports, flood)
+        assert SLOTS == await fleet.most_within(4)
+        assert [3.0] * 3 == await fleet.metrics("lease_replicas")
         assert all(len(statuses) > 20 for statuses in flood.statuses.values()), "each gateway has its part"
-
-        processes[2].send_signal(signal.SIGKILL)
-        await asyncio.sleep(0.2)
-        engine.most = 0
-        await asyncio.sleep(4)
-        assert SLOTS == engine.most, "the slots of the dead gateway are used again, and no more"
-        assert [2.0] * 2 == [await metric(port, "lease_replicas") for _, port in ports[:2]]
-
-        store.close()
-        await asyncio.sleep(4)
-        assert [1.0] * 2 == [await metric(port, "lease_lost") for _, port in ports[:2]]
-        engine.most, done = 0, engine.done
-        await asyncio.sleep(2)
-        assert 2 * SLOTS // 3 == engine.most, "the fixed shares of two of three gateways"
-        assert engine.done > done
-
-        store.enter_context(real_store(valkey, store_port, tmp_path))
-        engine.most = 0
-        await asyncio.sleep(6)
-        assert SLOTS == engine.most
-        assert [0.0] * 2 == [await metric(port, "lease_lost") for _, port in ports[:2]]
-        await flood.end()
-        for port, _ in ports[:2]:
-            assert {200} == set(flood.statuses[port])
-
-        processes[0].terminate()
-        assert 0 == await asyncio.to_thread(processes[0].wait, 30)
-        await asyncio.sleep(0.5)
-        assert 1.0 == await metric(ports[1][1], "lease_replicas"), "a gateway that stops returns its lease at once"
+        yield fleet
 
 
-@pytest.mark.parametrize("fault", ["refused", "password", "type"])
-async def test_a_store_that_fails_leaves_the_fixed_share(part, free_port, tmp_path: Path, fault: str):
-    """Nobody listens, the password is wrong, the key is another program's: one sentence, and requests go on."""
-    engine = CountingEngine()
-    runner = await listening(engine)
-    (tmp_path / "teams.yaml").write_text(
-        json.dumps({"teams": {"demo": {"keys": [KEYS["demo"][1]]}}, "capacity": {"slots": SLOTS}})
-    )
-    ports, store_port = (free_port(), free_port()), free_port()
-    async with contextlib.AsyncExitStack() as stack:
-        stack.push_async_callback(runner.cleanup)
-        if fault != "refused":
-            options = ("--requirepass", "right") if fault == "password" else ()
-            stack.enter_context(real_store(part("valkey").path, store_port, tmp_path, *options))
+async def test_three_gateways_hold_the_limit_through_faults(part, free_port, tmp_path: Path):
+    """A flood, kill -9 of one gateway, a stopped store, and one that comes back empty: the engine never has more than
+    the slots and the requests of the lapsed leases, and nobody gets an error but the clients of the killed one."""
+    store_port, valkey = free_port(), part("valkey").path
+    with contextlib.ExitStack() as store:
+        url = store.enter_context(real_store(valkey, store_port, tmp_path)).url
+        async with flooded_fleet(tmp_path, [url] * 3, free_port) as fleet:
+            fleet.processes[2].send_signal(signal.SIGKILL)
+            assert SLOTS == await fleet.most_within(4, after_s=0.2), "the slots of the dead one are used, and no more"
+            assert [2.0] * 2 == await fleet.metrics("lease_replicas", 2)
+
+            store.close()
+            await asyncio.sleep(OUTAGE_S)
+            assert [1.0] * 2 == await fleet.metrics("lease_lost", 2)
+            done = fleet.engine.done
+            assert 2 * SLOTS // 3 == await fleet.most_within(2), "the fixed shares of two of three gateways"
+            assert fleet.engine.done > done
+
+            store.enter_context(real_store(valkey, store_port, tmp_path))
+            assert SLOTS == await fleet.most_within(6)
+            assert [0.0] * 2 == await fleet.metrics("lease_lost", 2)
+            await fleet.flood.end()
+            for port, _ in fleet.ports[:2]:
+                assert {200} == set(fleet.flood.statuses[port])
+
+            fleet.processes[0].terminate()
+            assert 0 == await asyncio.to_thread(fleet.processes[0].wait, 30)
             await asyncio.sleep(0.5)
-        if fault == "type":
-            _, writer = await asyncio.open_connection("127.0.0.1", store_port)
-            writer.write(b"SET vw:default:leases x\r\n")
-            await writer.drain()
-            writer.close()
-        url = f"redis://127.0.0.1:{store_port}"
-        await stack.enter_async_context(gateway_process(tmp_path / "gw", engine, url, 0, *ports))
-        async with (
-            aiohttp.ClientSession(headers={"Authorization": f"Bearer {KEYS['demo'][0]}"}) as session,
-            session.post(f"http://127.0.0.1:{ports[0]}{CHAT}", json=ASK) as answer,
-        ):
+            left = await metric(fleet.ports[1][1], "lease_replicas")
+            assert 1.0 == left, "a gateway that stops returns its lease at once"
+
+
+async def test_partition_pause_and_reload_hold_the_limit(part, free_port, tmp_path: Path):
+    """One gateway is cut off from the store, then stands still beyond its lease; then all get fewer slots, and more,
+    one after the other. The engine has no more than the slots, and the share of the one that is cut off."""
+    store_port = free_port()
+    with real_store(part("valkey").path, store_port, tmp_path):
+        async with contextlib.AsyncExitStack() as stack:
+            relays = [await stack.enter_async_context(Relay(free_port(), store_port).running()) for _ in range(3)]
+            fleet = await stack.enter_async_context(flooded_fleet(tmp_path, [relay.url for relay in relays], free_port))
+            relays[1].cut(True)
+            most = await fleet.most_within(5)
+            assert SLOTS <= most <= SLOTS + SLOTS // 3
+            assert [0.0, 1.0, 0.0] == await fleet.metrics("lease_lost")
+            relays[1].cut(False)
+            assert SLOTS == await fleet.most_within(2, after_s=2.5)
+            assert [0.0] * 3 == await fleet.metrics("lease_lost")
+
+            fleet.processes[1].send_signal(signal.SIGSTOP)
+            assert SLOTS == await fleet.most_within(2, after_s=2.5), "its slots are used by the others"
+            fleet.processes[1].send_signal(signal.SIGCONT)
+            assert SLOTS == await fleet.most_within(2), "it does not use the lease that has lapsed"
+            assert [3.0] * 3 == await fleet.metrics("lease_replicas")
+
+            for slots, order in ((SLOTS // 2, (1, 0, 2)), (SLOTS, (2, 0, 1))):
+                write_teams(tmp_path, slots)
+                for number in order:
+                    fleet.processes[number].send_signal(signal.SIGHUP)
+                    assert SLOTS >= await fleet.most_within(0.5)
+                assert slots == await fleet.most_within(1.5, after_s=0.5)
+            await fleet.flood.end()
+            for statuses in fleet.flood.statuses.values():
+                assert {200} == set(statuses)
+
+
+MEANINGS = {
+    "refused": "no connection: Connection refused",
+    "password": "it wants a password; set sharing.store.password_file",
+    "type": "the key vw:default:leases belongs to another program; choose another sharing.store.fleet",
+    "full": "its memory is full; give it more maxmemory, or an instance of its own",
+    "read-only": "it is a read-only replica; use the address of the primary",
+    "cluster": "its cluster is down; use a server that is no cluster",
+    "http": "it does not speak the protocol of Valkey and Redis",
+    "tls": "it does not speak TLS at this port; write redis:// or valkey://, or correct the port",
+}
+OPTIONS = {
+    "password": ("--requirepass", "right"),
+    "full": ("--maxmemory", "1"),
+    "read-only": ("--replicaof", "127.0.0.1 1"),
+    "cluster": ("--cluster-enabled", "yes"),
+}
+
+
+@pytest.mark.parametrize("fault", MEANINGS)
+async def test_a_store_that_fails_leaves_the_fixed_share(part, free_port, tmp_path: Path, caplog, fault: str):
+    """One sentence in the log, the metric of the alert, and requests go on. Every second fault is one of Redis."""
+    port, caplog.handler.level = free_port(), logging.INFO
+    url = f"{'rediss' if fault == 'tls' else 'redis'}://127.0.0.1:{port}"
+    program = part("redis" if list(MEANINGS).index(fault) % 2 else "valkey").path
+    async with contextlib.AsyncExitStack() as stack:
+        if fault == "http":
+            await stack.enter_async_context(http_server(port))
+        elif fault != "refused":
+            stack.enter_context(real_store(program, port, tmp_path, *OPTIONS.get(fault, ())))
+            password = "right" if fault == "password" else None
+            async with connected(LeaseStore(url=f"redis://127.0.0.1:{port}"), password) as client:
+                if fault == "type":
+                    await client._call(b"SET", b"vw:default:leases", b"x")
+        sharing = Sharing(replicas=3, index=0, name="gw-0", store=LeaseStore(url=url))
+        it = await stack.enter_async_context(gateway(tmp_path, sharing=sharing))
+        async with it.post(ASK) as answer:
             assert 200 == answer.status
-        assert 1.0 == await metric(ports[1], "lease_lost")
-        said = (tmp_path / "gw/stderr").read_text()
-        meaning = {
-            "refused": "no connection: Connection refused",
-            "password": "it wants a password; set sharing.store.password_file",
-            "type": "the key vw:default:leases belongs to another program",
-        }
-        assert 1 == said.count(f"no lease from {url}, the fixed share of this gateway holds: {meaning[fault]}")
+        assert 1.0 == (await it.figures())[("vllm_watch_gateway_lease_lost",)]
+    said = [record.getMessage() for record in caplog.records if record.name == "gateway"]
+    assert [f"no lease from {url}, the fixed share of this gateway holds: {MEANINGS[fault]}"] == said

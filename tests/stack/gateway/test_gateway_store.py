@@ -10,12 +10,15 @@ import random
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 import pytest
+from aiohttp import web
 
 from stack.config import BadConfig, parse
+from stack.deploy import certificates
 from stack.gateway.config import GatewayConfig
 from stack.gateway.lease_client import RIGHTS, SCRIPT, LeaseClient, LeaseStore, StoreLost
 from stack.gateway.lease_store import LeaseReply, LeaseRequest, LeaseTable, LimitClaim, TeamClaim, transition
@@ -84,20 +87,22 @@ def a_request(draw: random.Random, run: str, sent: dict[str, tuple[int, int]]) -
 
     teams = [
         TeamClaim(
-            team,
-            rank,
-            weight,
-            draw.randint(0, 5000),
-            claim(draw.choice((3, 9))) if draw.random() < 0.6 else LimitClaim(0, 0, draw.randint(0, 9), -1),
+            team, rank, band, weight, draw.randint(0, 5000), draw.randint(0, 500), draw.randint(0, 30),
+            draw.choice((0, 0, 3, 40)), draw.choice((0, 0, 70, 900)),
         )
-        for team, rank, weight in (("x", 0, 1.0), ("y", 1, 2.5), ("z", 1, 1.0))
+        for team, rank, band, weight in (
+            ("x", 0, "top", 1.0), ("y", 1, "low", 2.5), ("z", 1, "low", 0.3), ("w", 1, "else", 1.0)
+        )
         if draw.random() < 0.7
-    ]
+    ]  # fmt: skip
+    claims = {"s": msgspec.structs.replace(claim(draw.choice((8, 20))), large=0), "q": claim(draw.choice((2, 50)))}
+    optional = {"t": (1000,), "k": (2000, 10), "o:low": (2, 5), "c:low": (6, 15), "c:top": (1,)}
+    optional |= {f"{kind}{team.name}": (3, 9, 40) for team in teams for kind in ("r:", "f:")}
+    claims |= {key: claim(draw.choice(limits)) for key, limits in optional.items() if draw.random() < 0.6}
     request = LeaseRequest(
         name=name, incarnation=draw.choice(("i", "i", "i", "i", "j")), sequence=sequence + draw.choice((0, 1, 1, 1, 1)),
         epoch=epoch, run=run if draw.random() < 0.97 else "other", ttl_ms=2000, linger_ms=draw.choice((0, 0, 3000)),
-        policy=draw.choice(("p", "p", "q")), slots=msgspec.structs.replace(claim(draw.choice((8, 20))), large=0),
-        tokens=claim(1000) if draw.random() < 0.7 else None, teams=teams, bye=draw.random() < 0.03,
+        policy=draw.choice(("p", "p", "q")), claims=claims, teams=teams, bye=draw.random() < 0.03,
     )  # fmt: skip
     sent[name] = (request.sequence, epoch)
     return request
@@ -137,7 +142,7 @@ async def test_the_store_holds_no_more_than_live_replicas(program: Path, free_po
                 await client._call(b"EVAL", SCRIPT, b"1", KEY, body, str(now).encode())
             fields = await client._call(b"HLEN", KEY)
             assert isinstance(fields, bytes)
-            assert int(fields) <= 1 + 3 + 7, "meta, three teams, and replicas of two seconds"
+            assert int(fields) <= 1 + 4 + 7, "meta, four teams, and replicas of two seconds"
             left = await client._call(b"PTTL", KEY)
             assert isinstance(left, bytes)
             assert 0 < int(left) <= 86_400_000
@@ -186,6 +191,133 @@ async def _refused(port: int) -> StoreLost:
     with pytest.raises(StoreLost) as lost:
         await client.connect()
     return lost.value
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a certificate for 127.0.0.1, its authority, and another authority."""
+    folder = tmp_path_factory.mktemp("certificates")
+    now = datetime.now(UTC)
+    signer, other = certificates.authority(now), certificates.authority(now)
+    pair = certificates.leaf(signer, ("127.0.0.1",), now)
+    for name, text in (("ca", signer.certificate), ("other", other.certificate), ("cert", pair.certificate)):
+        (folder / f"{name}.pem").write_text(text)
+    (folder / "key.pem").write_text(pair.key)
+    return folder
+
+
+async def test_a_store_with_tls(program: Path, free_port, certified: Path, tmp_path: Path):
+    """TLS, a password in a file, a user of an ACL and a database: right, and each of them wrong."""
+    port, plain = free_port(), free_port()
+    options = [f"--tls-{name}-file={certified / file}" for name, file in
+               (("cert", "cert.pem"), ("key", "key.pem"), ("ca-cert", "ca.pem"))]  # fmt: skip
+    words = [word for option in options for word in option.split("=", 1)]
+    words += ["--tls-port", str(port), "--tls-auth-clients", "no", "--requirepass", "root"]
+    for user in (f"gateway on >secret ~vw:* {RIGHTS} +select", f"few on >secret ~vw:* {RIGHTS}"):
+        words += ["--user", *user.split()]
+    ca = str(certified / "ca.pem")
+    right = LeaseStore(url=f"rediss://127.0.0.1:{port}/3", user="gateway", password_file="x", ca_file=ca)
+    replace = msgspec.structs.replace
+    with real_store(program, plain, tmp_path, *words):
+        async with connected(right, "secret") as client:
+            assert "ok" == (await client.renew(a_request(random.Random(2), client.run, {}))).state
+        async with connected(replace(right, user=None), "root") as client:
+            assert b"1" == await client._call(b"EXISTS", KEY)
+            await client._call(b"SELECT", b"0")
+            assert b"0" == await client._call(b"EXISTS", KEY)
+        wrong = {
+            "its certificate is not accepted": replace(right, ca_file=str(certified / "other.pem")),
+            "certificate is not valid for 'localhost'": replace(right, url=f"rediss://localhost:{port}/3"),
+            "a server with TLS needs rediss:// or valkeys://": replace(right, url=f"redis://127.0.0.1:{port}/3"),
+            "it does not speak TLS at this port; write redis://": replace(right, url=f"rediss://127.0.0.1:{plain}/3"),
+            "it has no such database; correct the number": replace(right, url=f"rediss://127.0.0.1:{port}/99"),
+            "the password or the user is wrong; correct sharing.store.password_file": replace(right, user="gatewax"),
+        }
+        for says, store in wrong.items():
+            assert says.lower() in (await _lost(store, "secret")).lower()
+        assert "the password or the user is wrong" in await _lost(right, "secrets")
+        assert f"grant {RIGHTS} +select ~vw:*" in await _lost(replace(right, user="few"), "secret")
+        assert "it wants a password; set sharing.store.password_file" in await _lost(right)
+
+
+@contextlib.asynccontextmanager
+async def http_server(port: int) -> AsyncIterator[None]:
+    runner = web.ServerRunner(web.Server(lambda _: web.Response()))  # type: ignore[arg-type]
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        yield
+    finally:
+        await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def silent_server(port: int) -> AsyncIterator[None]:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", port)
+    try:
+        yield
+    finally:
+        server.close()
+
+
+async def test_what_is_no_store_is_named(free_port):
+    """An HTTP server, a server that says nothing, and a host that does not exist."""
+    port = free_port()
+    async with http_server(port):
+        assert "it does not speak the protocol of Valkey and Redis" == str(await _refused(port))
+    port = free_port()
+    async with silent_server(port):
+        client = LeaseClient(LeaseStore(url=f"redis://127.0.0.1:{port}"), None, lambda: None, call_s=0.2)
+        with pytest.raises(StoreLost, match=r"no answer within 0\.2 s"):
+            await client.connect()
+    client = LeaseClient(LeaseStore(url=f"redis://localhost:{free_port()}"), None, lambda: None)
+    with pytest.raises(StoreLost, match=r"^no connection: Connection refused$"):
+        await client.connect()
+    client = LeaseClient(LeaseStore(url="redis://no-such-host.invalid"), None, lambda: None)
+    with pytest.raises(StoreLost, match=r"^no (connection: [A-Z][a-z ]+|answer within 1 s)$"):
+        await client.connect()
+
+
+async def test_a_cluster_is_named(program: Path, free_port, tmp_path: Path):
+    """The key is on another node, or on none."""
+    ports = [free_port(), free_port()]
+    with contextlib.ExitStack() as servers:
+        for port in ports:
+            (tmp_path / str(port)).mkdir()
+            options = ("--cluster-enabled", "yes", "--cluster-port", str(free_port()), "--cluster-node-timeout", "500")
+            servers.enter_context(real_store(program, port, tmp_path / str(port), *options))
+        stores = [LeaseStore(url=f"redis://127.0.0.1:{port}") for port in ports]
+        async with connected(stores[0]) as first, connected(stores[1]) as second:
+            assert "its cluster is down; use a server that is no cluster" == await _lost(stores[0])
+            slot = await first._call(b"CLUSTER", b"KEYSLOT", KEY)
+            assert isinstance(slot, bytes)
+            await second._call(b"CLUSTER", b"ADDSLOTS", slot)
+            others = [b"%d" % number for number in range(16384) if number != int(slot)]
+            await first._call(b"CLUSTER", b"ADDSLOTS", *others)
+            bus = next(word for word in _words(await second._call(b"CLUSTER", b"NODES")) if "@" in word)
+            await first._call(
+                b"CLUSTER", b"MEET", b"127.0.0.1", b"%d" % ports[1], bus.split("@")[1].split(",")[0].encode()
+            )
+            said = ""
+            for _ in range(200):
+                if (said := await _lost(stores[0])).startswith("it is a cluster and the key is on another node"):
+                    return
+                await asyncio.sleep(0.05)
+            raise AssertionError(said)
+
+
+def _words(value: object) -> list[str]:
+    return value.decode().split() if isinstance(value, bytes) else []
+
+
+async def test_a_primary_without_replicas_is_named(program: Path, free_port, tmp_path: Path):
+    with real_store(program, free_port(), tmp_path, "--min-replicas-to-write", "1") as store:
+        said = await _lost(LeaseStore(url=store.url))
+        assert "too few replicas are connected to it (min-replicas-to-write)" == said
 
 
 @pytest.mark.parametrize(
