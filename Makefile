@@ -38,7 +38,7 @@ help:
 	@echo 'make audit                     known vulnerabilities and licences of what requirements/run.txt pins'
 	@echo 'make bench-dashboards          what printing, Overview on 24 h of 20 engines, and our own board there cost; ARGS=--quick 2 h'
 	@echo 'make screenshots               pictures of every dashboard at 1440 and 400 px over an hour of 20 teams; ARGS=--docs those of the documentation'
-	@echo 'make bench-admission           a flood beside first come first served, and a million requests on a virtual clock'
+	@echo 'make bench-admission           a flood beside first come first served, and a million requests on a virtual clock; ARGS=--leases: the cost of a store'
 	@echo 'make bench-gateway             what the gateway adds to a request, and how many streams a core holds; ARGS=--peers compares'
 	@echo 'make bench-sidecar             how fast the sidecar reads, how long a scrape waits, what it all takes; ARGS="--soak 50000000" only that'
 	@echo 'make bench-judge               2,000 simulated experiments a line: its false alarms, and the effects that it finds'
@@ -129,6 +129,8 @@ bench-gateway: $(VENV)/dev.done
 bench-admission: $(VENV)/dev.done
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/admission_sim.py
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/admission_scenarios.py
+	$(if $(findstring --leases,$(ARGS)),@$(RUN) lab install valkey)
+	$(if $(findstring --leases,$(ARGS)),PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_leases.py)
 
 bench-crosscheck: $(VENV)/dev.done
 	@$(RUN) lab install engine model
@@ -151,7 +153,9 @@ bench-judge: $(VENV)/dev.done
 bench-faults: $(VENV)/dev.done
 	@$(RUN) lab install mtail
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_faults.py
-	PYTHONPATH=$(CURDIR) VLLM_WATCH_HISTORIES=$(if $(findstring --quick,$(ARGS)),200,10000) $(VENV)/bin/python -m pytest -q tests/exporters/test_sidecar_histories.py tests/stack/gateway/test_gateway_lease.py
+	PYTHONPATH=$(CURDIR) VLLM_WATCH_HISTORIES=$(if $(findstring --quick,$(ARGS)),200,10000) $(VENV)/bin/python -m pytest -q tests/exporters/test_sidecar_histories.py tests/stack/gateway/test_gateway_lease.py tests/stack/gateway/test_gateway_store.py
+	@$(RUN) lab install valkey redis
+	PYTHONPATH=$(CURDIR) VLLM_WATCH_OUTAGE_S=$(if $(findstring --quick,$(ARGS)),4,30) $(VENV)/bin/python -m pytest -q tests/stack/gateway/test_gateway_leases_live.py
 
 bench-sidecar: $(VENV)/dev.done
 	@$(RUN) lab install mtail

@@ -137,8 +137,8 @@ LEASE_LOST = Metric(
     "vllm_watch_gateway_lease_lost",
     Kind.GAUGE,
     Unit.FLAG,
-    "1 while the store of the gateways leases nothing to this one and its fixed share holds; 0 while it leases slots,"
-    " tokens and limits of teams.",
+    "1 while the store of the gateways leases nothing to this one and its fixed share holds; 0 while it leases"
+    " every limit.",
     labels=(),
     across=Across.MAX,
     notes=("Only with sharing.store in gateway.yaml.",),

@@ -450,8 +450,8 @@ def _as_json(bench: Bench, lines: int, wrong: list[str]) -> dict[str, object]:
 
 
 @contextlib.contextmanager
-def _gateway(folder: Path, upstream: str, core: int) -> Iterator[Contender]:
-    """Ours, with everything on, and limits that nobody here meets."""
+def _gateway(folder: Path, upstream: str, core: int, **more: object) -> Iterator[Contender]:
+    """Ours, with everything on, and limits that nobody here meets. more: of its configuration."""
     port, (key, hashed) = free_port(), make_key("bench")
     limits = {"max_running": 4000, "max_in_flight": 8000, "max_prompt_tokens": 16000, "max_output_tokens": 2000}
     teams = {
@@ -468,6 +468,7 @@ def _gateway(folder: Path, upstream: str, core: int) -> Iterator[Contender]:
     }
     (folder / "teams.yaml").write_text(yaml.safe_dump(teams))
     config = {"upstream": upstream, "listen": f"127.0.0.1:{port}", "metrics_listen": f"127.0.0.1:{free_port()}"}
+    config |= more
     (folder / "gateway.yaml").write_text(yaml.safe_dump(config))
     told = f"Python {platform.python_version()}, " + ", ".join(
         f"{name} {metadata.version(name)}" for name in ("aiohttp", "uvloop", "msgspec")

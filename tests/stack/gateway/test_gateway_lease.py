@@ -10,12 +10,14 @@ import itertools
 import math
 import os
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
-from stack.gateway.admission import Admission, Ticket, TicketState
+from stack.gateway import clock
+from stack.gateway.admission import Admission, Refusal, Ticket, TicketState
 from stack.gateway.lease import AT_ONCE_S, PERIOD_S, TTL_S, Ceilings, LeaseHolder, ReplicaUsage, Usage
 from stack.gateway.lease_store import RUNNING, SLOTS, TOKENS, LeaseReply, LeaseRequest, LeaseTable, transition
 from stack.gateway.lease_usage import replica_usage
@@ -136,18 +138,20 @@ class Fleet:
 
     def reload(self) -> None:
         """Write another policy; every replica reads it within three seconds, in any order."""
-        self.policy = policy = self.random.choice(self.policies)
+        self.policy = self.random.choice(self.policies)
         for it in self.replicas:
-            self.at(self.now + self.random.uniform(0, 3), lambda it=it: self.adopt(it, policy))
+            self.at(self.now + self.random.uniform(0, 3), lambda it=it: self.adopt(it))
 
-    def adopt(self, it: Replica, policy: Policy) -> None:
-        if it.dead or self.now < it.paused_until:
-            self.at(it.paused_until, lambda: None if it.dead else self.adopt(it, self.policy))
+    def adopt(self, it: Replica) -> None:
+        if it.dead:
+            return
+        if self.now < it.paused_until:
+            self.at(it.paused_until, lambda: self.adopt(it))
             return
         self.former.append((self.now, it.policy))
         self.lapse(it)
-        it.policy = policy
-        it.admission.adopt(self.share(it, policy), it.clock(self.now), policy)
+        it.policy = self.policy
+        it.admission.adopt(self.share(it, self.policy), it.clock(self.now), self.policy)
 
     def arrive(self, it: Replica) -> None:
         if it.dead:
@@ -344,8 +348,7 @@ def heal(fleet: Fleet) -> None:
     fleet.faults, fleet.load = False, 4.0
     for it in fleet.replicas:
         it.cut_until = it.paused_until = 0.0
-        if not it.dead:
-            fleet.adopt(it, fleet.policy)
+        fleet.adopt(it)
     heap, fleet.heap = fleet.heap, []
     for event in heap:
         fleet.at(max(fleet.now, event[0]), event[2])
@@ -435,6 +438,111 @@ def test_a_large_request_gets_the_tokens_that_it_needs():
     raise AssertionError(f"{holders[2].ceilings()} after 12 s")
 
 
+def renewed(table: LeaseTable, holder: LeaseHolder, admission: Admission, now: float) -> None:
+    """Renew the lease of one replica without any delay."""
+    usage = replica_usage(admission, admission.whole.capacity.slots, holder.counted)
+    request, ceilings = holder.request(usage, "run", "p", now)
+    admission.lease(ceilings, now, answered=False)
+    reply = transition(table, request, round(now * 1000))
+    assert holder.receive(reply, request.sequence)
+    admission.serve_elsewhere(holder.peers(reply))
+    admission.lease(holder.ceilings(), now, answered=not holder.calm)
+
+
+class Pair:
+    """Two replicas under leases, after the calm time."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.table, self.now, self.refused = LeaseTable(), 100.0, list[str]()
+        self.holders = [LeaseHolder(f"gw-{n}", "i") for n in range(2)]
+        self.both = [Admission(divide(policy, (Share(2, n),)), policy) for n in range(2)]
+        for admission in self.both:
+            admission.lease(NOTHING, self.now)
+        self.renew(12)
+
+    def renew(self, periods: int = 1) -> None:
+        for _ in range(periods):
+            self.now += PERIOD_S
+            for holder, admission in zip(self.holders, self.both, strict=True):
+                renewed(self.table, holder, admission, self.now)
+
+    def ask(self, place: int, team: str, times: int = 1) -> list[Ticket]:
+        asked = [
+            self.both[place].ask(
+                team, 10, 10, self.now, lambda: None, lambda refusal: self.refused.append(refusal.reason)
+            )
+            for _ in range(times)
+        ]
+        self.refused += [one.reason for one in asked if isinstance(one, Refusal)]
+        return [one for one in asked if isinstance(one, Ticket)]
+
+    def running(self, place: int, team: str) -> int:
+        return next(one.running for one in self.both[place].standings() if one.team == team)
+
+
+def test_requests_beyond_the_leased_part_of_max_in_flight_wait_for_an_answer():
+    """They are queued or refused by what the store leases, the oldest first, and never while it is calm."""
+    pair = Pair(Policy(teams={"a": Team(max_in_flight=5)}, capacity=Capacity(slots=20)))
+    pair.ask(0, "a", 4)
+    assert 0 == pair.running(0, "a")
+    pair.renew()
+    assert 4 == pair.running(0, "a")
+    assert 4 == len(pair.ask(1, "a", 4))
+    assert [] == pair.refused
+    pair.renew(2)
+    assert ["team_limit"] * 3 == pair.refused
+    assert 1 == pair.running(1, "a")
+    assert [] == pair.ask(1, "a", 9)[4:]
+    assert 3 + 5 == len(pair.refused), "beyond the limit of all nothing waits for the store"
+    pair.table = LeaseTable()
+    pair.renew(3)
+    assert 3 + 5 == len(pair.refused), "a store that is calm has not answered"
+
+
+def test_a_busy_replica_uses_the_whole_queue_but_for_a_reserve():
+    policy = Policy(teams={"a": Team(), "b": Team()}, bands={"default": Band(rank=0, max_wait_s=1e6)},
+                    capacity=Capacity(slots=2, queue=80))  # fmt: skip
+    pair = Pair(policy)
+    for _ in range(6):
+        pair.ask(0, "a", 40)
+        pair.renew(2)
+    assert 70 == pair.both[0].waiting, "a quarter of its equal share stays with the other"
+    assert 10 == len(pair.ask(1, "b", 12))
+
+
+def test_a_band_below_its_floor_gets_slots_at_any_replica():
+    bands = {"high": Band(rank=0, max_wait_s=1e6), "low": Band(rank=1, floor=3, ceiling=0.5, max_wait_s=1e6)}
+    pair = Pair(Policy(teams={"a": Team(band="high"), "b": Team(band="low")}, bands=bands, capacity=Capacity(slots=8)))
+    low = pair.ask(1, "b", 9)[:4]
+    pair.renew(4)
+    assert 4 == pair.running(1, "b"), "no more than its ceiling"
+    running = pair.ask(0, "a", 30)[:4]
+    pair.renew(4)
+    assert 4 == pair.running(0, "a")
+    for ticket in [*low, *running]:
+        pair.both[ticket not in running].leave(ticket, pair.now, 10, 10)
+    pair.renew(4)
+    assert 5 == pair.running(0, "a")
+    assert 3 == pair.running(1, "b"), "the floor, and no more while the better band wants all"
+
+
+def test_tokens_of_requests_between_two_renewals_count_at_the_others():
+    """A request that is over before a second renewal is as much service as a long one."""
+    pair = Pair(Policy(teams={"a": Team()}, capacity=Capacity(slots=4)))
+    pair.ask(1, "a")
+    pair.renew()
+    for _ in range(10):
+        ticket = pair.ask(0, "a")[0]
+        pair.renew()
+        pair.both[0].leave(ticket, pair.now, 10, 10)
+        pair.renew(3)
+    assert 11 * (10 + 2 * 10) == pair.table.total["a"]
+
+
+def test_the_clock_of_leases_runs_while_the_machine_is_suspended():
+    assert time.clock_gettime(time.CLOCK_BOOTTIME) == pytest.approx(clock.now(), abs=5)
+
+
 def test_teams_are_served_alike_over_replicas():
     """One team asks at both replicas, the other at one. With leases both get the same service, to the tokens of one
     period and of the requests at the engines."""
@@ -474,14 +582,7 @@ def test_teams_are_served_alike_over_replicas():
                     box.append(ticket)
         if step % 4 == 0:
             for place, holder in enumerate(holders):
-                admission = admissions[place]
-                usage = replica_usage(admission, 12, holder.counted)
-                request, ceilings = holder.request(usage, "run", "p", now)
-                admission.lease(ceilings, now, answered=False)
-                reply = transition(table, request, round(now * 1000))
-                assert holder.receive(reply, request.sequence)
-                admission.serve_elsewhere(holder.peers(reply))
-                admission.lease(holder.ceilings(), now)
+                renewed(table, holder, admissions[place], now)
         running += [(now + hold_s, place, box[0]) for place, box in pending]
         pending.clear()
         assert len(running) <= 12
