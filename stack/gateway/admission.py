@@ -230,8 +230,9 @@ class Admission:
     def lease(self, ceilings: Ceilings | None, now: float, *, answered: bool = True) -> None:
         """Obey the ceilings of a lease, or those of the policy again. Running requests stay. answered: they are the
         store's answer to what was claimed, so tentative requests are admitted or refused; not while it is calm."""
-        self.ceilings, self._now = ceilings, now
-        self._set_ceilings()
+        former, self.ceilings, self._now = self.ceilings, ceilings, now
+        if former is None or ceilings is None or ceilings.limits != former.limits:
+            self._set_ceilings()
         if answered:
             for team in self._teams.values():
                 if team.tentative:

@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from stack.gateway.lease_store import QUEUE, QUEUE_TOKENS, Grant, LeaseReply, LeaseRequest, LimitClaim, TeamClaim
 
 TTL_S, MARGIN_S, PERIOD_S = 2.0, 0.5, 0.2
@@ -18,8 +20,7 @@ AT_ONCE_S = 0.05  # the least time between two requests
 NO_GRANT = Grant(0, 0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """Use of one limit at this replica. demand: use, and what waits. limit: of all replicas. part: the share that holds
     without a store. large: what the next request needs beyond use, where it does not fit the ceiling."""
 
@@ -30,26 +31,12 @@ class Usage:
     large: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TeamUsage:
-    """Use of one team: a row of `TeamClaim`, but with the tokens charged since the start."""
+class ReplicaUsage(msgspec.Struct, frozen=True):
+    """Use at this replica. limits: by the keys of claims. teams: those with requests, and with charges that the store
+    has not counted."""
 
-    name: str
-    rank: int
-    band: str
-    weight: float
-    charged: int
-    demand: int
-    queued: int = 0
-    queued_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaUsage:
-    """Use at this replica. limits: by the keys of claims. teams: those with requests."""
-
-    limits: Mapping[str, Usage]
-    teams: tuple[TeamUsage, ...]
+    limits: dict[str, Usage]
+    teams: list[TeamClaim]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,25 +85,19 @@ class LeaseHolder:
         grants, self._grants, claims = self._grants, {}, {}
         for key, use in usage.limits.items():
             grant = grants.get(key, NO_GRANT)
-            # to wait without a lease does no harm, so the queue keeps its share
-            keep = use.part if static or (key in (QUEUE, QUEUE_TOKENS) and not bye) else 0
             if valid:
-                keep = min(grant.lease, grant.fair + grant.spare, use.demand + grant.spare)
-            keep = max(use.use, keep)
+                keep = max(use.use, min(grant.lease, grant.fair + grant.spare, use.demand + grant.spare))
+                lowered = grant if grant.lease <= keep else Grant(keep, grant.fair, grant.spare)
+            else:  # to wait without a lease does no harm, so the queue keeps its share
+                keep = max(use.use, use.part if static or (key in (QUEUE, QUEUE_TOKENS) and not bye) else 0)
+                lowered = Grant(keep, keep, 0)
             claims[key] = LimitClaim(use.use, keep, use.demand, use.limit, use.large)
-            self._grants[key] = Grant(min(grant.lease, keep) if valid else keep, grant.fair, grant.spare)
-        teams = [
-            TeamClaim(
-                team.name, team.rank, team.band, team.weight, team.charged, self.counted.get(team.name, 0), team.demand,
-                team.queued, team.queued_tokens,
-            )
-            for team in usage.teams
-        ]  # fmt: skip
-        self._charged = {team.name: team.charged for team in usage.teams}
+            self._grants[key] = lowered
+        self._charged = {team.name: team.served for team in usage.teams}
         self._request = request = LeaseRequest(
             name=self.name, incarnation=self.incarnation, sequence=self._sequence, epoch=self.epoch, run=run,
             ttl_ms=round(TTL_S * 1000), linger_ms=round(self.linger_s * 1000), policy=policy,
-            claims=claims, teams=teams, bye=bye,
+            claims=claims, teams=usage.teams, bye=bye,
         )  # fmt: skip
         if bye:
             self.until = -math.inf
@@ -158,5 +139,8 @@ class LeaseHolder:
         return new
 
     def ceilings(self) -> Ceilings:
-        """Return the ceilings of the present lease."""
-        return Ceilings({key: grant.lease for key, grant in self._grants.items()}, self.until)
+        """Return the ceilings of the present lease: no more than what is due, so that requests beyond it are not
+        replaced when they end."""
+        return Ceilings(
+            {key: min(grant.lease, grant.fair + grant.spare) for key, grant in self._grants.items()}, self.until
+        )

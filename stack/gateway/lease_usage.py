@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 
 from stack.gateway.admission import Admission
-from stack.gateway.lease import ReplicaUsage, TeamUsage, Usage
-from stack.gateway.lease_store import CEILING, FLOOR, IN_FLIGHT, QUEUE, QUEUE_TOKENS, RUNNING, SLOTS, TOKENS
+from stack.gateway.lease import ReplicaUsage, Usage
+from stack.gateway.lease_store import CEILING, FLOOR, IN_FLIGHT, QUEUE, QUEUE_TOKENS, RUNNING, SLOTS, TOKENS, TeamClaim
 
 
 def replica_usage(admission: Admission, slots: int, counted: Mapping[str, int]) -> ReplicaUsage:
@@ -31,9 +31,9 @@ def replica_usage(admission: Admission, slots: int, counted: Mapping[str, int]) 
             limits[IN_FLIGHT + name] = Usage(admitted, in_flight, terms.max_in_flight, team.team.max_in_flight or 0)
         refused, refused_tokens = refused + team.refused, refused_tokens + team.refused_tokens
         teams.append(
-            TeamUsage(
-                name, team.band.band.rank, team.band.name, team.team.weight, team.charged, in_flight,
-                waiting + team.refused, team.waiting_tokens + team.refused_tokens,
+            TeamClaim(
+                name, team.band.band.rank, team.band.name, team.team.weight, team.charged, counted.get(name, 0),
+                in_flight, waiting + team.refused, team.waiting_tokens + team.refused_tokens,
             )
         )  # fmt: skip
         admission.claim(team)
@@ -42,7 +42,7 @@ def replica_usage(admission: Admission, slots: int, counted: Mapping[str, int]) 
     if (queue_tokens := whole.capacity.queue_tokens) is not None:
         used = admission.waiting_tokens
         limits[QUEUE_TOKENS] = Usage(used, used + refused_tokens, queue_tokens, share.queue_tokens or 0)
-    return ReplicaUsage(limits, tuple(teams))
+    return ReplicaUsage(limits, teams)
 
 
 def _token_usage(admission: Admission, budget: int, part: int) -> Usage:

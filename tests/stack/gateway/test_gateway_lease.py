@@ -428,7 +428,7 @@ def test_a_large_request_gets_the_tokens_that_it_needs():
         for place, holder in enumerate(holders):
             tokens = Usage(use[place], 1000, 1000, 0) if place < 2 else Usage(0, 700, 1000, 0, large=700)
             limits = {SLOTS: Usage(1, 5, 30, 0), TOKENS: tokens}
-            request, _ = holder.request(ReplicaUsage(limits, ()), "run", "p", now)
+            request, _ = holder.request(ReplicaUsage(limits, []), "run", "p", now)
             assert holder.receive(transition(table, request, round(now * 1000)), request.sequence)
             if place < 2:  # a tenth of what runs ends, and whatever fits begins
                 use[place] = max(use[place] * 9 // 10, holder.ceilings().limits[TOKENS])
