@@ -167,6 +167,13 @@ class ClientConnection(asyncio.Protocol):
 
     # ---- the handler
 
+    @property
+    def task(self) -> asyncio.Task[None]:
+        """Return the task of the running request."""
+        if self._task is None:
+            raise RuntimeError("no request runs")
+        return self._task
+
     def writable(self) -> asyncio.Transport:
         """Return the transport. Raises ConnectionResetError if the client is gone."""
         wire = self._wire

@@ -81,6 +81,11 @@ class ClientRequest:
         self.response: Response | None = None
 
     @property
+    def task(self) -> asyncio.Task[None]:
+        """Return the task that handles the request."""
+        return self._connection.task
+
+    @property
     def transport(self) -> asyncio.Transport:
         """Return the connection's transport. Raises ConnectionResetError if the client is gone."""
         return self._connection.writable()
@@ -225,7 +230,27 @@ class Response:
         await self._request.drain()
 
     def _head(self, request: ClientRequest, size: int | None) -> bytes:
-        """Return the head, framed for this request. size: of the body, None if it is not known."""
+        """Return the head for this request. size: of the body, None if it is not known."""
+        headers = self.headers
+        self._frame(request, size)
+        if "Date" not in headers:
+            headers["Date"] = http_date(int(time.time()))
+        self.closes = self.closes or not request.persistent
+        if self.closes:
+            if request.chunks:
+                headers["Connection"] = "close"
+        elif not request.chunks:
+            headers["Connection"] = "keep-alive"
+        lines = [f"HTTP/1.{int(request.chunks)} {self.status} {self.reason}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        head = "\r\n".join(lines)
+        if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1 or "\0" in head:
+            raise ValueError("a header with a line break in it")
+        self._request, request.response = request, self
+        return f"{head}\r\n\r\n".encode("utf-8", "surrogateescape")
+
+    def _frame(self, request: ClientRequest, size: int | None) -> None:
+        """Set the headers that frame the body."""
         status, headers = self.status, self.headers
         self._empty = status in _NO_BODY or request.method == "HEAD"
         if status in _NO_BODY and status != 304:
@@ -240,21 +265,6 @@ class Response:
                 self.closes = True
         if size != 0 and not self._empty and "Content-Type" not in headers:
             headers["Content-Type"] = "application/octet-stream"
-        if "Date" not in headers:
-            headers["Date"] = http_date(int(time.time()))
-        if self.closes or not request.persistent:
-            self.closes = True
-            if request.chunks:
-                headers["Connection"] = "close"
-        elif not request.chunks:
-            headers["Connection"] = "keep-alive"
-        lines = [f"HTTP/1.{int(request.chunks)} {status} {self.reason}"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        head = "\r\n".join(lines)
-        if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1 or "\0" in head:
-            raise ValueError("a header with a line break in it")
-        self._request, request.response = request, self
-        return f"{head}\r\n\r\n".encode("utf-8", "surrogateescape")
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -36,6 +36,7 @@ OUTPUT_TOKENS = 1024
 # Share of a team's answers that the expected output covers, and how much of an answer's weight is left after the next
 # one.
 COVERED, KEPT = 0.9, 0.99
+MOST_WEIGHT = 1e100  # of one answer beside those of before; then all are scaled down
 # An event holds one token or more: speculative decoding and --stream-interval put several into one. Beyond MOST_TOKENS
 # nothing is learned, because hidden reasoning and buffered tool calls are tokens without events.
 LEAST_TOKENS, MOST_TOKENS = 1.0, 64.0
@@ -58,15 +59,19 @@ class Outputs:
 
     It begins with two answers of OUTPUT_TOKENS."""
 
-    __slots__ = ("_counts",)
+    __slots__ = ("_counts", "_weight")
 
     def __init__(self) -> None:
         self._counts = [0.0] * 32  # of answers of up to 2**index tokens
         self._counts[_power(OUTPUT_TOKENS)] = 2.0
+        self._weight = 1.0  # of the next answer: it grows, where all earlier ones would have to fade
 
     def add(self, tokens: int) -> None:
-        self._counts = [count * KEPT for count in self._counts]
-        self._counts[_power(tokens)] += 1.0
+        self._weight /= KEPT
+        self._counts[_power(tokens)] += self._weight
+        if self._weight > MOST_WEIGHT:
+            self._counts = [count / self._weight for count in self._counts]
+            self._weight = 1.0
 
     def covering(self, share: float) -> int:
         """So many tokens that this share of answers was no longer."""

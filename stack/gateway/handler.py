@@ -16,6 +16,7 @@ from stack.gateway import request_body as token_requests
 from stack.gateway import request_routes
 from stack.gateway.admission import Refusal
 from stack.gateway.client_request import BrokenBody, json_response
+from stack.gateway.deadline import Deadline
 from stack.gateway.large_bodies import LARGE_BYTES
 from stack.gateway.passed_headers import (
     NOT_SENT_ON,
@@ -48,7 +49,7 @@ class RequestHandler(ResponseWriter):
     async def run(self, *, open_to_all: bool) -> None:
         x = self._x
         try:
-            async with self._timer:
+            with self._timer:
                 await self._steps(open_to_all)
         except RequestEnd as end:
             await self._answer(end)
@@ -228,8 +229,7 @@ class RequestHandler(ResponseWriter):
             if self._ticket
             else []
         )
-        if self._timer.when() is not None:
-            self._timer.reschedule(None)
+        self._timer.clear()
         tries = [choice, *others]
         for x.attempt, each in enumerate(tries, 1):
             x.upstream, x.variant, result = each.name, each.upstream.variant, ""
@@ -259,7 +259,7 @@ class RequestHandler(ResponseWriter):
         one can be tried."""
         stage, allowed = self._first_stage()
         try:
-            async with asyncio.timeout(None) as self._timer:
+            with Deadline(self._task) as self._timer:
                 self._allow(stage, allowed)
                 upstream = await self._sent(choice, last=not held)
                 try:

@@ -7,6 +7,8 @@ from urllib.parse import quote
 
 from multidict import CIMultiDict
 
+from stack.gateway.request_routes import RECORDED
+
 if TYPE_CHECKING:
     from stack.gateway.client_request import ClientRequest
     from stack.gateway.teams import Teams
@@ -97,7 +99,7 @@ def reason_for_no_team(headers: CIMultiDict[str], teams: Teams) -> str:
 
 def upstream_path(request: ClientRequest, route: str) -> str:
     """The path as we read it, so that the engine reads it alike, and the query as it came."""
-    return quote(route) + request.query
+    return (route if route in RECORDED else quote(route)) + request.query
 
 
 def headers_without(headers: CIMultiDict[str], dropped: frozenset[str]) -> list[tuple[str, str]]:

@@ -56,7 +56,7 @@ class Proxy:
             return text_response("ok\n")
         engine_page = path in self._engine_pages and request.method in ("GET", "HEAD")
         recorded = request.method == "POST" and path in request_routes.RECORDED
-        if not engine_page and not routes.plain(path):
+        if not engine_page and not recorded and not routes.plain(path):
             return self._not_served(request, f"{path[:100]} is not served here; see /v1/...")
         if not engine_page and not recorded and not routes.passed(request.method, path, self._also_pass):
             why = (
@@ -82,7 +82,7 @@ class Proxy:
         if recorded:
             self._log.accepted()
             self.services.metrics.began(x.team)
-        visit = RequestHandler(self.services, request, x, admitted=recorded)
+        visit = RequestHandler(self.services, request, x, request.task, admitted=recorded)
         try:
             await visit.run(open_to_all=open_to_all)
         except asyncio.CancelledError:

@@ -17,6 +17,7 @@ from stack.gateway import request_body as token_requests
 from stack.gateway import request_routes
 from stack.gateway.admission import LATEST_S, Ticket
 from stack.gateway.client_request import ClientRequest, Response
+from stack.gateway.deadline import Deadline
 from stack.gateway.passed_headers import NOT_SENT_BACK, headers_without
 from stack.gateway.policy import Band
 from stack.gateway.reasons import FAILOVER, NOTHING_DONE, RETRYABLE, classify
@@ -42,7 +43,9 @@ class ResponseWriter:
 
     A base class of RequestHandler and no object of its own, so that a request costs one object."""
 
-    def __init__(self, services: Services, request: ClientRequest, x: RequestState, *, admitted: bool) -> None:
+    def __init__(
+        self, services: Services, request: ClientRequest, x: RequestState, task: asyncio.Task[None], *, admitted: bool
+    ) -> None:
         self._services = services
         self._terms = services.life.terms
         self._request = request
@@ -51,7 +54,8 @@ class ResponseWriter:
         self._ask = token_requests.TokenRequest(body=b"")
         self._ticket: Ticket | None = None
         self._response: Response | None = None  # once its head has gone out
-        self._timer = asyncio.timeout(None)
+        self._task = task
+        self._timer = Deadline(task)
         self._taken = 0  # bytes of its body, of those that may be held
         self._mid_event = False  # whether the client has the beginning of an event whose end never came
         self._stage = "body_timeout"  # the reason, should time run out now
@@ -82,6 +86,8 @@ class ResponseWriter:
 
     def release_body(self) -> None:
         """The body, as soon as nothing can be sent again; what its size has taught stays."""
+        if not self._ask.body and not self._taken:
+            return
         self._ask = msgspec.structs.replace(self._ask, body=b"", fields={})
         self._services.bodies.give(self._x.team, self._taken)
         self._taken = 0
@@ -92,7 +98,7 @@ class ResponseWriter:
     def _allow(self, stage: str, seconds: float) -> None:
         """From now on, time runs out after `seconds`, and is then called `stage`."""
         self._stage = stage
-        self._timer.reschedule(asyncio.get_running_loop().time() + seconds)
+        self._timer.after(seconds)
 
     def _begin(self, upstream: UpstreamResponse) -> CIMultiDict[str]:
         """The head to send back."""
