@@ -59,16 +59,18 @@ class Outputs:
 
     It begins with two answers of OUTPUT_TOKENS."""
 
-    __slots__ = ("_counts", "_weight")
+    __slots__ = ("_counts", "_highest", "_weight")
 
     def __init__(self) -> None:
         self._counts = [0.0] * 32  # of answers of up to 2**index tokens
-        self._counts[_power(OUTPUT_TOKENS)] = 2.0
+        self._highest = _power(OUTPUT_TOKENS)  # with any answer
+        self._counts[self._highest] = 2.0
         self._weight = 1.0  # of the next answer: it grows, where all earlier ones would have to fade
 
     def add(self, tokens: int) -> None:
         self._weight /= KEPT
-        self._counts[_power(tokens)] += self._weight
+        self._counts[power := _power(tokens)] += self._weight
+        self._highest = max(self._highest, power)
         if self._weight > MOST_WEIGHT:
             self._counts = [count / self._weight for count in self._counts]
             self._weight = 1.0
@@ -76,7 +78,7 @@ class Outputs:
     def covering(self, share: float) -> int:
         """So many tokens that this share of answers was no longer."""
         beyond = (1 - share) * sum(self._counts)
-        for power in reversed(range(len(self._counts))):
+        for power in range(self._highest, -1, -1):
             beyond -= self._counts[power]
             if beyond < 0:
                 return 1 << power

@@ -104,7 +104,8 @@ def upstream_path(request: ClientRequest, route: str) -> str:
 
 def headers_without(headers: CIMultiDict[str], dropped: frozenset[str]) -> list[tuple[str, str]]:
     """Headers to pass on: without the dropped ones, and without those that Connection names."""
-    named = ",".join(headers.getall("Connection", ()))
-    if named and named.lower() not in ("keep-alive", "close"):
-        dropped = dropped | {name.strip().lower() for name in named.split(",")}
+    if "Connection" in headers:
+        named = ",".join(headers.getall("Connection"))
+        if named.lower() not in ("keep-alive", "close"):
+            dropped = dropped | {name.strip().lower() for name in named.split(",")}
     return [(name, value) for name, value in headers.items() if name.lower() not in dropped]
