@@ -16,7 +16,7 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from aiohttp import HttpVersion11, StreamReader, web
 from aiohttp.http import RawRequestMessage
@@ -63,22 +63,32 @@ REASONS = (
     "bad_framing",
 )
 
-_HEAD_TOO_LARGE = (431, "head_too_large", "The request line or a header is too long, or there are too many headers.")
-# Parser errors: status, reason and message. The parser's own message quotes input, which may be a key or a prompt.
-_UNREADABLE: dict[type[HttpProcessingError], tuple[int, str, str]] = {
-    LineTooLong: _HEAD_TOO_LARGE,
-    BadStatusLine: (
-        400,
-        "bad_request_line",
-        "The first line is no HTTP request line; TLS and HTTP/2 clients need another address.",
-    ),
-    InvalidURLError: (400, "bad_request_line", "The request target is neither a path nor a URL."),
-}
-_BAD_FRAMING = (
-    400,
-    "bad_framing",
-    "The headers or the body framing (Content-Length, Transfer-Encoding, chunks) violate HTTP.",
+
+class Unreadable(NamedTuple):
+    """Refusal of a request that a parser rejected.
+
+    The parser's own message quotes input, which may be a key or a prompt."""
+
+    status: int
+    reason: str
+    sentence: str
+
+
+HEAD_TOO_LARGE = Unreadable(
+    431, "head_too_large", "The request line or a header is too long, or there are too many headers."
 )
+BAD_REQUEST_LINE = Unreadable(
+    400, "bad_request_line", "The first line is no HTTP request line; TLS and HTTP/2 clients need another address."
+)
+BAD_TARGET = Unreadable(400, "bad_request_line", "The request target is neither a path nor a URL.")
+BAD_FRAMING = Unreadable(
+    400, "bad_framing", "The headers or the body framing (Content-Length, Transfer-Encoding, chunks) violate HTTP."
+)
+_UNREADABLE: dict[type[HttpProcessingError], Unreadable] = {
+    LineTooLong: HEAD_TOO_LARGE,
+    BadStatusLine: BAD_REQUEST_LINE,
+    InvalidURLError: BAD_TARGET,
+}
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -109,19 +119,44 @@ def new_rejections() -> Counter[str]:
     return Counter(dict.fromkeys(REASONS, 0))
 
 
+class ServedConnection(Protocol):
+    """Connection of a client, as the listener sees it; an asyncio.Protocol.
+
+    welcome: the task of its TLS handshake. It calls Listening.gone when it is lost."""
+
+    welcome: asyncio.Task[None] | None
+
+    @property
+    def idle(self) -> bool:
+        """Return True if every request was answered and no further data arrived."""
+
+    @property
+    def silent(self) -> bool:
+        """Return True while a head, or before it a handshake, is incomplete."""
+
+    def cut(self) -> None:
+        """Close at once, without a TLS close: a client that is slow with a head may be slow with that too."""
+
+
 class Listening:
     """One listening address of a server. url: as clients write it, with the resolved port."""
 
-    def __init__(self, server: web.Server, protection: ListenerAuth, most: int, rejected: Counter[str]) -> None:
+    def __init__(
+        self,
+        connection: Callable[[Listening], ServedConnection],
+        protection: ListenerAuth,
+        most: int,
+        rejected: Counter[str],
+    ) -> None:
+        """connection: makes the protocol of an accepted connection."""
         self.url = ""
         self.rejected = rejected
-        self._server = server
+        self._connection = connection
         self._protection = protection
         self._most = most
-        self._open: dict[_Connection, None] = {}  # open connections in the order of acceptance
+        self._open: dict[ServedConnection, None] = {}  # open connections in the order of acceptance
         self._sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._made = {**server._kwargs, "logger": _http_log()}
         self._tell_at = self._look_at = 0.0
 
     def begin(self, sockets: Sequence[socket.socket]) -> None:
@@ -143,7 +178,7 @@ class Listening:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def gone(self, connection: _Connection) -> None:
+    def gone(self, connection: ServedConnection) -> None:
         self._open.pop(connection, None)
 
     def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -174,7 +209,7 @@ class Listening:
             wire.close()
             return
         wire.setblocking(False)
-        connection = _Connection(self, self._server, loop, self._made)
+        connection = self._connection(self)
         self._open[connection] = None
         connection.welcome = self._do(self._welcome(connection, wire))
 
@@ -195,7 +230,7 @@ class Listening:
         self._look_at = now if found else now + LOOK_AGAIN_S
         return bool(found)
 
-    async def _welcome(self, connection: _Connection, wire: socket.socket) -> None:
+    async def _welcome(self, connection: ServedConnection, wire: socket.socket) -> None:
         try:
             context = self._protection.context()
             waits = (
@@ -203,7 +238,9 @@ class Listening:
                 if context
                 else {}
             )
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, wire, **cast(Any, waits))
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: cast(asyncio.Protocol, connection), wire, **cast(Any, waits)
+            )
         except (OSError, ssl.SSLError):  # failed or late TLS handshake
             self.rejected["handshake"] += 1
             self.gone(connection)
@@ -222,10 +259,9 @@ class _Connection(web.RequestHandler):
 
     It reads two aiohttp internals: the number of complete heads, and what start() waits for."""
 
-    def __init__(
-        self, listening: Listening, server: web.Server, loop: asyncio.AbstractEventLoop, made: dict[str, Any]
-    ) -> None:
-        super().__init__(server, loop=loop, **made)
+    def __init__(self, listening: Listening, server: web.Server) -> None:
+        made: dict[str, Any] = {**server._kwargs, "logger": _http_log()}
+        super().__init__(server, loop=asyncio.get_running_loop(), **made)
         self.welcome: asyncio.Task[None] | None = None
         self._listening = listening
         self._late: asyncio.TimerHandle | None = None
@@ -357,11 +393,11 @@ class _Connection(web.RequestHandler):
             self.welcome.cancel()
 
 
-def _unreadable(error: BaseException) -> tuple[int, str, str]:
+def _unreadable(error: BaseException) -> Unreadable:
     """Return status, reason and message for input that the parser rejected."""
     if "Too many headers" in str(error.args[:1]):
-        return _HEAD_TOO_LARGE
-    return next((found for kind, found in _UNREADABLE.items() if isinstance(error, kind)), _BAD_FRAMING)
+        return HEAD_TOO_LARGE
+    return next((found for kind, found in _UNREADABLE.items() if isinstance(error, kind)), BAD_FRAMING)
 
 
 def _ends_connection(message: Any) -> bool:
@@ -404,11 +440,25 @@ async def listen(
             server.request_handler = _guarded(
                 server.request_handler, protection, frozenset(open_paths), own_login, rejected
             )
-        listening = Listening(server, protection, most, rejected)
-        listening.begin(await _bound(setting, address))
+        return await accept(
+            lambda listening: _Connection(listening, server), setting, address, protection, most, rejected
+        )
     except BaseException:
         await runner.cleanup()
         raise
+
+
+async def accept(
+    connection: Callable[[Listening], ServedConnection],
+    setting: str,
+    address: str,
+    protection: ListenerAuth,
+    most: int,
+    rejected: Counter[str],
+) -> Listening:
+    """Listen and make a protocol for each connection. Raises BadConfig with the setting and a fix."""
+    listening = Listening(connection, protection, most, rejected)
+    listening.begin(await _bound(setting, address))
     return listening
 
 

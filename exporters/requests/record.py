@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -393,4 +395,11 @@ def unix_seconds(ts: str) -> float | None:
 
 def timestamp(unix_s: float) -> str:
     """Format a time as RFC 3339 UTC with milliseconds."""
-    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    whole = math.floor(unix_s)
+    micro = round((unix_s - whole) * 1e6)
+    return f"{_second(whole + micro // 1_000_000)}.{micro % 1_000_000 // 1000:03d}Z"
+
+
+@lru_cache(maxsize=4)
+def _second(unix_s: int) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat().removesuffix("+00:00")

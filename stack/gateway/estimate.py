@@ -36,6 +36,7 @@ OUTPUT_TOKENS = 1024
 # Share of a team's answers that the expected output covers, and how much of an answer's weight is left after the next
 # one.
 COVERED, KEPT = 0.9, 0.99
+MOST_WEIGHT = 1e100  # of one answer beside those of before; then all are scaled down
 # An event holds one token or more: speculative decoding and --stream-interval put several into one. Beyond MOST_TOKENS
 # nothing is learned, because hidden reasoning and buffered tool calls are tokens without events.
 LEAST_TOKENS, MOST_TOKENS = 1.0, 64.0
@@ -58,20 +59,26 @@ class Outputs:
 
     It begins with two answers of OUTPUT_TOKENS."""
 
-    __slots__ = ("_counts",)
+    __slots__ = ("_counts", "_highest", "_weight")
 
     def __init__(self) -> None:
         self._counts = [0.0] * 32  # of answers of up to 2**index tokens
-        self._counts[_power(OUTPUT_TOKENS)] = 2.0
+        self._highest = _power(OUTPUT_TOKENS)  # with any answer
+        self._counts[self._highest] = 2.0
+        self._weight = 1.0  # of the next answer: it grows, where all earlier ones would have to fade
 
     def add(self, tokens: int) -> None:
-        self._counts = [count * KEPT for count in self._counts]
-        self._counts[_power(tokens)] += 1.0
+        self._weight /= KEPT
+        self._counts[power := _power(tokens)] += self._weight
+        self._highest = max(self._highest, power)
+        if self._weight > MOST_WEIGHT:
+            self._counts = [count / self._weight for count in self._counts]
+            self._weight = 1.0
 
     def covering(self, share: float) -> int:
         """So many tokens that this share of answers was no longer."""
         beyond = (1 - share) * sum(self._counts)
-        for power in reversed(range(len(self._counts))):
+        for power in range(self._highest, -1, -1):
             beyond -= self._counts[power]
             if beyond < 0:
                 return 1 << power

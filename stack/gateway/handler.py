@@ -12,13 +12,11 @@ import logging
 import operator
 import re
 
-import aiohttp
-from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
-
 from stack.gateway import request_body as token_requests
 from stack.gateway import request_routes
 from stack.gateway.admission import Refusal
+from stack.gateway.client_request import BrokenBody, json_response
+from stack.gateway.deadline import Deadline
 from stack.gateway.large_bodies import LARGE_BYTES
 from stack.gateway.passed_headers import (
     NOT_SENT_ON,
@@ -48,23 +46,22 @@ class RequestHandler(ResponseWriter):
 
     _asked = RequestedModel(None)
 
-    async def run(self, *, open_to_all: bool) -> web.StreamResponse:
+    async def run(self, *, open_to_all: bool) -> None:
         x = self._x
         try:
-            async with self._timer:
-                return await self._steps(open_to_all)
+            with self._timer:
+                await self._steps(open_to_all)
         except RequestEnd as end:
-            return await self._answer(end)
+            await self._answer(end)
         except TimeoutError:
-            return await self._answer(RequestEnd(self._stage))
+            await self._answer(RequestEnd(self._stage))
         except ConnectionError:  # only writes to the client are left unguarded below
             x.ends("client_hangup")
         except Exception:
             _log.exception("request %s failed inside the gateway", x.request_id)
-            return await self._answer(RequestEnd("gateway_error"))
-        return self._response or web.Response()
+            await self._answer(RequestEnd("gateway_error"))
 
-    async def _steps(self, open_to_all: bool) -> web.StreamResponse:
+    async def _steps(self, open_to_all: bool) -> None:
         """Team, body, terms, admission, engine, answer: cheapest refusal first."""
         x, services = self._x, self._services
         if not open_to_all and x.team is None:
@@ -79,14 +76,12 @@ class RequestHandler(ResponseWriter):
             and self._request.method == "GET"
             and self._terms.policy.models
         ):
-            return await self._finish(
-                web.json_response(
-                    self._terms.listing(x.team, services.unix_s()), headers={"X-Request-Id": x.request_id}
-                )
-            )
+            listing = self._terms.listing(x.team, services.unix_s())
+            await self._finish(json_response(listing, headers={"X-Request-Id": x.request_id}))
+            return
         # What needs no key gets no memory either: a body sent to it is not read. With one half read a disconnect would
         # pass unnoticed.
-        if open_to_all and not self._request.content.is_eof():
+        if open_to_all and self._request.owes_body:
             raise RequestEnd(
                 "body_too_large", f"{self._request.method} {x.route} takes no body; send the request without one"
             )
@@ -100,7 +95,7 @@ class RequestHandler(ResponseWriter):
             await self._read()
             await self._enforce_policy(x.team)
             await self._wait_for_slot(x.team)
-        return await self._answered(self._choice(sticky))
+        await self._answered(self._choice(sticky))
 
     async def _passed_on(self, team: str | None) -> RequestedModel:
         """The model of a request that leaves no record: a team with a list of models meets the engines of those only.
@@ -226,7 +221,7 @@ class RequestHandler(ResponseWriter):
             raise RequestEnd("upstream_down", "no engine serves this")
         return choice
 
-    async def _answered(self, choice: UpstreamChoice) -> web.StreamResponse:
+    async def _answered(self, choice: UpstreamChoice) -> None:
         """The answer of the upstream that was chosen, or of the first of its fallbacks that does better."""
         x, metrics = self._x, self._services.metrics
         others = (
@@ -234,17 +229,16 @@ class RequestHandler(ResponseWriter):
             if self._ticket
             else []
         )
-        if self._timer.when() is not None:
-            self._timer.reschedule(None)
+        self._timer.clear()
         tries = [choice, *others]
         for x.attempt, each in enumerate(tries, 1):
             x.upstream, x.variant, result = each.name, each.upstream.variant, ""
             if self._admitted:
                 metrics.sent(each.name, each.upstream.variant)
             try:
-                answer = await self._tried(each, held=x.attempt < len(tries))
+                await self._tried(each, held=x.attempt < len(tries))
                 result = "ok"
-                return answer
+                return
             except RequestEnd as end:
                 result = end.reason
                 if each is tries[-1] or self._response is not None or end.reason not in FAILOVER:
@@ -260,20 +254,21 @@ class RequestHandler(ResponseWriter):
                     )
         raise AssertionError("there is always one upstream")
 
-    async def _tried(self, choice: UpstreamChoice, *, held: bool) -> web.StreamResponse:
+    async def _tried(self, choice: UpstreamChoice, *, held: bool) -> None:
         """One try, with its own time. held: until it has brought content nothing goes to the client, so that another
         one can be tried."""
         stage, allowed = self._first_stage()
         try:
-            async with asyncio.timeout(None) as self._timer:
+            with Deadline(self._task) as self._timer:
                 self._allow(stage, allowed)
                 upstream = await self._sent(choice, last=not held)
                 try:
                     if upstream.content_type == "text/event-stream" and not upstream.bodiless:
-                        return await self._stream(
+                        await self._stream(
                             upstream, strip_usage=self._ask.usage_added and upstream.status == 200, held=held
                         )
-                    return await self._whole(upstream, held=held)
+                    else:
+                        await self._whole(upstream, held=held)
                 finally:
                     upstream.close()  # keeps the connection after a complete answer, cuts it otherwise
         except TimeoutError:
@@ -291,24 +286,22 @@ class RequestHandler(ResponseWriter):
         if (request.content_length or 0) > limit:
             raise too_large_end(limit)
         # it came along with its head, as nearly always
-        if request.content.is_eof() and request.content.exception() is None:
-            body = request.content.read_nowait()
+        if request.complete:
+            body = request.take_body()
             self._hold(len(body))
             return body
         if self._admitted:
             self._refuse_at_limit(self._x.team or "")
         self._allow("body_timeout", self._services.timeouts.body_s)
         if request.headers.get("Expect", "").lower() == "100-continue":
-            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if not request.can_read_body:
-            return b""
+            request.expect_body()
         whole, size = io.BytesIO(), 0  # grows in place: to join 32 MiB of pieces takes up to 40 ms
         try:
-            async for chunk in request.content.iter_any():
-                size += len(chunk)
+            while piece := await request.body_piece():
+                size += len(piece)
                 self._hold(size)
-                whole.write(chunk)
-        except (web.RequestPayloadError, aiohttp.ClientPayloadError, HttpProcessingError) as error:
+                whole.write(piece)
+        except BrokenBody as error:
             raise RequestEnd(
                 "bad_body", "the body broke HTTP's own framing (chunks, length, encoding) before it was complete"
             ) from error

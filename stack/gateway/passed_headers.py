@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from aiohttp import web
-from multidict import CIMultiDict, CIMultiDictProxy
+from multidict import CIMultiDict
+
+from stack.gateway.request_routes import RECORDED
 
 if TYPE_CHECKING:
+    from stack.gateway.client_request import ClientRequest
     from stack.gateway.teams import Teams
 # Belong to one connection (RFC 9110, section 7.6.1), or are written anew.
 _HOP = frozenset(
@@ -67,7 +69,7 @@ NOT_SENT_BACK = (
 )
 
 
-def sent_key(headers: CIMultiDictProxy[str]) -> str | None:
+def sent_key(headers: CIMultiDict[str]) -> str | None:
     """The API key of a request: a bearer token, or x-api-key as clients of the messages API send it."""
     scheme, _, token = headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
@@ -75,7 +77,7 @@ def sent_key(headers: CIMultiDictProxy[str]) -> str | None:
     return headers.get("x-api-key") or (headers.get("Authorization") or None)
 
 
-def has_two_keys(headers: CIMultiDictProxy[str], teams: Teams) -> bool:
+def has_two_keys(headers: CIMultiDict[str], teams: Teams) -> bool:
     """Return whether a request shows keys of which a proxy on the path may check the one and the gateway the other.
 
     An x-api-key of no team beside a bearer token is of some other service, and no matter."""
@@ -88,24 +90,22 @@ def has_two_keys(headers: CIMultiDictProxy[str], teams: Teams) -> bool:
     return other is not None and other != teams.of(sent[0][7:].strip())
 
 
-def reason_for_no_team(headers: CIMultiDictProxy[str], teams: Teams) -> str:
+def reason_for_no_team(headers: CIMultiDict[str], teams: Teams) -> str:
     """Return the reason for which a request has no team."""
     if has_two_keys(headers, teams):
         return "two_keys"
     return "unknown_key" if sent_key(headers) else "no_key"
 
 
-def upstream_path(request: web.BaseRequest, route: str) -> str:
+def upstream_path(request: ClientRequest, route: str) -> str:
     """The path as we read it, so that the engine reads it alike, and the query as it came."""
-    _, mark, query = request.rel_url.raw_path_qs.partition("?")
-    return quote(route) + mark + query
+    return (route if route in RECORDED else quote(route)) + request.query
 
 
-def headers_without(
-    headers: CIMultiDict[str] | CIMultiDictProxy[str], dropped: frozenset[str]
-) -> list[tuple[str, str]]:
+def headers_without(headers: CIMultiDict[str], dropped: frozenset[str]) -> list[tuple[str, str]]:
     """Headers to pass on: without the dropped ones, and without those that Connection names."""
-    named = ",".join(headers.getall("Connection", ()))
-    if named and named.lower() not in ("keep-alive", "close"):
-        dropped = dropped | {name.strip().lower() for name in named.split(",")}
+    if "Connection" in headers:
+        named = ",".join(headers.getall("Connection"))
+        if named.lower() not in ("keep-alive", "close"):
+            dropped = dropped | {name.strip().lower() for name in named.split(",")}
     return [(name, value) for name, value in headers.items() if name.lower() not in dropped]

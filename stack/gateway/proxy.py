@@ -9,11 +9,11 @@ import asyncio
 import contextlib
 from collections.abc import Collection
 
-from aiohttp import web
-from multidict import CIMultiDictProxy
+from multidict import CIMultiDict
 
 from exporters.requests.record import fitting_line
 from stack.gateway import request_routes, routes
+from stack.gateway.client_request import ClientRequest, Response, json_response, text_response
 from stack.gateway.cors import is_preflight
 from stack.gateway.handler import RequestHandler
 from stack.gateway.ids import request_id, trace
@@ -39,19 +39,24 @@ class Proxy:
         self._engine_pages = _ENGINE_PAGES if engine_pages else ()
         self._also_pass = frozenset(also_pass)
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """The handler of the server: decides what kind of request it is."""
+    async def handle(self, request: ClientRequest) -> None:
+        """Answer a request: the handler of the server."""
+        if (response := await self._handled(request)) is not None:
+            await response.send(request)
+
+    async def _handled(self, request: ClientRequest) -> Response | None:
+        """Decide what kind of request it is. Return the response, or None where it was sent."""
         cors = self.services.cors
         if cors is not None and is_preflight(request.method, request.headers):
             status, headers, text = cors.preflight(request.headers)
-            return web.Response(status=status, headers=headers, text=text or None)
+            return text_response(text, status, CIMultiDict(headers)) if text else Response(status, CIMultiDict(headers))
         # with a slash at its end, the engine would send the client on, to an address past the gateway
         path = request.path.rstrip("/")
         if path == "/-/healthy":
-            return web.Response(text="ok\n")
+            return text_response("ok\n")
         engine_page = path in self._engine_pages and request.method in ("GET", "HEAD")
         recorded = request.method == "POST" and path in request_routes.RECORDED
-        if not engine_page and not routes.plain(path):
+        if not engine_page and not recorded and not routes.plain(path):
             return self._not_served(request, f"{path[:100]} is not served here; see /v1/...")
         if not engine_page and not recorded and not routes.passed(request.method, path, self._also_pass):
             why = (
@@ -67,20 +72,19 @@ class Proxy:
         )
         if not engine_page:
             x.team = self._team(request.headers)
-        return await self._run(request, x, recorded=recorded, open_to_all=engine_page)
+        await self._run(request, x, recorded=recorded, open_to_all=engine_page)
+        return None
 
-    async def _run(
-        self, request: web.BaseRequest, x: RequestState, *, recorded: bool, open_to_all: bool
-    ) -> web.StreamResponse:
+    async def _run(self, request: ClientRequest, x: RequestState, *, recorded: bool, open_to_all: bool) -> None:
         """Runs one exchange to its end, whatever that is, and writes its record."""
         self.running += 1
         self._idle.clear()
         if recorded:
             self._log.accepted()
             self.services.metrics.began(x.team)
-        visit = RequestHandler(self.services, request, x, admitted=recorded)
+        visit = RequestHandler(self.services, request, x, request.task, admitted=recorded)
         try:
-            return await visit.run(open_to_all=open_to_all)
+            await visit.run(open_to_all=open_to_all)
         except asyncio.CancelledError:
             x.ends(self.services.life.cut_by)
             raise
@@ -102,11 +106,11 @@ class Proxy:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), seconds)
 
-    def _not_served(self, request: web.BaseRequest, why: str) -> web.Response:
-        answer = web.json_response(error_body(404, "not_found", why), status=404)
+    def _not_served(self, request: ClientRequest, why: str) -> Response:
+        answer = json_response(error_body(404, "not_found", why), 404)
         self.services.mark(request, answer)
         return answer
 
-    def _team(self, headers: CIMultiDictProxy[str]) -> str | None:
+    def _team(self, headers: CIMultiDict[str]) -> str | None:
         teams = self.services.life.terms.teams
         return None if has_two_keys(headers, teams) else teams.of(sent_key(headers))

@@ -24,6 +24,10 @@ _FINISH = {
     "tool_use": "tool_calls",
 }
 _GRAVEST = ("error", "abort", "repetition", "content_filter", "length", "tool_calls", "function_call", "stop")
+_USAGES = (
+    ("prompt_tokens", "completion_tokens", "prompt_tokens_details"),
+    ("input_tokens", "output_tokens", "input_tokens_details"),
+)
 _VERSION = re.compile(r"vllm-(\d+\.\d+[0-9A-Za-z.+]*)")
 _DELTAS = (
     "content",
@@ -192,15 +196,15 @@ class Reply:
     def _note_usage(self, usage: Any) -> None:
         if not isinstance(usage, dict):
             return
-        for prompt, completion, details in (
-            ("prompt_tokens", "completion_tokens", "prompt_tokens_details"),
-            ("input_tokens", "output_tokens", "input_tokens_details"),
-        ):
-            self.prompt_tokens = _count(usage.get(prompt), self.prompt_tokens)
-            self.completion_tokens = _count(usage.get(completion), self.completion_tokens)
-            if isinstance(part := usage.get(details), dict):
-                self.cached_tokens = _count(part.get("cached_tokens"), self.cached_tokens)
-        self._note_split_prompt(usage)
+        get = usage.get
+        for prompt, completion, details in _USAGES:
+            if prompt in usage or completion in usage or details in usage:
+                self.prompt_tokens = _count(get(prompt), self.prompt_tokens)
+                self.completion_tokens = _count(get(completion), self.completion_tokens)
+                if isinstance(part := get(details), dict):
+                    self.cached_tokens = _count(part.get("cached_tokens"), self.cached_tokens)
+        if "prompt_tokens" not in usage or "cache_read_input_tokens" in usage or "cache_creation_input_tokens" in usage:
+            self._note_split_prompt(usage)
 
     def _note_split_prompt(self, usage: dict[str, Any]) -> None:
         """The messages API counts cached and newly cached prompt tokens apart from input_tokens; a record counts the

@@ -11,12 +11,13 @@ import math
 from collections.abc import Callable
 
 import msgspec
-from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict
 
 from stack.gateway import request_body as token_requests
 from stack.gateway import request_routes
 from stack.gateway.admission import LATEST_S, Ticket
+from stack.gateway.client_request import ClientRequest, Response
+from stack.gateway.deadline import Deadline
 from stack.gateway.passed_headers import NOT_SENT_BACK, headers_without
 from stack.gateway.policy import Band
 from stack.gateway.reasons import FAILOVER, NOTHING_DONE, RETRYABLE, classify
@@ -42,7 +43,9 @@ class ResponseWriter:
 
     A base class of RequestHandler and no object of its own, so that a request costs one object."""
 
-    def __init__(self, services: Services, request: web.BaseRequest, x: RequestState, *, admitted: bool) -> None:
+    def __init__(
+        self, services: Services, request: ClientRequest, x: RequestState, task: asyncio.Task[None], *, admitted: bool
+    ) -> None:
         self._services = services
         self._terms = services.life.terms
         self._request = request
@@ -50,8 +53,9 @@ class ResponseWriter:
         self._admitted = admitted
         self._ask = token_requests.TokenRequest(body=b"")
         self._ticket: Ticket | None = None
-        self._response: web.StreamResponse | None = None  # once its head has gone out
-        self._timer = asyncio.timeout(None)
+        self._response: Response | None = None  # once its head has gone out
+        self._task = task
+        self._timer = Deadline(task)
         self._taken = 0  # bytes of its body, of those that may be held
         self._mid_event = False  # whether the client has the beginning of an event whose end never came
         self._stage = "body_timeout"  # the reason, should time run out now
@@ -82,6 +86,8 @@ class ResponseWriter:
 
     def release_body(self) -> None:
         """The body, as soon as nothing can be sent again; what its size has taught stays."""
+        if not self._ask.body and not self._taken:
+            return
         self._ask = msgspec.structs.replace(self._ask, body=b"", fields={})
         self._services.bodies.give(self._x.team, self._taken)
         self._taken = 0
@@ -92,7 +98,7 @@ class ResponseWriter:
     def _allow(self, stage: str, seconds: float) -> None:
         """From now on, time runs out after `seconds`, and is then called `stage`."""
         self._stage = stage
-        self._timer.reschedule(asyncio.get_running_loop().time() + seconds)
+        self._timer.after(seconds)
 
     def _begin(self, upstream: UpstreamResponse) -> CIMultiDict[str]:
         """The head to send back."""
@@ -102,7 +108,7 @@ class ResponseWriter:
         headers["X-Request-Id"] = self._x.request_id
         return headers
 
-    async def _whole(self, upstream: UpstreamResponse, *, held: bool) -> web.StreamResponse:
+    async def _whole(self, upstream: UpstreamResponse, *, held: bool) -> None:
         """Passes a reply that is no event stream, and reads its usage from a copy that is bounded."""
         length = upstream.content_length
         if length is not None and length <= WHOLE_BYTES and self._request.method != "HEAD":
@@ -115,13 +121,12 @@ class ResponseWriter:
             if held and self._x.reason in FAILOVER:
                 raise RequestEnd(self._x.reason or "")
             self.release_slot()
-            return await self._finish(
-                web.Response(status=upstream.status, reason=upstream.reason, headers=headers, body=body)
-            )
+            await self._finish(Response(upstream.status, headers, body, upstream.reason))
+            return
         if held and (reason := classify(upstream.status, None, ())) in FAILOVER:
             raise RequestEnd(reason or "")
-        response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=self._begin(upstream))
-        await self._start(response)
+        response = Response(upstream.status, self._begin(upstream), reason=upstream.reason)
+        self._start(response)
         copy, whole = bytearray(), True
         while chunk := await _next(upstream):
             await self._write(response, chunk)
@@ -131,7 +136,7 @@ class ResponseWriter:
                 del copy[:-TAIL_BYTES]
         self._note(upstream, bytes(copy), whole=whole)
         self.release_slot()
-        return await self._finish(response)
+        await self._finish(response)
 
     def _note(self, upstream: UpstreamResponse, body: bytes, *, whole: bool) -> None:
         """Add a reply, or the last bytes of one too large to keep, and classify it."""
@@ -143,7 +148,7 @@ class ResponseWriter:
                 x.reply.note(read)
         x.reason = classify(upstream.status, x.reply.error_code, x.reply.finish_reasons)
 
-    async def _stream(self, upstream: UpstreamResponse, *, strip_usage: bool, held: bool) -> web.StreamResponse:
+    async def _stream(self, upstream: UpstreamResponse, *, strip_usage: bool, held: bool) -> None:
         """Passes an event stream while the scanner reads along; from its first content on, when it is held until
         then."""
         x, clock = self._x, self._services.now
@@ -152,14 +157,14 @@ class ResponseWriter:
         headers = self._begin(upstream)
         if strip_usage:
             headers.popall("Content-Length", None)  # the usage event will be missing
-        response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=headers)
+        response = Response(upstream.status, headers, reason=upstream.reason)
         try:
             waiting = await self._held(upstream, scanner) if held else b""
-            await self._start(response)
+            self._start(response)
             if waiting:
                 await self._write(response, waiting)
             self._seen(upstream, scanner)
-            if response.content_length is None:
+            if not response.framed_by_length:
                 take = self._taker(upstream, scanner)
                 while await _pumped(upstream, take):
                     await self._drained()
@@ -180,7 +185,7 @@ class ResponseWriter:
         if self._breaks_off(upstream, scanner):
             raise RequestEnd("upstream_reset", "the engine ended the stream before its end")
         self.release_slot()
-        return await self._finish(response)
+        await self._finish(response)
 
     async def _held(self, upstream: UpstreamResponse, scanner: Scanner) -> bytes:
         """The beginning of a stream, as soon as it has brought what a client waits for. Raises RequestEnd for one that
@@ -199,9 +204,7 @@ class ResponseWriter:
         every token.
 
         Writes to the client in the very call, as the server's own writer does, which has to be awaited."""
-        transport, chunked = self._request.transport, self._request.version >= HttpVersion11
-        if transport is None:
-            raise ConnectionResetError("the client is gone")
+        transport, chunked = self._request.transport, self._request.chunks
         feed, reply, clock, moved = scanner.feed, scanner.reply, self._services.now, self._decode_s() / 4
         write, is_closing, ahead = transport.write, transport.is_closing, transport.get_write_buffer_size
         move_at = 0.0
@@ -238,7 +241,7 @@ class ResponseWriter:
     async def _drained(self) -> None:
         """Waits while the client does not read; should time run out meanwhile, it is the client's."""
         stage, self._stage = self._stage, "client_stalled"
-        await self._request.writer.drain()
+        await self._request.drain()
         self._stage = stage
 
     def _breaks_off(self, upstream: UpstreamResponse, scanner: Scanner) -> bool:
@@ -262,7 +265,7 @@ class ResponseWriter:
             raise RequestEnd(reason or "")
         return not (scanner.content_events or scanner.done or reason or len(waiting) > HELD_BYTES)
 
-    async def _write(self, response: web.StreamResponse, data: bytes) -> None:
+    async def _write(self, response: Response, data: bytes) -> None:
         """Waits while the client does not read; should time run out meanwhile, it is the client's."""
         stage, self._stage = self._stage, "client_stalled"
         await response.write(data)
@@ -274,29 +277,26 @@ class ResponseWriter:
         band = self._band()
         return (band and band.decode_s) or self._services.timeouts.decode_s
 
-    async def _start(self, response: web.StreamResponse) -> None:
+    def _start(self, response: Response) -> None:
         self._x.status = response.status
-        if response.content_length is None and self._request.version < HttpVersion11:
-            # the end of the connection is how it ends; the server would keep it open for who asks for that
-            response.force_close()
         self.release_body()
         self._services.mark(self._request, response)
-        await response.prepare(self._request)
+        response.start(self._request)
         self._response = response
 
-    async def _finish(self, response: web.StreamResponse) -> web.StreamResponse:
+    async def _finish(self, response: Response) -> None:
         """Sends the end (and for a whole response everything), so that a client that leaves before it is on record."""
         self._stage = "client_stalled"
         self._x.status = response.status
         self.release_body()
-        if not response.prepared:
-            self._services.mark(self._request, response)
-        await response.prepare(self._request)
+        if response.started:
+            await response.end()
+            return
+        self._services.mark(self._request, response)
         self._response = response
-        await response.write_eof()
-        return response
+        await response.send(self._request)
 
-    async def _answer(self, end: RequestEnd) -> web.StreamResponse:
+    async def _answer(self, end: RequestEnd) -> None:
         """Report to the client why its request ended: as a status, as an event inside a stream, or by cutting what is
         neither."""
         self._x.ends(end.reason)
@@ -304,19 +304,20 @@ class ResponseWriter:
         with contextlib.suppress(ConnectionError, TimeoutError):
             async with asyncio.timeout(ANSWER_S):
                 if self._response is None:
-                    return await self._finish(self._refusal(end))
-                endless = self._response.content_length is None  # into a promised length no more fits
+                    await self._finish(self._refusal(end))
+                    return
+                endless = not self._response.framed_by_length  # into a promised length no more fits
                 if self._x.complete and endless:
-                    return await self._finish(self._response)
+                    await self._finish(self._response)
+                    return
                 if self._response.content_type == "text/event-stream" and endless and end.reason != "client_stalled":
                     apart = b"\n\n" if self._mid_event else b""  # so that our error event is one of its own
                     await self._response.write(apart + b"data: " + msgspec.json.encode(end_body(end)) + b"\n\n")
-                    return await self._finish(self._response)
-        if self._request.transport is not None:  # a clean end would pass for a complete reply
-            self._request.transport.abort()
-        return self._response or web.Response()
+                    await self._finish(self._response)
+                    return
+        self._request.abort()  # a clean end would pass for a complete reply
 
-    def _refusal(self, end: RequestEnd) -> web.Response:
+    def _refusal(self, end: RequestEnd) -> Response:
         x, status = self._x, end.status
         headers = {"X-Request-Id": x.request_id, "Content-Type": "application/json"}
         if status == 401:
@@ -330,9 +331,8 @@ class ResponseWriter:
             }
         elif status < 500:
             headers["X-Should-Retry"] = "false"
-        answer = web.Response(status=status, headers=headers, body=msgspec.json.encode(end_body(end)))
-        if self._services.life.draining:
-            answer.force_close()
+        answer = Response(status, headers, msgspec.json.encode(end_body(end)))
+        answer.closes = self._services.life.draining
         return answer
 
     def _retry_after_s(self, end: RequestEnd) -> int:

@@ -15,9 +15,10 @@ import aiohttp
 from aiohttp import web
 
 from exporters import process
-from exporters.net.listener import Listening, clients_at_most, listen
+from exporters.net.listener import Listening, accept, clients_at_most, listen
 from stack.config import BadConfig, load
 from stack.gateway import clock
+from stack.gateway.client_connection import ClientServer
 from stack.gateway.config import GatewayConfig, Timeouts, protection, rooted, upstream_tls
 from stack.gateway.health import HealthMonitor
 from stack.gateway.lease_renewal import LeaseRenewal, lease_renewal
@@ -93,12 +94,10 @@ async def serve(
             proxy = Proxy(shared, log, engine_pages=config.engine_pages, also_pass=config.also_pass)
             metrics.watches(shared.admission)
             metrics_url = await stack.enter_async_context(_figures(config, metrics))
-            server = web.Server(proxy.handle, handler_cancellation=True, access_log=None, auto_decompress=False,
-                                max_line_size=HEADER_BYTES, max_field_size=HEADER_BYTES)  # fmt: skip
-            runner = web.ServerRunner(server, shutdown_timeout=CUT_S)
+            server = ClientServer(proxy.handle)
             guard = protection(config.web_config, "web_config", tls_only=True)
-            listening = await listen(
-                runner, "listen", config.listen, guard, most=clients_at_most(), rejected=metrics.rejected["clients"]
+            listening = await accept(
+                server.connection, "listen", config.listen, guard, clients_at_most(), metrics.rejected["clients"]
             )
             url = listening.url
             watch.follow(terms.upstreams, terms.headers)
@@ -118,7 +117,7 @@ async def serve(
             try:
                 await stop.wait()
             finally:
-                await _drain(proxy, runner, listening, server, config.timeouts.drain_s)
+                await _drain(proxy, listening, server, config.timeouts.drain_s)
                 for watcher in watchers:
                     watcher.cancel()
                 await watch.stop()
@@ -172,23 +171,20 @@ async def _fit_slots(shared: Services, leases: LeaseRenewal | None) -> None:
             shared.admission.resize(fitted, shared.now())
 
 
-async def _drain(
-    proxy: Proxy, runner: web.ServerRunner, listening: Listening, server: web.Server, drain_s: float
-) -> None:
+async def _drain(proxy: Proxy, listening: Listening, server: ClientServer, drain_s: float) -> None:
     """No new connections, none kept idle, running requests end by themselves or are cut."""
     life = proxy.services.life
     life.draining = True
     await listening.close()
-    server.pre_shutdown()
+    server.finish()
     await proxy.until_idle(drain_s)
     if proxy.running:
         _log.warning("%d requests are cut: they did not end within timeouts.drain_s (%g s)", proxy.running, drain_s)
     life.cutting = True
-    for connection in server.connections:
-        connection.force_close()
+    server.cancel()
     await proxy.until_idle(CUT_S)
     proxy.services.large.close()
-    await runner.cleanup()
+    await server.close(CUT_S)
 
 
 async def _until_signal(config: GatewayConfig) -> None:

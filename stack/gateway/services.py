@@ -8,11 +8,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aiohttp import web
-
 from stack.gateway import clock
 from stack.gateway.admission import Admission
 from stack.gateway.body_budget import BodyBudget
+from stack.gateway.client_request import ClientRequest, Response
 from stack.gateway.config import GatewayLimits, Timeouts
 from stack.gateway.cors import Cors
 from stack.gateway.estimate import Estimator
@@ -77,7 +76,7 @@ class Services:
         self.life.shares = shares
         self.adopt(self.life.terms)
 
-    def mark(self, request: web.BaseRequest, answer: web.StreamResponse) -> None:
+    def mark(self, request: ClientRequest, answer: Response) -> None:
         """Add CORS headers where the configuration allows the origin. Call before the headers are sent."""
         if self.cors is not None:
             self.cors.mark(request.headers.get("Origin"), answer.headers)

@@ -97,7 +97,7 @@ class UpstreamClient:
         lines = [
             f"{method} {origin.base}{target} HTTP/1.1",
             f"Host: {origin.named}",
-            *(f"{name}: {value}" for name, value in headers),
+            *[f"{name}: {value}" for name, value in headers],
         ]
         if body or method not in ("GET", "HEAD"):
             lines.append(f"Content-Length: {len(body)}")
@@ -371,6 +371,9 @@ class UpstreamResponse:
 
     async def read(self, most: int | None = None) -> bytes:
         """The whole body, or as much of it. Raises Broken."""
+        if self._ended and self._error is None:  # it came along with its head, as nearly always
+            held, self._held = bytes(self._held[:most]), bytearray()
+            return held
         whole = bytearray()
         while (most is None or len(whole) < most) and (chunk := await self.chunk()):
             whole += chunk

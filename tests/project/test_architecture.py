@@ -31,7 +31,7 @@ IMPORTERS = {
     "cryptography": ("stack/deploy/certificates.py",),
     "grafanalib": ("dashboards/grafana_json.py",),
     "grpc": ("exporters/tracing/over_grpc.py",),
-    "httptools": ("stack/gateway/upstream_client.py",),
+    "httptools": ("stack/gateway/client_connection.py", "stack/gateway/upstream_client.py"),
     "jinja2": ("stack/templates.py",),
     "markdown_it": ("stack/board/pages.py",),
     "markupsafe": ("stack/templates.py",),

@@ -775,7 +775,7 @@ async def test_beyond_the_bound_idle_connections_close_first(caplog):
         await ends(held[0][0])
         busy = [asyncio.create_task(status(it.url + "/slow")) for _ in range(3)]
         while (
-            len(it._open) < 3 or any(one.idle for one in it._open) or not all(one._current_request for one in it._open)
+            len(it._open) < 3 or any(one.idle for one in it._open) or not all(one._current_request for one in it._open)  # type: ignore[attr-defined]
         ):
             await asyncio.sleep(0.01)
         with pytest.raises(aiohttp.ClientError):
