@@ -93,7 +93,8 @@ SLOTS = Metric(
 )
 SLOTS_LIMIT = Metric(
     "vllm_watch_gateway_slots_limit", Kind.GAUGE, Unit.REQUESTS,
-    "Configured limit of concurrent requests at the engines (capacity.slots), or this gateway's share of it.", labels=(),
+    "Configured limit of concurrent requests at the engines (capacity.slots), or this gateway's share of it.",
+    labels=(),
 )  # fmt: skip
 TOKENS = Metric(
     "vllm_watch_gateway_inflight_tokens", Kind.GAUGE, Unit.TOKENS,
