@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Literal
 
@@ -77,6 +78,8 @@ class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engines: tuple[EngineTarget, ...] = ()
     # with several gateways: the sidecars of the others. Only the sidecar that has `engines` names them
     peers: tuple[PeerTarget, ...] = ()
+    # one file for all sidecars: the one whose host name ends in 0 has engines, peers and GPUs; the others only a log
+    central: Literal["hostname"] | None = None
     teams: TeamSettings = TeamSettings()
     models_limit: int = 50
     # fine: classic buckets 9 % wide, for stores without native histograms
@@ -124,6 +127,16 @@ class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("remember must be at least 1000 requests; the default is 200000")
         if min(self.engine_interval_s, self.gpu_interval_s, self.timeout_s, self.patience_s) <= 0:
             raise ValueError("intervals and timeouts must be greater than 0 seconds")
+
+    def on(self, hostname: str) -> SidecarConfig:
+        """Return the configuration of the sidecar on this host: with `central`, of one that has engines or of one that
+        reads a log only. Raises ValueError for a host name without a number at its end."""
+        if self.central is None:
+            return self
+        ordinal = re.search(r"(\d+)$", hostname)
+        if ordinal is None:
+            raise ValueError(f"central: the host name {hostname!r} does not end in a number; leave central out")
+        return self if int(ordinal[1]) == 0 else msgspec.structs.replace(self, engines=(), peers=(), gpu="off")
 
     @property
     def fields(self) -> FieldMap:

@@ -7,10 +7,10 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
-from yarl import URL
 
 from exporters.accounting.fleet_log import LogTotals
 from exporters.net.bounded_read import read_bounded
@@ -32,16 +32,21 @@ class PeerClient:
     async def totals(self) -> list[LogTotals]:
         """Return the totals of each sidecar. Raises OSError, aiohttp.ClientError, TimeoutError, msgspec.DecodeError and
         BadConfig if any of them cannot be had."""
-        url = URL(self.url) / PATH.lstrip("/")
-        host = url.host or ""
-        found = await asyncio.get_running_loop().getaddrinfo(host, url.port, type=socket.SOCK_STREAM)
+        url = urlsplit(self.url)
+        host, port = url.hostname or "", url.port or {"http": 80, "https": 443}[url.scheme]
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         addresses = dict.fromkeys(str(where[0]) for family, *_, where in found if family == found[0][0])
         options: Mapping[str, Any] = request_options(self.http_config)
         options = {"server_hostname": host, **options} if url.scheme == "https" else options
-        headers = {"Host": url.authority, **options.get("headers", {})}
-        return [await self._read(url.with_host(address), {**options, "headers": headers}) for address in addresses]
+        headers = {"Host": url.netloc, **options.get("headers", {})}
+        return [
+            await self._read(
+                f"{url.scheme}://{f'[{at}]' if ':' in at else at}:{port}{PATH}", {**options, "headers": headers}
+            )
+            for at in addresses
+        ]
 
-    async def _read(self, url: URL, options: Mapping[str, Any]) -> LogTotals:
+    async def _read(self, url: str, options: Mapping[str, Any]) -> LogTotals:
         limit = aiohttp.ClientTimeout(total=self.timeout_s)
         async with self.session.get(url, timeout=limit, raise_for_status=True, **options) as answer:
             return msgspec.json.decode(await read_bounded(answer, MOST_BYTES), type=LogTotals)

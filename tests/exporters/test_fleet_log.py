@@ -162,6 +162,22 @@ def test_peers_in_the_wrong_place_are_refused(settings, said):
         msgspec.convert(settings, SidecarConfig)
 
 
+def test_one_file_serves_a_stateful_set():
+    """The first one has the engines, every other one only its log."""
+    settings = {
+        "engines": [{"name": "e", "url": "http://e:8000"}], "peers": [{"url": "http://gateway:9401"}], "state": "s",
+        "requests_log": ["requests.jsonl"], "central": "hostname",
+    }  # fmt: skip
+    config = msgspec.convert(settings, SidecarConfig)
+    assert config == config.on("vllm-watch-gateway-0")
+    other = config.on("vllm-watch-gateway-10")
+    assert ((), (), "off", ("requests.jsonl",), "s") == (
+        other.engines, other.peers, other.gpu, other.requests_log, other.state
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="does not end in a number"):
+        config.on("host")
+
+
 def counters(records: int) -> RequestCounters:
     own = RequestCounters(BoundedNames(), BoundedNames())
     own.add_all(
