@@ -54,6 +54,9 @@ class Proxy:
         path = request.path.rstrip("/")
         if path == "/-/healthy":
             return text_response("ok\n")
+        if path == "/-/ready":
+            ready = self.services.life.ready
+            return text_response("ready\n" if ready else "stopping\n", 200 if ready else 503)
         engine_page = path in self._engine_pages and request.method in ("GET", "HEAD")
         recorded = request.method == "POST" and path in request_routes.RECORDED
         if not engine_page and not recorded and not routes.plain(path):

@@ -53,13 +53,14 @@ class Started:
     reload: Callable[[], None]
 
 
-def run(config: GatewayConfig | Path) -> int:
-    """Runs until SIGTERM or SIGINT; the exit code. A configuration file may be given by its path."""
+def run(config: GatewayConfig | Path, *, shared_port: bool = False) -> int:
+    """Runs until SIGTERM or SIGINT; the exit code. A configuration file may be given by its path. shared_port: other
+    workers listen on the same port."""
     try:
         if isinstance(config, Path):
             config = rooted(load(config, GatewayConfig), config.resolve().parent)
         with process.runner(GARBAGE_AFTER) as runner:
-            runner.run(_until_signal(config))
+            runner.run(_until_signal(config, shared_port))
     except BadConfig as error:
         _log.error("%s", error)
         return 1
@@ -67,7 +68,11 @@ def run(config: GatewayConfig | Path) -> int:
 
 
 async def serve(
-    config: GatewayConfig, *, stop: asyncio.Event, on_start: Callable[[Started], None] = lambda _: None
+    config: GatewayConfig,
+    *,
+    stop: asyncio.Event,
+    on_start: Callable[[Started], None] = lambda _: None,
+    shared_port: bool = False,
 ) -> None:
     """Serves until `stop`, then drains: takes nothing new and lets running requests end. Raises BadConfig for what
     cannot start."""
@@ -97,7 +102,13 @@ async def serve(
             server = ClientServer(proxy.handle)
             guard = protection(config.web_config, "web_config", tls_only=True)
             listening = await accept(
-                server.connection, "listen", config.listen, guard, clients_at_most(), metrics.rejected["clients"]
+                server.connection,
+                "listen",
+                config.listen,
+                guard,
+                clients_at_most(),
+                metrics.rejected["clients"],
+                shared_port=shared_port,
             )
             url = listening.url
             watch.follow(terms.upstreams, terms.headers)
@@ -116,6 +127,8 @@ async def serve(
             on_start(Started(url, metrics_url, log, lambda: _reload(config, shared)))
             try:
                 await stop.wait()
+                shared.life.ready = False
+                await asyncio.sleep(config.timeouts.accept_grace_s)
             finally:
                 await _drain(proxy, listening, server, config.timeouts.drain_s)
                 for watcher in watchers:
@@ -187,7 +200,7 @@ async def _drain(proxy: Proxy, listening: Listening, server: ClientServer, drain
     await server.close(CUT_S)
 
 
-async def _until_signal(config: GatewayConfig) -> None:
+async def _until_signal(config: GatewayConfig, shared_port: bool) -> None:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -199,7 +212,7 @@ async def _until_signal(config: GatewayConfig) -> None:
 
         loop.add_signal_handler(signal.SIGHUP, hang_up)
 
-    await serve(config, stop=stop, on_start=started)
+    await serve(config, stop=stop, on_start=started, shared_port=shared_port)
 
 
 def _watching_client(timeouts: Timeouts, tls: ssl.SSLContext | None) -> aiohttp.ClientSession:
