@@ -144,6 +144,7 @@ class Admission:
         self.running = self.waiting = self.tokens = self.waiting_tokens = 0
         self._capacity = policy.capacity
         self.slots = self.fitted = policy.capacity.slots
+        self._expected = self.fitted  # slots by which waits are estimated: a lease grows with what waits
         self.ceilings: Ceilings | None = None
         self.queue, self.queue_tokens = policy.capacity.queue, policy.capacity.queue_tokens
         self.whole = policy
@@ -231,7 +232,7 @@ class Admission:
         """Obey the ceilings of a lease, or those of the policy again. Running requests stay. answered: they are the
         store's answer to what was claimed, so tentative requests are admitted or refused; not while it is calm."""
         former, self.ceilings, self._now = self.ceilings, ceilings, now
-        if former is None or ceilings is None or ceilings.limits != former.limits:
+        if former is None or ceilings is None or (ceilings.due, ceilings.limits) != (former.due, former.limits):
             self._set_ceilings()
         if answered:
             for team in self._teams.values():
@@ -315,8 +316,7 @@ class Admission:
         Too low when higher bands send more meanwhile."""
         it = self._teams[team]
         rank, own, ceiling, running = it.band.band.rank, len(it.queue) + 1, it.band.most, it.running
-        # where nothing waits, a lease says nothing about what there is
-        slots = self.slots if self.waiting or self.slots > self.fitted else self.fitted
+        slots = self._expected
         hold_s = it.hold.estimate(running, self._hold, self._now)
         ahead, work_s, turns = float(own), 0.0, own / it.team.weight
         for above, queue in self._queues.items():
@@ -339,7 +339,7 @@ class Admission:
         free = min(slots - self.running, ceiling - it.band.running)
         shared = _until(ahead, min(slots, ceiling), free, work_s / ahead)
         most = it.most
-        if most is not None and self.ceilings is not None and not it.queue:
+        if most is not None and self.ceilings is not None:  # its lease follows its requests
             most = max(most, it.team.max_running or 1)
         return shared if most is None else max(shared, _until(own, most, most - running, hold_s))
 
@@ -423,7 +423,8 @@ class Admission:
         never less than its floor."""
         capacity, ceilings = self._capacity, self.ceilings
         if ceilings is None:
-            self.slots, self.queue, self.queue_tokens = self.fitted, capacity.queue, capacity.queue_tokens
+            self.slots = self._expected = self.fitted
+            self.queue, self.queue_tokens = capacity.queue, capacity.queue_tokens
             for band in self._bands:
                 band.floor = band.band.floor
                 band.most = max(1, band.floor, math.floor(band.band.ceiling * self.slots))
@@ -432,6 +433,7 @@ class Admission:
             return
         limits, whole = ceilings.limits, self.whole
         self.slots = min(limits.get(SLOTS, 0), whole.capacity.slots)
+        self._expected = max(self.slots, ceilings.due or self.fitted)
         self.queue = min(limits.get(QUEUE, capacity.queue), whole.capacity.queue)
         self.queue_tokens = (
             None

@@ -86,8 +86,9 @@ local function portion(parts, own)
       end
     end
   end
-  if place and (place + turn) % rest < floor(sum + 1e-9) - wholes then return whole[own] + 1, sum end
-  return whole[own], sum
+  if not place then return whole[own], 0, sum end
+  if (place + turn) % rest < floor(sum + 1e-9) - wholes then return whole[own] + 1, 0, sum end
+  return whole[own], min(1, whole[own]), sum
 end
 
 local function demanded_parts(at, limit)
@@ -234,7 +235,7 @@ local function settle(name)
   elseif name == 'q' then parts = parts_by_team(divided, 8, 1.0)
   elseif name == 'k' then parts = parts_by_team(divided, 9, divided / max(1, rq.claims.q[4]))
   else parts = demanded_parts(at, limit) end
-  local fair, due = portion(parts, rq.name)
+  local fair, rest, due = portion(parts, rq.name)
   local spare, grant, free = 0, 0, limit - leased
   if limit >= 4 * #live or (kind ~= 'r:' and kind ~= 'f:') then
     spare = max(reserve, floor(max(0.0, limit - due) / #live + 1e-9))
@@ -242,7 +243,7 @@ local function settle(name)
   if not calm and not rq.bye then grant = max(0, min(free, fair + spare - own[1])) end
   local lease = max(0, own[1] + grant + min(0, free))
   own[1] = own[1] + grant
-  return { lease, fair, spare }
+  return { lease, fair, spare, rest }
 end
 
 claims[rq.name] = {}

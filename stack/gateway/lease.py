@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from stack.gateway.lease_store import QUEUE, QUEUE_TOKENS, Grant, LeaseReply, LeaseRequest, LimitClaim, TeamClaim
+from stack.gateway.lease_store import QUEUE, QUEUE_TOKENS, SLOTS, Grant, LeaseReply, LeaseRequest, LimitClaim, TeamClaim
 
 TTL_S, MARGIN_S, PERIOD_S = 2.0, 0.5, 0.2
 AT_ONCE_S = 0.05  # the least time between two requests
@@ -42,10 +42,11 @@ class ReplicaUsage(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class Ceilings:
     """Limits by the keys of claims, until a time: nothing is admitted from then on. A limit that is missing has not
-    been asked for."""
+    been asked for. due: slots that come to this replica as others return them."""
 
     limits: Mapping[str, int]
     until: float
+    due: int = 0
 
 
 @dataclass(slots=True)
@@ -86,8 +87,9 @@ class LeaseHolder:
         for key, use in usage.limits.items():
             grant = grants.get(key, NO_GRANT)
             if valid:
-                keep = max(use.use, min(grant.lease, grant.fair + grant.spare, use.demand + grant.spare))
-                lowered = grant if grant.lease <= keep else Grant(keep, grant.fair, grant.spare)
+                due = grant.fair + grant.spare + grant.rest
+                keep = max(use.use, min(grant.lease, due, use.demand + grant.spare))
+                lowered = grant if grant.lease <= keep else Grant(keep, grant.fair, grant.spare, grant.rest)
             else:  # to wait without a lease does no harm, so the queue keeps its share
                 keep = max(use.use, use.part if static or (key in (QUEUE, QUEUE_TOKENS) and not bye) else 0)
                 lowered = Grant(keep, keep, 0)
@@ -141,6 +143,6 @@ class LeaseHolder:
     def ceilings(self) -> Ceilings:
         """Return the ceilings of the present lease: no more than what is due, so that requests beyond it are not
         replaced when they end."""
-        return Ceilings(
-            {key: min(grant.lease, grant.fair + grant.spare) for key, grant in self._grants.items()}, self.until
-        )
+        slots = self._grants.get(SLOTS, NO_GRANT)
+        limits = {key: min(grant.lease, grant.fair + grant.spare + grant.rest) for key, grant in self._grants.items()}
+        return Ceilings(limits, self.until, slots.fair + slots.spare)

@@ -80,11 +80,13 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True):
-    """Lease of one limit. fair: the part of this replica. spare: headroom beyond demand."""
+    """Lease of one limit. fair: the part of this replica. spare: headroom beyond demand. rest: 1 where rounding leaves
+    one more, which the replica may keep and not ask for: slots that change hands are idle for two periods."""
 
     lease: int
     fair: int
     spare: int
+    rest: int = 0
 
 
 class LeaseReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -245,13 +247,13 @@ class _Call:
         reserve = limit // (RESERVE * len(self.live)) if key in (QUEUE, QUEUE_TOKENS) else 0
         divided = limit - reserve * len(self.live)
         parts = self.parts_by_team(key, divided) if key in (SLOTS, QUEUE, QUEUE_TOKENS) else demanded_parts(live, limit)
-        fair, due = portion(parts, self.rq.name, self.turn)
+        fair, rest, due = portion(parts, self.rq.name, self.turn)
         frugal = key[:2] in (RUNNING, IN_FLIGHT) and limit < SPARE_FROM * len(self.live)
         spare = 0 if frugal else max(reserve, math.floor(max(0.0, limit - due) / len(self.live) + 1e-9))
         grant = 0 if self.calm or self.rq.bye else max(0, min(free, fair + spare - mine.lease))
         lease = max(0, mine.lease + grant + min(0, free))
         mine.lease += grant
-        return Grant(lease, fair, spare)
+        return Grant(lease, fair, spare, rest)
 
     def parts_by_team(self, key: str, limit: int) -> dict[str, float]:
         """Return the parts of slots or the queue due to the live replicas: of each team's due the part of its demand
@@ -357,9 +359,10 @@ def demanded_parts(live: Sequence[tuple[str, Held]], limit: int) -> dict[str, fl
     }
 
 
-def portion(parts: Mapping[str, float], own: str, turn: int) -> tuple[int, float]:
-    """Return the whole number due to one replica, and the sum of all parts. What rounding leaves goes to those with a
-    fraction, in turns: where a limit is smaller than the number of replicas, each gets its turn."""
+def portion(parts: Mapping[str, float], own: str, turn: int) -> tuple[int, int, float]:
+    """Return the whole number due to one replica, the rest that it may keep, and the sum of all parts. What rounding
+    leaves goes to those with a fraction, in turns: where a limit is smaller than the number of replicas, each gets its
+    turn, and nobody keeps a rest."""
     whole = {name: math.floor(part + 1e-9) for name, part in parts.items()}
     exact = 0.0
     for part in parts.values():  # not sum(), which newer releases of Python compensate
@@ -367,6 +370,8 @@ def portion(parts: Mapping[str, float], own: str, turn: int) -> tuple[int, float
     left = math.floor(exact + 1e-9) - sum(whole.values())
     with_rest = [name for name in parts if parts[name] - whole[name] > 1e-9]
     if own not in with_rest:
-        return whole[own], exact
+        return whole[own], 0, exact
     place = (with_rest.index(own) + turn) % len(with_rest)
-    return whole[own] + (1 if place < left else 0), exact
+    if place < left:
+        return whole[own] + 1, 0, exact
+    return whole[own], min(1, whole[own]), exact

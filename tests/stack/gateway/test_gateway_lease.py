@@ -355,9 +355,15 @@ def heal(fleet: Fleet) -> None:
 
 
 def room(policy: Policy) -> float:
-    """Return how many requests the flood may hold at the engines, if most come from the team with the least limit."""
-    teams = [min(team.max_running or 99, (team.max_in_flight or 99) / 2) for team in policy.teams.values()]
-    band = min(sum(teams[1:]), ceiling_of_low(policy) or 99)
+    """Return how many requests the flood may hold at the engines, if most come from the team with the least limit.
+
+    A limit below the number of replicas changes hands in turns, and is idle meanwhile."""
+
+    def used(limit: int | None) -> float:
+        return 99 if limit is None else limit if limit > 5 else limit / 2
+
+    teams = [min(used(team.max_running), used(team.max_in_flight) / 2) for team in policy.teams.values()]
+    band = min(sum(teams[1:]), used(ceiling_of_low(policy)))
     return min(policy.capacity.slots, (policy.capacity.tokens or 999) // (PROMPT + OUTPUT), teams[0] + band,
                policy.capacity.queue)  # fmt: skip
 
