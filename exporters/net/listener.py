@@ -442,13 +442,7 @@ async def listen(
                 server.request_handler, protection, frozenset(open_paths), own_login, rejected
             )
         return await accept(
-            lambda listening: _Connection(listening, server),
-            setting,
-            address,
-            protection,
-            most,
-            rejected,
-            shared_port=shared_port,
+            lambda listening: _Connection(listening, server), setting, address, protection, most, rejected, shared_port
         )
     except BaseException:
         await runner.cleanup()
@@ -462,7 +456,6 @@ async def accept(
     protection: ListenerAuth,
     most: int,
     rejected: Counter[str],
-    *,
     shared_port: bool = False,
 ) -> Listening:
     """Listen and make a protocol for each connection. Raises BadConfig with the setting and a fix.

@@ -408,6 +408,8 @@ class ClientConnection(asyncio.Protocol):
         if self._read_paused and not self._tail and held <= BODY_BYTES and not self._lost:
             self._read_paused = False
             cast(asyncio.Transport, self._wire).resume_reading()
+        if self._queue:
+            self._bound()
 
     def _pause(self) -> None:
         if not self._read_paused and self._wire is not None:

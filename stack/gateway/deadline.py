@@ -1,7 +1,7 @@
-"""Movable time limit of a task: what asyncio.timeout does, at a third of its cost, since a request has two and each
-token of a stream moves one.
+"""Movable time limit of a task, cheaper than asyncio.timeout.
 
-Invariant: a deadline that is moved back keeps its timer, which looks again when it fires."""
+A request has two, and each quarter of a stream's time between tokens moves one. Invariant: a deadline that is moved
+back keeps its timer, which looks again when it fires."""
 
 from __future__ import annotations
 

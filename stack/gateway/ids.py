@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 _PRINTABLE = re.compile(r"[!-~]{1,128}")
 _TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
@@ -16,8 +17,7 @@ def request_id(sent: str | None, new_hex: Callable[[int], str]) -> str:
     return sent if sent is not None and _PRINTABLE.fullmatch(sent) else new_hex(16)
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(msgspec.Struct, frozen=True):
     """span_id is the gateway's own span: child of the client's (parent_id, None where the trace begins here), parent of
     the engine's."""
 

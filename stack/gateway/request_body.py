@@ -104,7 +104,10 @@ class TokenRequest(msgspec.Struct, frozen=True):
         limit must hold. So is each other field that some engine takes for one."""
         if max_output is None or self.limit is None or not self.fields:
             return self
-        beyond = [name for name in LIMITS if _said(self.fields, name) and not within(self.fields[name], max_output)]
+        fields = self.fields
+        beyond = [
+            name for name in LIMITS if name in fields and _said(fields, name) and not within(fields[name], max_output)
+        ]
         if (self.max_tokens is None or self.max_tokens > max_output) and self.limit not in beyond:
             beyond.append(self.limit)
         known = max_output if self.limit in beyond else self.max_tokens
@@ -163,7 +166,7 @@ def read(route: str, body: bytes) -> TokenRequest:
 def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool) -> TokenRequest:
     how = BODY_ROUTES.get(route, OTHER_ROUTE)
     model, stream = plain_value(fields.get("model")), is_true(plain_value(fields.get("stream")))
-    n, best_of = (read_number(plain_value(fields.get(name))) or 0 for name in ("n", "best_of")) if how.has_n else (0, 0)
+    n, best_of = (_number(fields, "n"), _number(fields, "best_of")) if how.has_n else (0, 0)
     limit, max_tokens = _limit(how, fields)
     size = PromptSize(dense, how.quoting)
     prompts = size.add_prompt(how, fields)
@@ -234,9 +237,15 @@ def _limit(how: BodyRoute, fields: RawFields) -> tuple[str | None, int | None]:
     A null counts as not said, except that it lifts the limit of a route that has one."""
     if not how.limit:
         return None, how.unsaid
-    if (name := next((name for name in how.limit if _said(fields, name)), None)) is not None:
-        return name, read_number(plain_value(fields[name]))
+    for name in how.limit:
+        if _said(fields, name):
+            return name, read_number(plain_value(fields[name]))
     return how.limit[0], None if any(name in fields for name in how.limit) else how.unsaid
+
+
+def _number(fields: RawFields, name: str) -> int:
+    """Return the number in a field; 0 where there is none."""
+    return (read_number(plain_value(fields[name])) or 0) if name in fields else 0
 
 
 def _said(fields: RawFields, name: str) -> bool:
