@@ -1,4 +1,4 @@
-"""`vllm-watch gateway`: serve, check, key. The process that runs pays for every import, so what only another command
+"""`vllm-watch gateway`: serve, check, key, haproxy. The process that runs pays for every import, so what only another command
 needs is imported by that one."""
 
 from __future__ import annotations
@@ -53,6 +53,37 @@ def gateway_key(team: str) -> None:
     with mistakes_as_errors():
         key, hashed = make_key(team)
     click.echo(f"key for {team} (shown once): {key}\nfor teams.yaml:\n  teams:\n    {team}:\n      keys: ['{hashed}']")
+
+
+@gateway.command("haproxy")
+@click.argument("gateways", nargs=-1, required=True, metavar="HOST:PORT...")
+@click.option("--listen", metavar="HOST:PORT", default="127.0.0.1:8000", show_default=True, help="Address for clients.")
+@click.option("--by-team", is_flag=True, help="Send requests of one API key to one gateway.")
+@click.option("--certificate", metavar="PEM", help="Certificate chain and key for clients, in one file.")
+@click.option("--ca-file", metavar="PEM", help="Authority of the gateways' certificates.")
+@click.option("--metrics-listen", metavar="HOST:PORT", help="Address of HAProxy's own metrics.")
+@click.option(
+    "--silence",
+    "silence_s",
+    type=click.IntRange(min=60),
+    default=3600,
+    show_default=True,
+    metavar="SECONDS",
+    help="Longest time without a byte in either direction.",
+)
+def gateway_haproxy(gateways: tuple[str, ...], **options: Any) -> None:
+    """Print a HAProxy configuration for several gateways.
+
+    HOST:PORT is the address of each gateway. Give them limits in common with `sharing` in gateway.yaml.
+
+    \b
+    Example:  vllm-watch gateway haproxy 10.0.0.5:8000 10.0.0.6:8000 --listen 0.0.0.0:8000 > haproxy.cfg
+    """
+    from stack.deploy.haproxy import LoadBalancer, configuration
+
+    with mistakes_as_errors():
+        text = configuration(LoadBalancer(gateways=gateways, **options))
+    click.echo(text, nl=False)
 
 
 @gateway.command("check")

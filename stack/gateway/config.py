@@ -39,14 +39,16 @@ class Timeouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """All in seconds.
 
     body_s: the client sends its body. connect_s: the engine accepts the connection. prefill_s: request sent -> first
-    content token of a stream. decode_s: between content tokens. total_s: a reply without stream. drain_s: running
-    requests may end after SIGTERM."""
+    content token of a stream. decode_s: between content tokens. total_s: a reply without stream. accept_grace_s: after
+    SIGTERM new requests are still served, while /-/ready is 503, so that a load balancer sends no more of them.
+    drain_s: running requests may end after that."""
 
     body_s: float = 60.0
     connect_s: float = 5.0
     prefill_s: float = 600.0
     decode_s: float = 120.0
     total_s: float = 1800.0
+    accept_grace_s: float = 0.0
     drain_s: float = 30.0
 
 
@@ -95,8 +97,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             split_address(text)
         for part in ("limits", "timeouts"):
             for name, value in msgspec.structs.asdict(getattr(self, part)).items():
-                if value is not None and not value > 0:
-                    raise ValueError(f"{part}.{name} should be more than 0, not {value:g}")
+                if value is not None and not (value > 0 or value == 0 and name == "accept_grace_s"):
+                    least = "0 or more" if name == "accept_grace_s" else "more than 0"
+                    raise ValueError(f"{part}.{name} should be {least}, not {value:g}")
         if self.limits.all_bodies_bytes < PARTS * self.limits.body_bytes:
             raise ValueError(
                 f"limits.bodies_bytes should be at least {PARTS} times limits.body_bytes, or no team could send so"

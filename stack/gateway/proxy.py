@@ -49,6 +49,9 @@ class Proxy:
         path = request.path.rstrip("/")
         if path == "/-/healthy":
             return web.Response(text="ok\n")
+        if path == "/-/ready":
+            ready = self.services.life.ready
+            return web.Response(status=200 if ready else 503, text="ready\n" if ready else "stopping\n")
         engine_page = path in self._engine_pages and request.method in ("GET", "HEAD")
         recorded = request.method == "POST" and path in request_routes.RECORDED
         if not engine_page and not routes.plain(path):

@@ -117,6 +117,8 @@ async def serve(
             on_start(Started(url, metrics_url, log, lambda: _reload(config, shared)))
             try:
                 await stop.wait()
+                shared.life.ready = False
+                await asyncio.sleep(config.timeouts.accept_grace_s)
             finally:
                 await _drain(proxy, runner, listening, server, config.timeouts.drain_s)
                 for watcher in watchers:

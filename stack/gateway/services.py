@@ -27,11 +27,12 @@ JITTER = 0.8, 1.2  # of Retry-After, so that they do not come back all at once
 
 @dataclass(slots=True)
 class Lifecycle:
-    """State that changes while the gateway runs. shares: of the limits, where replicas divide them. draining: new
-    requests are refused; cutting: running ones are cancelled."""
+    """State that changes while the gateway runs. shares: of the limits, where replicas divide them. ready: a load
+    balancer may send new requests; draining: they are refused; cutting: running ones are cancelled."""
 
     terms: RuntimePolicy
     shares: tuple[Share, ...] = (WHOLE,)
+    ready: bool = True
     draining: bool = False
     cutting: bool = False
 

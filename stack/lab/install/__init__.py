@@ -126,6 +126,10 @@ PROGRAMS = {
     "redis": Program(
         ("redis-server",), (6, 2), "redis-server", "usr/bin/redis-server", libraries=own_libraries.OF_REDIS
     ),
+    # The load balancer before several gateways.
+    "haproxy": Program(
+        ("haproxy",), (2, 6), "haproxy", "usr/sbin/haproxy", ("-v",), libraries=own_libraries.OF_HAPROXY
+    ),
     # Static, for images made from nothing; the one on PATH may be linked to this system's libraries.
     "busybox": Program((), (), "busybox-static", "usr/bin/busybox", ("--help",)),
 }

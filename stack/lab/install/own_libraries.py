@@ -14,6 +14,10 @@ OF_VALKEY = ("valkey-tools", *_COMMON, "libssl3t64", "libhdr-histogram6", "liblu
 OF_REDIS = (
     "redis-tools", *_COMMON, "libssl3t64", "libhdr-histogram6", "liblua5.1-0", "lua-cjson", "lua-bitop", "libcap2",
 )  # fmt: skip
+OF_HAPROXY = (
+    *_COMMON, "libcrypt1", "libssl3t64", "liblua5.4-0", "libpcre2-8-0", "libopentracing-c-wrapper0t64",
+    "libopentracing1t64", "zlib1g", "libcap2",
+)  # fmt: skip
 
 
 def make_runnable(program: Path, folder: Path, beside: Sequence[Path]) -> Path:
@@ -23,7 +27,8 @@ def make_runnable(program: Path, folder: Path, beside: Sequence[Path]) -> Path:
     where no package has the program or the loader."""
     unpacked = (folder, *beside)
     target = program.readlink().name if program.is_symlink() else program.name
-    real = next((path for root in unpacked if (path := root / "usr/bin" / target).is_file()), None)
+    folders = (root / place for root in unpacked for place in ("usr/bin", "usr/sbin"))
+    real = next((path for place in folders if (path := place / target).is_file()), None)
     loader = next((path for root in unpacked for path in sorted(root.glob("usr/lib/*/ld-linux*.so.*"))), None)
     if real is None or loader is None:
         raise PartMissing(f"Debian's packages of {program.name} hold no {target if real is None else 'loader'}.")
