@@ -184,6 +184,7 @@ def _config_texts() -> str:
     sidecar = running.sidecar_settings(logs, YamlBlock("toYaml .Values.engines.endpoints"), web)
     sidecar["settings"] = Lines('include "vllm-watch.lines" .Values.sidecar.settings')
     upstream = When(_ONE_ENGINE, Expr("(first .Values.engines.endpoints).url | quote"))
+    gateway = running.gateway_settings(upstream, web) | _of_several()
     of_web = {
         "tls_server_config": When(_SECRETS["tls"], running.TLS),
         "bearer_token_files": When(_SECRETS["login"], running.LOGIN),
@@ -192,7 +193,7 @@ def _config_texts() -> str:
         ("", "thresholds.yml", '{{ .Files.Get "files/thresholds.yml" | indent 2 }}'),
         (_SIDECAR, "sidecar.yaml", text_of(sidecar, 2)),
         (f"and ({_SIDECAR}) ({web.condition})", "web.yml", text_of(of_web, 2)),
-        (".Values.gateway.enabled", "gateway.yaml", text_of(running.gateway_settings(upstream, web, _sharing()), 2)),
+        (".Values.gateway.enabled", "gateway.yaml", text_of(gateway, 2)),
     )
     return "".join(
         f"{{{{- if {condition} }}}}\n{name}: |\n{text}\n{{{{- end }}}}\n" if condition else f"{name}: |\n{text}\n"
@@ -200,8 +201,8 @@ def _config_texts() -> str:
     )
 
 
-def _sharing() -> When:
-    """Return the part `sharing` of gateway.yaml."""
+def _of_several() -> Object:
+    """Return what gateway.yaml of several gateways has more."""
     secret = _SECRETS["store"]
     store = {
         "url": Expr(f"{_STORE} | quote"),
@@ -210,7 +211,7 @@ def _sharing() -> When:
         "ca_file": When(f'and {secret} (regexMatch "^(rediss|valkeys):" .Values.store.url)', f"{STORE_FOLDER}/ca.crt"),
         "fleet": Expr(".Release.Namespace | quote"),
     }
-    return When(_SEVERAL, replicas.sharing_settings(When(_STORE, store)))
+    return {name: When(_SEVERAL, part) for name, part in replicas.settings(When(_STORE, store)).items()}
 
 
 def _in_release(made: Object, operator: bool = False) -> Object:

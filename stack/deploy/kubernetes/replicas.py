@@ -16,7 +16,7 @@ from stack.deploy.kubernetes.objects import GATEWAY, OMIT, PORTS, REPLICAS_SERVI
 from stack.deploy.kubernetes.replica_options import ReplicaOptions
 
 METRIC = "vllm_watch_gateway_streams"  # of the autoscaler, as prometheus-adapter serves it
-# Between the removal of a pod from its Services and SIGTERM: until every proxy has heard of it, new connections come.
+# A pod leaves its Services and gets SIGTERM at the same time: until every proxy has heard of it, new requests come.
 LEAVE_S = 5
 _CALM_S = 300  # a gateway is removed when fewer were enough for so long
 _PERIOD_S = 60
@@ -28,10 +28,13 @@ _AFTER_GATEWAY = (
 )
 
 
-def sharing_settings(store: Any) -> Object:
-    """Return the part `sharing` of gateway.yaml. The list of gateways is that of their headless Service, so that it
-    follows every change of their number."""
-    return given({"replicas_dns": REPLICAS_SERVICE, "store": store})
+def settings(store: Any) -> Object:
+    """Return what gateway.yaml has more. The list of gateways is that of their headless Service, so that it follows
+    every change of their number."""
+    return {
+        "timeouts": {"accept_grace_s": LEAVE_S},
+        "sharing": given({"replicas_dns": REPLICAS_SERVICE, "store": store}),
+    }
 
 
 def replicated(objects: list[Object], count: Any) -> list[Object]:
@@ -44,8 +47,7 @@ def replicated(objects: list[Object], count: Any) -> list[Object]:
     pod["topologySpreadConstraints"] = spread()
     pod["volumes"] = [each for each in pod["volumes"] if "persistentVolumeClaim" not in each]
     containers = {each["name"]: each for each in pod["containers"]}
-    containers["gateway"]["lifecycle"] = _before_end("sleep", str(LEAVE_S))
-    containers["sidecar"]["lifecycle"] = _before_end("sh", "-c", _AFTER_GATEWAY)
+    containers["sidecar"]["lifecycle"] = {"preStop": {"exec": {"command": ["sh", "-c", _AFTER_GATEWAY]}}}
     # It listens when the others have seen it in the list, after 15 s and a name's time in caches.
     probe = containers["gateway"]["readinessProbe"]
     containers["gateway"]["startupProbe"] = {**probe, "failureThreshold": 24}
@@ -64,10 +66,6 @@ def spread() -> list[Object]:
         }
         for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
     ]  # fmt: skip
-
-
-def _before_end(*command: str) -> Object:
-    return {"preStop": {"exec": {"command": [*command]}}}
 
 
 def added(options: ReplicaOptions) -> list[Object]:

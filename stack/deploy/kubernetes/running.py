@@ -60,18 +60,17 @@ def config_text(wanted: KubernetesOptions) -> dict[str, str]:
         )  # fmt: skip
     if wanted.gateway:
         one = next(iter(wanted.engine_names.values())) if len(wanted.engines) == 1 else OMIT
-        texts["gateway.yaml"] = as_yaml(gateway_settings(one, web, _sharing(wanted)))
+        texts["gateway.yaml"] = as_yaml(gateway_settings(one, web) | _of_several(wanted))
     return texts
 
 
-def _sharing(wanted: KubernetesOptions) -> Any:
+def _of_several(wanted: KubernetesOptions) -> Object:
     if not wanted.gateways.several:
-        return OMIT
+        return {}
     store = wanted.gateways.lease_store(wanted.namespace)
     usual = LeaseStore(url="redis://localhost")
-    settings = {} if store is None else msgspec.structs.asdict(store)
-    given_only = {name: value for name, value in settings.items() if value != getattr(usual, name)}
-    return replicas.sharing_settings(given_only or OMIT)
+    said = {} if store is None else msgspec.structs.asdict(store)
+    return replicas.settings({name: value for name, value in said.items() if value != getattr(usual, name)} or OMIT)
 
 
 def sidecar_settings(requests_log: Any, engines: Any, web: Any) -> Object:
@@ -87,7 +86,7 @@ def sidecar_settings(requests_log: Any, engines: Any, web: Any) -> Object:
     })  # fmt: skip
 
 
-def gateway_settings(upstream: Any, web: Any, sharing: Any) -> Object:
+def gateway_settings(upstream: Any, web: Any) -> Object:
     """Return the content of gateway.yaml. upstream: the one engine; of several teams.yaml has the addresses."""
     return given({
         "upstream": upstream,
@@ -97,7 +96,6 @@ def gateway_settings(upstream: Any, web: Any, sharing: Any) -> Object:
         "teams": f"{_ETC}/teams/teams.yaml",
         "engine_pages": False,  # Prometheus reads the engines themselves; teams need not see each other's figures
         "metrics_web_config": web,
-        "sharing": sharing,
     })  # fmt: skip
 
 

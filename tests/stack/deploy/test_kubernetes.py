@@ -668,22 +668,22 @@ def test_several_gateways_stay_while_nodes_and_rollouts_take_one_at_a_time():
 
 
 def test_a_gateway_that_ends_gets_no_new_connections_and_its_log_is_read_to_the_end(tmp_path, free_port):
-    """Its pod leaves the Services before SIGTERM; the sidecar ends when the port of the gateway's metrics is closed."""
+    """It serves until its Services have lost its pod; the sidecar ends when the gateway's metrics port is closed."""
     found = objects(SEVERAL)
     several = of_kind(found, "StatefulSet")[GATEWAY]["spec"]
     pod = several["template"]["spec"]
     containers = {each["name"]: each for each in pod["containers"]}
-    before = {
-        name: one["lifecycle"]["preStop"]["exec"]["command"] for name, one in containers.items() if "lifecycle" in one
-    }
-    assert ["sleep", str(replicas.LEAVE_S)] == before["gateway"]
-    assert pod["terminationGracePeriodSeconds"] > Timeouts().drain_s + replicas.LEAVE_S
+    text = of_kind(found, "ConfigMap")["vllm-watch-config"]["data"]["gateway.yaml"]
+    grace = config.parse(text, GatewayConfig, "gateway.yaml").timeouts.accept_grace_s
+    assert grace == replicas.LEAVE_S
+    assert pod["terminationGracePeriodSeconds"] > Timeouts().drain_s + grace
     services = of_kind(found, "Service")
     assert {"watch-gateway": False, "watch-metrics": True, several["serviceName"]: True, "watch-board": True} == {
         name: each["spec"].get("publishNotReadyAddresses", False) for name, each in services.items()
     }
     port = free_port()
-    waits = [word.replace(str(PORTS["gateway-metrics"]), str(port)) for word in before["sidecar"]]
+    waits = containers["sidecar"]["lifecycle"]["preStop"]["exec"]["command"]
+    waits = [word.replace(str(PORTS["gateway-metrics"]), str(port)) for word in waits]
     with socket.create_server(("127.0.0.1", port)) as gateway:
         shell = subprocess.Popen(waits, env={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"})
         with contextlib.closing(gateway.accept()[0]):

@@ -44,6 +44,10 @@ gateway.yaml: |
   metrics_web_config: /etc/vllm-watch/config/web.yml
   {{- end }}
   {{- if include "vllm-watch.severalGateways" . }}
+  timeouts:
+    accept_grace_s: 5
+  {{- end }}
+  {{- if include "vllm-watch.severalGateways" . }}
   sharing:
     replicas_dns: watch-gateways
     {{- if include "vllm-watch.storeUrl" . }}
