@@ -761,6 +761,7 @@ class TestReplicated:
     def test_both_gateways_serve_one_address_and_each_has_its_log(
         self, replicated: SimpleNamespace, eventually: Callable[..., None]
     ) -> None:
+        eventually(lambda: replicated.chat() == 200, within_s=60, what="an answer through HAProxy")
         assert {200} == {replicated.chat() for _ in range(8)}
 
         def counted() -> bool:
