@@ -118,6 +118,26 @@
    ]
   },
   {
+   "name": "vllm-critical-transfers",
+   "rules": [
+    {
+     "alert": "VLLMKVTransferStuck",
+     "expr": "    sum by (cluster, namespace, job, instance, model_name, pod) (\n      min_over_time(vllm:num_requests_kv_fetch_by_stage{stage=\"in_progress\"}[2m])\n    )\n  >\n    0\nunless on (cluster, namespace, job, instance, model_name, pod)\n    sum by (cluster, namespace, job, instance, model_name, pod) (\n      increase(vllm:prompt_tokens_by_source_total{source=\"external_kv_transfer\"}[2m])\n    )\n  >\n    0",
+     "for": "0s",
+     "labels": {
+      "severity": "critical",
+      "owner": "serving"
+     },
+     "annotations": {
+      "summary": "KV transfer stuck: {{ $labels.model_name }} on {{ $labels.instance }} receives no KV cache",
+      "description": "{{ $value | humanize }} or more requests for {{ $labels.model_name }} on {{ $labels.instance }} have waited for their KV cache for 2 min and none has arrived. Their clients wait, while this engine serves others. The prefill engine that holds the blocks is the likely cause: find the one that makes no progress (First five minutes, step 2). Do not restart this engine first.",
+      "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMKVTransferStuck?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
+      "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-prefill-decode?viewPanel=5453"
+     }
+    }
+   ]
+  },
+  {
    "name": "vllm-critical-watchers",
    "rules": [
     {
@@ -294,6 +314,59 @@
       "description": "{{ $value | humanizePercentage }} of the requests of {{ $labels.model_name }} failed or timed out (allowed: 0.5 %) over 1d or 3d: this uses up about the whole error budget of 7d. Check whether it continues in the last hour and at which hours it happened, then look for a load pattern or a change. For a model without a request log: share of HTTP 5xx, which is coarse (failed streams have status 200).",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMSuccessBudgetSlowBurn?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-overview?viewPanel=407342"
+     }
+    }
+   ]
+  },
+  {
+   "name": "vllm-warning-transfers",
+   "rules": [
+    {
+     "alert": "VLLMKVTransfersFailing",
+     "expr": "    (\n        sum by (cluster, namespace, job, instance, model_name, pod) (\n          increase(vllm:nixl_num_failed_transfers_total[10m])\n        )\n      >=\n        3\n    )\n  or\n    (\n        sum by (cluster, namespace, job, instance, model_name, pod) (\n          increase(vllm:mooncake_num_failed_transfers_total[10m])\n        )\n      >=\n        3\n    )\nor\n  (\n      sum by (cluster, namespace, job, instance, model_name, pod) (\n        increase(vllm:mooncake_num_failed_recvs_total[10m])\n      )\n    >=\n      3\n  )",
+     "for": "0s",
+     "keep_firing_for": "10m",
+     "labels": {
+      "severity": "warning",
+      "owner": "serving"
+     },
+     "annotations": {
+      "summary": "KV transfers failing: {{ $labels.model_name }} on {{ $labels.instance }}",
+      "description": "{{ $value | humanize }} KV transfers of {{ $labels.model_name }} on {{ $labels.instance }} failed over 10 min: each costs a second prefill or the request. Read the log of this engine for the peer's address, then check whether that engine runs and is reachable.",
+      "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMKVTransfersFailing?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
+      "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-prefill-decode?viewPanel=535070"
+     }
+    },
+    {
+     "alert": "VLLMKVTransferSlow",
+     "expr": "  (\n          histogram_quantile(\n            0.95,\n            sum by (cluster, namespace, job, instance, model_name, pod, le) (\n              rate(vllm:nixl_xfer_time_seconds_bucket[10m])\n            )\n          )\n        >=\n          0\n      >\n        1\n    and\n        sum by (cluster, namespace, job, instance, model_name, pod) (\n          increase(vllm:nixl_xfer_time_seconds_count[10m])\n        )\n      >=\n        10\n  )\nor\n  (\n          histogram_quantile(\n            0.95,\n            sum by (cluster, namespace, job, instance, model_name, pod, le) (\n              rate(vllm:mooncake_xfer_time_seconds_bucket[10m])\n            )\n          )\n        >=\n          0\n      >\n        1\n    and\n        sum by (cluster, namespace, job, instance, model_name, pod) (\n          increase(vllm:mooncake_xfer_time_seconds_count[10m])\n        )\n      >=\n        10\n  )",
+     "for": "5m",
+     "keep_firing_for": "5m",
+     "labels": {
+      "severity": "warning",
+      "owner": "serving"
+     },
+     "annotations": {
+      "summary": "KV transfers slow: {{ $labels.model_name }} on {{ $labels.instance }}",
+      "description": "The p95 time of a KV transfer of {{ $labels.model_name }} on {{ $labels.instance }} is {{ $value | humanizeDuration }} over 10 min; the client waits for it before the first token. Compare the bandwidth with what the link carries: near it the link is full, far below it look at the transport that NIXL chose.",
+      "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMKVTransferSlow?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
+      "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-prefill-decode?viewPanel=368949"
+     }
+    },
+    {
+     "alert": "VLLMKVBlocksExpired",
+     "expr": "  (\n      sum by (cluster, namespace, job, instance, model_name, pod) (\n        increase(vllm:nixl_num_kv_expired_reqs_total[10m])\n      )\n    >=\n      3\n  )\nor\n  (\n      sum by (cluster, namespace, job, instance, model_name, pod) (\n        increase(vllm:mooncake_num_kv_expired_reqs_total[10m])\n      )\n    >=\n      3\n  )",
+     "for": "0s",
+     "keep_firing_for": "10m",
+     "labels": {
+      "severity": "warning",
+      "owner": "serving"
+     },
+     "annotations": {
+      "summary": "KV blocks expired: {{ $labels.model_name }} on {{ $labels.instance }}",
+      "description": "{{ $value | humanize }} finished prefills of {{ $labels.model_name }} on {{ $labels.instance }} were never fetched over 10 min: their blocks were held until the lease ended, and the prompts are computed again. Check whether decode engines wait or are down, and whether the router drops requests between its two calls.",
+      "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMKVBlocksExpired?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
+      "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-prefill-decode?viewPanel=535070"
      }
     }
    ]

@@ -23,6 +23,7 @@ EACH = ("model_name", "instance", "engine")  # one line per engine
 # so much
 BOUND = "bound"
 ROLE = "role"  # label of a target: prefill or decode; absent for an engine that does both
+WITH_ROLE = f'{ROLE}!=""'  # matcher for the engines of prefill/decode pairs
 _PER_ENGINE = {"instance", ROLE}  # labels that keep the engines of a pair apart
 _NARROWED = (
     'instance="',

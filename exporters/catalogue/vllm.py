@@ -671,7 +671,7 @@ DIFFUSION_NUM_COMMITTED_TOKENS = Metric(
     notes=("Takes the place of spec_decode_num_accepted_tokens_total on such models.",),
 )
 
-# Connectors: KV cache moved between engines or tiers; none was run, none is in the Rust frontend
+# Connectors: KV cache moved between engines or tiers; of these only NIXL was run, none is in the Rust frontend
 _NIXL = "KV connector NixlConnector"
 _OFFLOAD = "KV connector OffloadingConnector"
 _TIERED = "KV connector OffloadingConnector with CPU or tiered offloading"
@@ -688,7 +688,6 @@ NIXL_XFER_TIME = Metric(
     "Duration of one KV transfer over NIXL.",
     since="0.11.1",
     needs=_NIXL,
-    evidence=Provenance.SOURCE,
     notes=("Failures are counted separately, in nixl_num_failed_transfers_total.",),
 )
 NIXL_POST_TIME = Metric(
@@ -698,7 +697,6 @@ NIXL_POST_TIME = Metric(
     "Time to post one NIXL transfer, before any byte moves.",
     since="0.11.1",
     needs=_NIXL,
-    evidence=Provenance.SOURCE,
     notes=("The transfer itself is in nixl_xfer_time_seconds.",),
 )
 NIXL_BYTES_TRANSFERRED = Metric(
@@ -708,7 +706,6 @@ NIXL_BYTES_TRANSFERRED = Metric(
     "Bytes moved by one NIXL transfer; the rate of its _sum is the bandwidth used.",
     since="0.11.1",
     needs=_NIXL,
-    evidence=Provenance.SOURCE,
     notes=("A histogram: there is no nixl_bytes_transferred_total.",),
 )
 NIXL_NUM_DESCRIPTORS = Metric(
@@ -718,7 +715,6 @@ NIXL_NUM_DESCRIPTORS = Metric(
     "Memory descriptors in one NIXL transfer; many small ones cost bandwidth.",
     since="0.11.1",
     needs=_NIXL,
-    evidence=Provenance.SOURCE,
     notes=("A histogram although its name reads like a count.",),
 )
 NIXL_NUM_FAILED_TRANSFERS = Metric(
@@ -728,7 +724,6 @@ NIXL_NUM_FAILED_TRANSFERS = Metric(
     "KV transfers over NIXL that failed; each may cost a prefill or a request.",
     since="0.11.1",
     needs=_NIXL,
-    evidence=Provenance.SOURCE,
     notes=("Independent of failed notifications.",),
 )
 NIXL_NUM_FAILED_NOTIFICATIONS = Metric(
@@ -738,7 +733,6 @@ NIXL_NUM_FAILED_NOTIFICATIONS = Metric(
     "Failed completion notifications over NIXL: the peer keeps blocks that it could free.",
     since="0.11.1",
     needs=_NIXL,
-    evidence=Provenance.SOURCE,
     notes=("Independent of failed transfers.",),
 )
 NIXL_NUM_KV_EXPIRED_REQS = Metric(
@@ -748,8 +742,20 @@ NIXL_NUM_KV_EXPIRED_REQS = Metric(
     "Requests whose KV blocks expired on the prefill engine before the decode engine fetched them.",
     since="0.15",
     needs=_NIXL,
-    evidence=Provenance.SOURCE,
     notes=("Counted on the prefill engine only.",),
+)
+NUM_REQUESTS_KV_FETCH_BY_STAGE = Metric(
+    "vllm:num_requests_kv_fetch_by_stage",
+    Kind.GAUGE,
+    Unit.REQUESTS,
+    "Requests that load their KV cache through a connector: waiting_to_start, in_progress or completed_waiting.",
+    labels=("engine", "model_name", "stage"),
+    since="0.32",
+    needs="a KV connector that loads, such as NixlConnector on a decode engine",
+    notes=(
+        "Absent on an engine that only produces. The first release (0.32) is inferred.",
+        "in_progress stays up and no counter moves while the other engine is stuck (0.32, 20 s).",
+    ),
 )
 KV_OFFLOAD_LOAD_BYTES = Metric(
     "vllm:kv_offload_load_bytes_total",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import alert_cases as cases
 import case_scene
+import panel_fixtures
 import click
 import msgspec
 import pytest
@@ -175,7 +176,8 @@ def _meets(labels: Mapping[str, str], matchers: Iterable[tuple[str, str, str]]) 
 def everything() -> dict[str, list[Mapping[str, str]]]:
     """The label sets of each sample name in the whole scene, and those that a fault brings."""
     found: dict[str, list[Mapping[str, str]]] = {name: [] for name in SAMPLES}
-    for line in case_scene.whole_scene():
+    pairs = next(scene for scene in panel_fixtures.scenes() if scene.name == "prefill-decode")
+    for line in (*case_scene.whole_scene(), *pairs.lines):
         found.setdefault(line.name, []).append(line.labels)
     for metric in EVERYTHING:
         if metric.native:  # as on the classic series, without le
