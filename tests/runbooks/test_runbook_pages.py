@@ -13,9 +13,9 @@ from pathlib import Path
 
 import alert_cases as cases
 import case_scene
-import panel_fixtures
 import click
 import msgspec
+import panel_fixtures
 import pytest
 from case_scene import ALERT, Asker, slots, steps_asked
 
