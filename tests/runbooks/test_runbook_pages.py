@@ -507,6 +507,7 @@ FOREIGN: dict[str, str] = {
     "max_tokens": "the OpenAI API", "tool_calls": "the OpenAI API", "system_fingerprint": "the OpenAI API",
     "max_model_len": "vLLM's list of models",
     "max_new_tokens": "a model's generation_config.json", "cache_salt": "vLLM's API", "return_token_ids": "vLLM's API",
+    "kv_load_failure_policy": "vLLM's --kv-transfer-config", "kv_lease_duration": "vLLM's --kv-transfer-config",
     "num_speculative_tokens": "vLLM's --speculative-config",
     "num_speculative_tokens_per_batch_size": "vLLM's --speculative-config",
     "rejection_sample_method": "vLLM's --speculative-config", "max_num_queued_tokens": "vLLM's reason of a refusal",

@@ -967,7 +967,7 @@ def test_role_comes_from_a_label_of_the_pods():
                 "targetLabel": promql.ROLE,
             }
         ] == rules
-    assert promql.ROLE not in files.OF_PAGES.split("|"), "the fleet's relabelling would drop it"
+    assert promql.ROLE not in fleet.OF_PAGES.split("|"), "the fleet's relabelling would drop it"
 
 
 def test_rules_and_boards_can_be_left_out():
