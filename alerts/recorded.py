@@ -12,7 +12,7 @@ from alerts.labels import ENGINE, ENGINE_POD, JOB, MODEL, TARGET_POD, by, on
 from alerts.rules import Recording
 from alerts.settings import Settings
 from exporters.catalogue import promql, reconciled, sidecar, vllm
-from exporters.catalogue.metric import Metric
+from exporters.catalogue.metric import EngineRole, Metric
 from exporters.catalogue.prometheus import PROCESS_START, UP
 from exporters.text import parse_window
 
@@ -51,10 +51,8 @@ _COUNTED: dict[str, tuple[Metric, str]] = {
     HITS: (vllm.PREFIX_CACHE_HITS, "prompt tokens found in the prefix cache"),
     LOOKUPS: (vllm.PREFIX_CACHE_QUERIES, "prompt tokens looked up in the prefix cache"),
 }
-_BUCKETS: dict[str, tuple[Metric, str]] = {
-    TTFT: (vllm.TIME_TO_FIRST_TOKEN, "times to first token, by bucket, that were added"),
-    INTER_TOKEN: (vllm.INTER_TOKEN_LATENCY, "times between tokens, by bucket, that were added"),
-}
+_FIRST_TOKENS = "times to first token, by bucket, that were added"
+_GAPS = "times between tokens, by bucket, that were added"
 TTFT_P95, INTER_TOKEN_P95 = "p95 of the time to first token", "p95 of the time between tokens"
 GENERATED, PROMPTED = "generated tokens a second", "prompt tokens a second"
 FINISHED_REQUESTS, LOGGED_REQUESTS = "requests that engines finished", "requests that the log shows as ended"
@@ -64,6 +62,7 @@ _P95 = {
     INTER_TOKEN: ("cluster_model_name:vllm_inter_token_latency_seconds:p95_", INTER_TOKEN_P95),
 }
 _COMPARED = ("30m", "1h")
+_NOT_DECODE = promql.not_of_role(EngineRole.DECODE)
 
 
 def recordings(s: Settings) -> Iterator[Recording]:
@@ -82,11 +81,11 @@ def recordings(s: Settings) -> Iterator[Recording]:
     yield Recording(AGE, promql.age(PROCESS_START, TARGET_POD, (s.engine,)), "how long an engine's process has run")
     yield Recording(
         QUEUED,
-        promql.bounded_quantile(0.95, vllm.REQUEST_QUEUE_TIME, window, ENGINE),
-        "p95 of the time in the engine's queue, by engine",
+        promql.bounded_quantile(0.95, vllm.REQUEST_QUEUE_TIME, window, ENGINE, (_NOT_DECODE,)),
+        "p95 of the time in the engine's queue, by engine; without decode engines, where it contains the KV transfer",
     )
-    for what, (metric, meaning) in _BUCKETS.items():
-        yield Recording(what + OVER, promql.shared_buckets(metric, window, MODEL), meaning)
+    yield Recording(TTFT + OVER, _first_tokens(window), _FIRST_TOKENS)
+    yield Recording(INTER_TOKEN + OVER, promql.shared_buckets(vllm.INTER_TOKEN_LATENCY, window, MODEL), _GAPS)
     for what, (metric, meaning) in _COUNTED.items():
         yield Recording(what + OVER, promql.growth(metric, window, MODEL), meaning)
     by_reason = promql.growth(vllm.REQUEST_SUCCESS, window, (*MODEL, "finished_reason"))
@@ -99,6 +98,19 @@ def recordings(s: Settings) -> Iterator[Recording]:
     in_all = s.window(RECONCILE_OVER)
     yield Recording(FINISHED_TOTAL, promql.growth(vllm.REQUEST_SUCCESS, in_all, ("cluster",)), FINISHED_REQUESTS)
     yield Recording(LOGGED_TOTAL, promql.growth(sidecar.REQUESTS, in_all, ("cluster", "outcome")), LOGGED_REQUESTS)
+
+
+def _first_tokens(window: str) -> str:
+    """Return times to first token by bucket: of the engines, or of the clients for a model with prefill engines.
+
+    No engine of a pair knows its whole time to first token, so only the request log does. Without a log it is that of
+    the decode engines, which lacks the prefill."""
+    engines, clients = (
+        promql.shared_buckets(metric, window, MODEL) for metric in (vllm.TIME_TO_FIRST_TOKEN, sidecar.TTFT)
+    )
+    prefill = promql.series(vllm.NUM_REQUESTS_RUNNING, (promql.of_role(EngineRole.PREFILL),))
+    of_pairs = f"({clients} and {on(MODEL)} {prefill})"
+    return f"{of_pairs} or {engines} unless {on(MODEL)} {of_pairs}"
 
 
 def _by_status(s: Settings) -> Iterator[Recording]:

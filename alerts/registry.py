@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alerts import cache, engine, fleet, gpu, latency, recorded, self_monitoring, slo, traffic
+from alerts import cache, engine, fleet, gpu, latency, recorded, self_monitoring, slo, traffic, transfers
 from alerts.rules import Alert, Recording
 from alerts.settings import DEFAULTS, Settings
 from exporters.catalogue import promql, vllm
@@ -12,6 +12,7 @@ def families(s: Settings = DEFAULTS, objectives: slo.Objectives | None = None) -
     """Return the alerts by family, with hold times divided by the pace of the settings."""
     made = {
         "engine": engine.alerts(s), "slo": slo.alerts(objectives or slo.default_objectives(), s),
+        "transfers": transfers.alerts(s),
         "latency": latency.alerts(s), "cache": cache.alerts(s),
         "traffic": traffic.alerts(s), "gpu": gpu.alerts(s), "watchers": self_monitoring.alerts(s),
     }  # fmt: skip

@@ -23,12 +23,6 @@ NOT_SHOWN: Mapping[Metric, str] = {
         (
             vllm.KV_OFFLOAD_CONFIG_INFO,
             vllm.KV_OFFLOAD_TIERING_PROMOTION_LATENCY,
-            vllm.MOONCAKE_XFER_TIME,
-            vllm.MOONCAKE_BYTES_TRANSFERRED,
-            vllm.MOONCAKE_NUM_DESCRIPTORS,
-            vllm.MOONCAKE_NUM_FAILED_TRANSFERS,
-            vllm.MOONCAKE_NUM_FAILED_RECVS,
-            vllm.MOONCAKE_NUM_KV_EXPIRED_REQS,
             vllm.UMBP_TRANSFER_SUBMITTED,
             vllm.UMBP_TRANSFER_COMPLETED,
             vllm.UMBP_TRANSFER_FAILED,

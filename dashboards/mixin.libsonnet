@@ -53,6 +53,7 @@
     'latency.json': dashboard(import 'json/latency.json'),
     'kv-cache.json': dashboard(import 'json/kv-cache.json'),
     'tuning-options.json': dashboard(import 'json/tuning-options.json'),
+    'prefill-decode.json': dashboard(import 'json/prefill-decode.json'),
     'teams.json': dashboard(import 'json/teams.json'),
     'cost.json': dashboard(import 'json/cost.json'),
     'gateway.json': dashboard(import 'json/gateway.json'),

@@ -118,6 +118,26 @@
    ]
   },
   {
+   "name": "vllm-critical-transfers",
+   "rules": [
+    {
+     "alert": "VLLMKVTransferStuck",
+     "expr": "    sum by (cluster, namespace, job, instance, model_name, pod) (\n      min_over_time(vllm:num_requests_kv_fetch_by_stage{stage=\"in_progress\"}[2m])\n    )\n  >\n    0\nunless on (cluster, namespace, job, instance, model_name, pod)\n    sum by (cluster, namespace, job, instance, model_name, pod) (\n      increase(vllm:prompt_tokens_by_source_total{source=\"external_kv_transfer\"}[2m])\n    )\n  >\n    0",
+     "for": "0s",
+     "labels": {
+      "severity": "critical",
+      "owner": "serving"
+     },
+     "annotations": {
+      "summary": "KV transfer stuck: {{ $labels.model_name }} on {{ $labels.instance }} receives no KV cache",
+      "description": "{{ $value | humanize }} or more requests for {{ $labels.model_name }} on {{ $labels.instance }} have waited for their KV cache for 2 min and none has arrived. Their clients wait, while this engine serves others. The prefill engine that holds the blocks is the likely cause: find the one that makes no progress (First five minutes, step 2). Do not restart this engine first.",
+      "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMKVTransferStuck?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
+      "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-prefill-decode?viewPanel=5453"
+     }
+    }
+   ]
+  },
+  {
    "name": "vllm-critical-watchers",
    "rules": [
     {
@@ -299,6 +319,59 @@
    ]
   },
   {
+   "name": "vllm-warning-transfers",
+   "rules": [
+    {
+     "alert": "VLLMKVTransfersFailing",
+     "expr": "    (\n        sum by (cluster, namespace, job, instance, model_name, pod) (\n          increase(vllm:nixl_num_failed_transfers_total[10m])\n        )\n      >=\n        3\n    )\n  or\n    (\n        sum by (cluster, namespace, job, instance, model_name, pod) (\n          increase(vllm:mooncake_num_failed_transfers_total[10m])\n        )\n      >=\n        3\n    )\nor\n  (\n      sum by (cluster, namespace, job, instance, model_name, pod) (\n        increase(vllm:mooncake_num_failed_recvs_total[10m])\n      )\n    >=\n      3\n  )",
+     "for": "0s",
+     "keep_firing_for": "10m",
+     "labels": {
+      "severity": "warning",
+      "owner": "serving"
+     },
+     "annotations": {
+      "summary": "KV transfers failing: {{ $labels.model_name }} on {{ $labels.instance }}",
+      "description": "{{ $value | humanize }} KV transfers of {{ $labels.model_name }} on {{ $labels.instance }} failed over 10 min: each costs a second prefill or the request. Read the log of this engine for the peer's address, then check whether that engine runs and is reachable.",
+      "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMKVTransfersFailing?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
+      "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-prefill-decode?viewPanel=535070"
+     }
+    },
+    {
+     "alert": "VLLMKVTransferSlow",
+     "expr": "  (\n          histogram_quantile(\n            0.95,\n            sum by (cluster, namespace, job, instance, model_name, pod, le) (\n              rate(vllm:nixl_xfer_time_seconds_bucket[10m])\n            )\n          )\n        >=\n          0\n      >\n        1\n    and\n        sum by (cluster, namespace, job, instance, model_name, pod) (\n          increase(vllm:nixl_xfer_time_seconds_count[10m])\n        )\n      >=\n        10\n  )\nor\n  (\n          histogram_quantile(\n            0.95,\n            sum by (cluster, namespace, job, instance, model_name, pod, le) (\n              rate(vllm:mooncake_xfer_time_seconds_bucket[10m])\n            )\n          )\n        >=\n          0\n      >\n        1\n    and\n        sum by (cluster, namespace, job, instance, model_name, pod) (\n          increase(vllm:mooncake_xfer_time_seconds_count[10m])\n        )\n      >=\n        10\n  )",
+     "for": "5m",
+     "keep_firing_for": "5m",
+     "labels": {
+      "severity": "warning",
+      "owner": "serving"
+     },
+     "annotations": {
+      "summary": "KV transfers slow: {{ $labels.model_name }} on {{ $labels.instance }}",
+      "description": "The p95 time of a KV transfer of {{ $labels.model_name }} on {{ $labels.instance }} is {{ $value | humanizeDuration }} over 10 min; the client waits for it before the first token. Compare the bandwidth with what the link carries: near it the link is full, far below it look at the transport that NIXL chose.",
+      "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMKVTransferSlow?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
+      "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-prefill-decode?viewPanel=368949"
+     }
+    },
+    {
+     "alert": "VLLMKVBlocksExpired",
+     "expr": "  (\n      sum by (cluster, namespace, job, instance, model_name, pod) (\n        increase(vllm:nixl_num_kv_expired_reqs_total[10m])\n      )\n    >=\n      3\n  )\nor\n  (\n      sum by (cluster, namespace, job, instance, model_name, pod) (\n        increase(vllm:mooncake_num_kv_expired_reqs_total[10m])\n      )\n    >=\n      3\n  )",
+     "for": "0s",
+     "keep_firing_for": "10m",
+     "labels": {
+      "severity": "warning",
+      "owner": "serving"
+     },
+     "annotations": {
+      "summary": "KV blocks expired: {{ $labels.model_name }} on {{ $labels.instance }}",
+      "description": "{{ $value | humanize }} finished prefills of {{ $labels.model_name }} on {{ $labels.instance }} were never fetched over 10 min: their blocks were held until the lease ended, and the prompts are computed again. Check whether decode engines wait or are down, and whether the router drops requests between its two calls.",
+      "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMKVBlocksExpired?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
+      "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-prefill-decode?viewPanel=535070"
+     }
+    }
+   ]
+  },
+  {
    "name": "vllm-warning-latency",
    "rules": [
     {
@@ -456,7 +529,7 @@
     },
     {
      "alert": "VLLMClientHangupsRising",
-     "expr": "  (\n        (\n              sum by (cluster, model_name) (\n                cluster_model_name_outcome:vllm_watch_requests:increase5m{outcome=\"client_abort\"}\n              )\n            /\n              (sum by (cluster, model_name) (cluster_model_name_outcome:vllm_watch_requests:increase5m) > 0)\n          >\n            0.1\n        )\n      >\n          2\n        *\n          (\n              sum by (cluster, model_name) (\n                sum_over_time(cluster_model_name_outcome:vllm_watch_requests:increase1h{outcome=\"client_abort\"}[1d])\n              )\n            /\n              (\n                  sum by (cluster, model_name) (\n                    sum_over_time(cluster_model_name_outcome:vllm_watch_requests:increase1h[1d])\n                  )\n                >\n                  0\n              )\n          )\n    and\n        sum by (cluster, model_name) (\n          cluster_model_name_outcome:vllm_watch_requests:increase5m{outcome=\"client_abort\"}\n        )\n      >=\n        5\n  )\nor\n    (\n            (\n                  sum by (cluster, model_name) (cluster_model_name_le:vllm_ttft_seconds_bucket:increase5m{le=\"+Inf\"})\n                -\n                  sum by (cluster, model_name) (increase(vllm:e2e_request_latency_seconds_count[5m]))\n              -\n                sum by (cluster, model_name) (vllm:num_requests_running)\n            )\n          /\n            (\n                sum by (cluster, model_name) (cluster_model_name_le:vllm_ttft_seconds_bucket:increase5m{le=\"+Inf\"})\n              >\n                0\n            )\n        >\n          0.1\n      and\n          (\n                sum by (cluster, model_name) (cluster_model_name_le:vllm_ttft_seconds_bucket:increase5m{le=\"+Inf\"})\n              -\n                sum by (cluster, model_name) (increase(vllm:e2e_request_latency_seconds_count[5m]))\n            -\n              sum by (cluster, model_name) (vllm:num_requests_running)\n          )\n        >=\n          5\n    )\n  unless on (cluster, model_name)\n    sum by (cluster, model_name) (cluster_model_name_outcome:vllm_watch_requests:increase5m)",
+     "expr": "  (\n        (\n              sum by (cluster, model_name) (\n                cluster_model_name_outcome:vllm_watch_requests:increase5m{outcome=\"client_abort\"}\n              )\n            /\n              (sum by (cluster, model_name) (cluster_model_name_outcome:vllm_watch_requests:increase5m) > 0)\n          >\n            0.1\n        )\n      >\n          2\n        *\n          (\n              sum by (cluster, model_name) (\n                sum_over_time(cluster_model_name_outcome:vllm_watch_requests:increase1h{outcome=\"client_abort\"}[1d])\n              )\n            /\n              (\n                  sum by (cluster, model_name) (\n                    sum_over_time(cluster_model_name_outcome:vllm_watch_requests:increase1h[1d])\n                  )\n                >\n                  0\n              )\n          )\n    and\n        sum by (cluster, model_name) (\n          cluster_model_name_outcome:vllm_watch_requests:increase5m{outcome=\"client_abort\"}\n        )\n      >=\n        5\n  )\nor\n    (\n            (\n                  sum by (cluster, model_name) (cluster_model_name_le:vllm_ttft_seconds_bucket:increase5m{le=\"+Inf\"})\n                -\n                  sum by (cluster, model_name) (increase(vllm:e2e_request_latency_seconds_count{role!=\"prefill\"}[5m]))\n              -\n                sum by (cluster, model_name) (vllm:num_requests_running)\n            )\n          /\n            (\n                sum by (cluster, model_name) (cluster_model_name_le:vllm_ttft_seconds_bucket:increase5m{le=\"+Inf\"})\n              >\n                0\n            )\n        >\n          0.1\n      and\n          (\n                sum by (cluster, model_name) (cluster_model_name_le:vllm_ttft_seconds_bucket:increase5m{le=\"+Inf\"})\n              -\n                sum by (cluster, model_name) (increase(vllm:e2e_request_latency_seconds_count{role!=\"prefill\"}[5m]))\n            -\n              sum by (cluster, model_name) (vllm:num_requests_running)\n          )\n        >=\n          5\n    )\n  unless on (cluster, model_name)\n    sum by (cluster, model_name) (cluster_model_name_outcome:vllm_watch_requests:increase5m)",
      "for": "5m",
      "keep_firing_for": "5m",
      "labels": {
@@ -547,7 +620,7 @@
     },
     {
      "alert": "VLLMCostOverBudget",
-     "expr": "      (\n          sum by (cluster, currency) (rate(vllm_watch_cost_total{basis=\"allocation\"}[1h]))\n        or\n            sum by (cluster, currency) (vllm_watch_gpu_cost_per_hour) / 3600\n          unless on (cluster)\n            sum by (cluster, currency) (rate(vllm_watch_cost_total{basis=\"allocation\"}[1h]))\n      )\n    / on (cluster) group_left ()\n      (\n          (\n              sum by (cluster) (rate(vllm:prompt_tokens_total[1h]))\n            +\n              sum by (cluster) (rate(vllm:generation_tokens_total[1h]))\n          )\n        >\n          0\n      )\n  *\n    1000\n> on (cluster, currency)\n  min by (cluster, currency) (vllm_watch_cost_budget_per_1k_tokens)",
+     "expr": "      (\n          sum by (cluster, currency) (rate(vllm_watch_cost_total{basis=\"allocation\"}[1h]))\n        or\n            sum by (cluster, currency) (vllm_watch_gpu_cost_per_hour) / 3600\n          unless on (cluster)\n            sum by (cluster, currency) (rate(vllm_watch_cost_total{basis=\"allocation\"}[1h]))\n      )\n    / on (cluster) group_left ()\n      (\n          (\n              sum by (cluster) (rate(vllm:prompt_tokens_total{role!=\"prefill\"}[1h]))\n            +\n              sum by (cluster) (rate(vllm:generation_tokens_total{role!=\"prefill\"}[1h]))\n          )\n        >\n          0\n      )\n  *\n    1000\n> on (cluster, currency)\n  min by (cluster, currency) (vllm_watch_cost_budget_per_1k_tokens)",
      "for": "1h",
      "labels": {
       "severity": "warning",
@@ -897,7 +970,7 @@
     },
     {
      "alert": "VLLMMixedHistogramBounds",
-     "expr": "    label_replace(\n      count by (cluster, model_name) (\n          count by (cluster, model_name, le) (vllm:time_to_first_token_seconds_bucket)\n        < on (cluster, model_name) group_left ()\n          count by (cluster, model_name) (vllm:time_to_first_token_seconds_bucket{le=\"+Inf\"})\n      ),\n      \"family\",\n      \"time_to_first_token\",\n      \"\",\n      \"\"\n    )\n  or\n    label_replace(\n      count by (cluster, model_name) (\n          count by (cluster, model_name, le) (\n            vllm:inter_token_latency_seconds_bucket or vllm:time_per_output_token_seconds_bucket\n          )\n        < on (cluster, model_name) group_left ()\n          count by (cluster, model_name) (\n              vllm:inter_token_latency_seconds_bucket{le=\"+Inf\"}\n            or\n              vllm:time_per_output_token_seconds_bucket{le=\"+Inf\"}\n          )\n      ),\n      \"family\",\n      \"inter_token_latency\",\n      \"\",\n      \"\"\n    )\nor\n  label_replace(\n    count by (cluster, model_name) (\n        count by (cluster, model_name, le) (vllm:e2e_request_latency_seconds_bucket)\n      < on (cluster, model_name) group_left ()\n        count by (cluster, model_name) (vllm:e2e_request_latency_seconds_bucket{le=\"+Inf\"})\n    ),\n    \"family\",\n    \"request_latency\",\n    \"\",\n    \"\"\n  )",
+     "expr": "    label_replace(\n      count by (cluster, model_name) (\n          count by (cluster, model_name, le) (vllm:time_to_first_token_seconds_bucket{role!=\"prefill\"})\n        < on (cluster, model_name) group_left ()\n          count by (cluster, model_name) (vllm:time_to_first_token_seconds_bucket{le=\"+Inf\",role!=\"prefill\"})\n      ),\n      \"family\",\n      \"time_to_first_token\",\n      \"\",\n      \"\"\n    )\n  or\n    label_replace(\n      count by (cluster, model_name) (\n          count by (cluster, model_name, le) (\n              vllm:inter_token_latency_seconds_bucket{role!=\"prefill\"}\n            or\n              vllm:time_per_output_token_seconds_bucket{role!=\"prefill\"}\n          )\n        < on (cluster, model_name) group_left ()\n          count by (cluster, model_name) (\n              vllm:inter_token_latency_seconds_bucket{le=\"+Inf\",role!=\"prefill\"}\n            or\n              vllm:time_per_output_token_seconds_bucket{le=\"+Inf\",role!=\"prefill\"}\n          )\n      ),\n      \"family\",\n      \"inter_token_latency\",\n      \"\",\n      \"\"\n    )\nor\n  label_replace(\n    count by (cluster, model_name) (\n        count by (cluster, model_name, le) (vllm:e2e_request_latency_seconds_bucket{role!=\"prefill\"})\n      < on (cluster, model_name) group_left ()\n        count by (cluster, model_name) (vllm:e2e_request_latency_seconds_bucket{le=\"+Inf\",role!=\"prefill\"})\n    ),\n    \"family\",\n    \"request_latency\",\n    \"\",\n    \"\"\n  )",
      "for": "30m",
      "labels": {
       "severity": "info",
@@ -992,27 +1065,27 @@
     },
     {
      "record": "cluster_namespace_job_instance_model_name:vllm_queue_time_seconds:p95_5m",
-     "expr": "    label_replace(\n        histogram_quantile(\n          0.95,\n          sum by (cluster, namespace, job, instance, model_name, le) (\n            rate(vllm:request_queue_time_seconds_bucket[5m])\n          )\n        )\n      >=\n        histogram_quantile(\n          1,\n            group by (cluster, namespace, job, instance, model_name, le) (\n              vllm:request_queue_time_seconds_bucket{le=\"+Inf\"}\n            )\n          or\n              (\n                group by (cluster, namespace, job, instance, model_name, le) (\n                  vllm:request_queue_time_seconds_bucket\n                )\n              )\n            *\n              0\n        ),\n      \"bound\",\n      \">\",\n      \"\",\n      \"\"\n    )\n  or on (cluster, namespace, job, instance, model_name)\n      histogram_quantile(\n        0.95,\n        sum by (cluster, namespace, job, instance, model_name, le) (\n          rate(vllm:request_queue_time_seconds_bucket[5m])\n        )\n      )\n    >\n      histogram_quantile(\n        1,\n        group by (cluster, namespace, job, instance, model_name, le) (\n          vllm:request_queue_time_seconds_bucket\n        )\n      )\nor on (cluster, namespace, job, instance, model_name)\n  label_replace(\n        histogram_quantile(\n          1,\n          group by (cluster, namespace, job, instance, model_name, le) (\n            vllm:request_queue_time_seconds_bucket\n          )\n        )\n      >=\n        0\n    and on (cluster, namespace, job, instance, model_name)\n        sum by (cluster, namespace, job, instance, model_name) (\n          rate(vllm:request_queue_time_seconds_count[5m])\n        )\n      >\n        0,\n    \"bound\",\n    \"<\",\n    \"\",\n    \"\"\n  )"
+     "expr": "    label_replace(\n        histogram_quantile(\n          0.95,\n          sum by (cluster, namespace, job, instance, model_name, le) (\n            rate(vllm:request_queue_time_seconds_bucket{role!=\"decode\"}[5m])\n          )\n        )\n      >=\n        histogram_quantile(\n          1,\n            group by (cluster, namespace, job, instance, model_name, le) (\n              vllm:request_queue_time_seconds_bucket{le=\"+Inf\",role!=\"decode\"}\n            )\n          or\n              (\n                group by (cluster, namespace, job, instance, model_name, le) (\n                  vllm:request_queue_time_seconds_bucket{role!=\"decode\"}\n                )\n              )\n            *\n              0\n        ),\n      \"bound\",\n      \">\",\n      \"\",\n      \"\"\n    )\n  or on (cluster, namespace, job, instance, model_name)\n      histogram_quantile(\n        0.95,\n        sum by (cluster, namespace, job, instance, model_name, le) (\n          rate(vllm:request_queue_time_seconds_bucket{role!=\"decode\"}[5m])\n        )\n      )\n    >\n      histogram_quantile(\n        1,\n        group by (cluster, namespace, job, instance, model_name, le) (\n          vllm:request_queue_time_seconds_bucket{role!=\"decode\"}\n        )\n      )\nor on (cluster, namespace, job, instance, model_name)\n  label_replace(\n        histogram_quantile(\n          1,\n          group by (cluster, namespace, job, instance, model_name, le) (\n            vllm:request_queue_time_seconds_bucket{role!=\"decode\"}\n          )\n        )\n      >=\n        0\n    and on (cluster, namespace, job, instance, model_name)\n        sum by (cluster, namespace, job, instance, model_name) (\n          rate(vllm:request_queue_time_seconds_count{role!=\"decode\"}[5m])\n        )\n      >\n        0,\n    \"bound\",\n    \"<\",\n    \"\",\n    \"\"\n  )"
     },
     {
      "record": "cluster_model_name_le:vllm_ttft_seconds_bucket:increase5m",
-     "expr": "  sum by (cluster, model_name, le) (increase(vllm:time_to_first_token_seconds_bucket[5m]))\nand\n    count by (cluster, model_name, le) (vllm:time_to_first_token_seconds_bucket)\n  == on (cluster, model_name) group_left ()\n    count by (cluster, model_name) (vllm:time_to_first_token_seconds_bucket{le=\"+Inf\"})"
+     "expr": "  (\n        sum by (cluster, model_name, le) (increase(vllm_watch_ttft_seconds_bucket[5m]))\n      and\n          count by (cluster, model_name, le) (vllm_watch_ttft_seconds_bucket)\n        == on (cluster, model_name) group_left ()\n          count by (cluster, model_name) (vllm_watch_ttft_seconds_bucket{le=\"+Inf\"})\n    and on (cluster, model_name)\n      vllm:num_requests_running{role=\"prefill\"}\n  )\nor\n      sum by (cluster, model_name, le) (\n        increase(vllm:time_to_first_token_seconds_bucket{role!=\"prefill\"}[5m])\n      )\n    and\n        count by (cluster, model_name, le) (vllm:time_to_first_token_seconds_bucket{role!=\"prefill\"})\n      == on (cluster, model_name) group_left ()\n        count by (cluster, model_name) (vllm:time_to_first_token_seconds_bucket{le=\"+Inf\",role!=\"prefill\"})\n  unless on (cluster, model_name)\n    (\n          sum by (cluster, model_name, le) (increase(vllm_watch_ttft_seconds_bucket[5m]))\n        and\n            count by (cluster, model_name, le) (vllm_watch_ttft_seconds_bucket)\n          == on (cluster, model_name) group_left ()\n            count by (cluster, model_name) (vllm_watch_ttft_seconds_bucket{le=\"+Inf\"})\n      and on (cluster, model_name)\n        vllm:num_requests_running{role=\"prefill\"}\n    )"
     },
     {
      "record": "cluster_model_name_le:vllm_inter_token_latency_seconds_bucket:increase5m",
-     "expr": "  sum by (cluster, model_name, le) (\n      increase(vllm:inter_token_latency_seconds_bucket[5m])\n    or\n      increase(vllm:time_per_output_token_seconds_bucket[5m])\n  )\nand\n    count by (cluster, model_name, le) (\n      vllm:inter_token_latency_seconds_bucket or vllm:time_per_output_token_seconds_bucket\n    )\n  == on (cluster, model_name) group_left ()\n    count by (cluster, model_name) (\n        vllm:inter_token_latency_seconds_bucket{le=\"+Inf\"}\n      or\n        vllm:time_per_output_token_seconds_bucket{le=\"+Inf\"}\n    )"
+     "expr": "  sum by (cluster, model_name, le) (\n      increase(vllm:inter_token_latency_seconds_bucket{role!=\"prefill\"}[5m])\n    or\n      increase(vllm:time_per_output_token_seconds_bucket{role!=\"prefill\"}[5m])\n  )\nand\n    count by (cluster, model_name, le) (\n        vllm:inter_token_latency_seconds_bucket{role!=\"prefill\"}\n      or\n        vllm:time_per_output_token_seconds_bucket{role!=\"prefill\"}\n    )\n  == on (cluster, model_name) group_left ()\n    count by (cluster, model_name) (\n        vllm:inter_token_latency_seconds_bucket{le=\"+Inf\",role!=\"prefill\"}\n      or\n        vllm:time_per_output_token_seconds_bucket{le=\"+Inf\",role!=\"prefill\"}\n    )"
     },
     {
      "record": "cluster_model_name:vllm_prefix_cache_hits:increase5m",
-     "expr": "sum by (cluster, model_name) (\n  increase(vllm:prefix_cache_hits_total[5m]) or increase(vllm:gpu_prefix_cache_hits_total[5m])\n)"
+     "expr": "sum by (cluster, model_name) (\n    increase(vllm:prefix_cache_hits_total{role!=\"decode\"}[5m])\n  or\n    increase(vllm:gpu_prefix_cache_hits_total{role!=\"decode\"}[5m])\n)"
     },
     {
      "record": "cluster_model_name:vllm_prefix_cache_queries:increase5m",
-     "expr": "sum by (cluster, model_name) (\n  increase(vllm:prefix_cache_queries_total[5m]) or increase(vllm:gpu_prefix_cache_queries_total[5m])\n)"
+     "expr": "sum by (cluster, model_name) (\n    increase(vllm:prefix_cache_queries_total{role!=\"decode\"}[5m])\n  or\n    increase(vllm:gpu_prefix_cache_queries_total{role!=\"decode\"}[5m])\n)"
     },
     {
      "record": "cluster_model_name_finished_reason:vllm_request_success:increase5m",
-     "expr": "sum by (cluster, model_name, finished_reason) (increase(vllm:request_success_total[5m]))"
+     "expr": "sum by (cluster, model_name, finished_reason) (\n  increase(vllm:request_success_total{role!=\"prefill\"}[5m])\n)"
     },
     {
      "record": "cluster_model_name:vllm_request_success:increase5m",
@@ -1048,7 +1121,7 @@
     },
     {
      "record": "cluster:vllm_request_success:increase30m",
-     "expr": "sum by (cluster) (increase(vllm:request_success_total[30m]))"
+     "expr": "sum by (cluster) (increase(vllm:request_success_total{role!=\"prefill\"}[30m]))"
     },
     {
      "record": "cluster_outcome:vllm_watch_requests:increase30m",
@@ -1162,11 +1235,11 @@
     },
     {
      "record": "model_name:vllm_generation_tokens:rate5m",
-     "expr": "sum by (model_name) (rate(vllm:generation_tokens_total[5m]))"
+     "expr": "sum by (model_name) (rate(vllm:generation_tokens_total{role!=\"prefill\"}[5m]))"
     },
     {
      "record": "model_name:vllm_prompt_tokens:rate5m",
-     "expr": "sum by (model_name) (rate(vllm:prompt_tokens_total[5m]))"
+     "expr": "sum by (model_name) (rate(vllm:prompt_tokens_total{role!=\"prefill\"}[5m]))"
     }
    ]
   },
@@ -1196,11 +1269,11 @@
     },
     {
      "record": "cluster_namespace_model_name:vllm_generation_tokens:rate5m",
-     "expr": "sum by (cluster, namespace, model_name) (rate(vllm:generation_tokens_total[5m]))"
+     "expr": "sum by (cluster, namespace, model_name) (rate(vllm:generation_tokens_total{role!=\"prefill\"}[5m]))"
     },
     {
      "record": "cluster_namespace_model_name:vllm_prompt_tokens:rate5m",
-     "expr": "sum by (cluster, namespace, model_name) (rate(vllm:prompt_tokens_total[5m]))"
+     "expr": "sum by (cluster, namespace, model_name) (rate(vllm:prompt_tokens_total{role!=\"prefill\"}[5m]))"
     },
     {
      "record": "cluster_namespace_model_name:vllm_preemptions:rate5m",

@@ -160,11 +160,12 @@ class Sidecar:
             prices,
             config.patience_s,
         )
+        roles = {target.name: target.role for target in config.engines if target.role}
         try:
-            accounts = Joiner(*about, stored)
+            accounts = Joiner(*about, stored, roles)
         except msgspec.MsgspecError as error:
             log.error("the stored engine and GPU state is from another release (%s); it starts again", error)
-            accounts = Joiner(*about, {})
+            accounts = Joiner(*about, {}, roles)
         self.ledger.keep(accounts.state_providers())
         return accounts
 

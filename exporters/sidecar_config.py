@@ -10,6 +10,7 @@ import msgspec
 
 from exporters.accounting.gpu_use import assumed_gpu
 from exporters.accounting.prices import Prices
+from exporters.catalogue.metric import EngineRole
 from exporters.net.listener import split_address
 from exporters.requests.bounded_names import BoundedNames
 from exporters.requests.counters import RequestCounters
@@ -24,7 +25,10 @@ class EngineTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     http_config: TLS and auth for the engine in Prometheus' format; see docs/guides/hardening.md. gpus: UUIDs of its
     GPUs or MIG instances, as in `nvidia-smi -L`; a single engine without it has all GPUs of the host. gpu_count: number
-    of its GPUs where the sidecar cannot see them, as on Kubernetes; gpu_name: their name, for the price."""
+    of its GPUs where the sidecar cannot see them, as on Kubernetes; gpu_name: their name, for the price.
+
+    role: prefill or decode in disaggregated serving, where both engines of a pair serve each request; Prometheus'
+    target needs the same as its label `role`."""
 
     name: str
     url: str
@@ -32,6 +36,7 @@ class EngineTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     http_config: str | None = None
     gpu_count: int = 0
     gpu_name: str | None = None
+    role: EngineRole | None = None
 
     def __post_init__(self) -> None:
         if self.gpu_count < 0 or (self.gpu_count and self.gpus) or "/" in (self.gpu_name or ""):

@@ -15,8 +15,6 @@ _TOOLS = "No tool call was parsed: start vLLM (0.24 or later) with --enable-auto
 _LORA = "LoRA is off: start vLLM with --enable-lora."
 _MFU = "Estimates are off: start vLLM (0.17 or later) with --enable-mfu-metrics."
 _DIFFUSION = "No diffusion language model runs: serve one with vLLM 0.24 or later."
-_NIXL = "No KV cache moves between engines: start vLLM with --kv-transfer-config and the NixlConnector."
-_EXTERNAL = "No cache outside the engine is asked: start vLLM with --kv-transfer-config and a KV connector."
 _MOONCAKE = (
     "No Mooncake store is used: start vLLM (0.23 or later) with --kv-transfer-config and the MooncakeStoreConnector."
 )
@@ -402,93 +400,8 @@ BOARD = Dashboard(
             collapsed=True,
         ),
         DashboardRow(
-            "Disaggregated prefill and decode",
+            "KV-cache offloading and stores",
             (
-                Panel(
-                    "external-hit-ratio",
-                    "External cache hit ratio",
-                    "Share of prompt tokens, among those the connector was asked for, that came from another engine or"
-                    " a store.",
-                    "Near 100 % on a decode engine: the prefill engine has done the work.",
-                    "Low on a decode engine: it computes prompts itself. See failed transfers and expired requests.",
-                    (queries.share(vllm.EXTERNAL_PREFIX_CACHE_HITS, vllm.EXTERNAL_PREFIX_CACHE_QUERIES),),
-                    detail="kv-cache",
-                    optional=_EXTERNAL,
-                ),
-                Panel(
-                    "transferred-share",
-                    "Prompt tokens received, share",
-                    "Share of prompt tokens by source: computed here, found here, or received through a connector.",
-                    "external_kv_transfer leads on decode engines and is nothing on prefill engines.",
-                    "local_compute on a decode engine is prefill that was meant to happen elsewhere.",
-                    (_split(vllm.PROMPT_TOKENS_BY_SOURCE, "source", vllm.PROMPT_TOKENS_BY_SOURCE),),
-                    detail="kv-cache",
-                    optional="vLLM says where prompt tokens came from since 0.16: upgrade to see it.",
-                ),
-                Panel(
-                    "transfer-deferred",
-                    "Requests waiting for a transfer",
-                    "Requests held back for a KV transfer, or for a place among the loaded adapters.",
-                    "A few, for moments.",
-                    "Growing: transfers are slower than prefills. See transfer time and bandwidth.",
-                    (_deferred(),),
-                    detail="kv-cache",
-                    optional="vLLM reports why requests wait since 0.20: upgrade to see it.",
-                ),
-                Panel(
-                    "nixl-time",
-                    "NIXL transfer, p95",
-                    "transfer: one KV transfer from post to done. post: handing it over, before any byte moves."
-                    " Failures leave no sample.",
-                    "A transfer takes far less than the prefill that it saves.",
-                    "Slow with high bandwidth: more or faster links. Slow with low bandwidth: many small descriptors.",
-                    (
-                        queries.p95(vllm.NIXL_XFER_TIME, called="transfer"),
-                        queries.p95(vllm.NIXL_POST_TIME, called="post"),
-                    ),
-                    detail="latency",
-                    optional=_NIXL,
-                ),
-                Panel(
-                    "nixl-bandwidth",
-                    "NIXL bandwidth",
-                    "Bytes of KV cache moved per second.",
-                    "Below what the link carries.",
-                    "At the link's limit, transfers queue: place prefill and decode engines closer, or use an FP8"
-                    " cache.",
-                    (queries.amount(vllm.NIXL_BYTES_TRANSFERRED),),
-                    optional=_NIXL,
-                ),
-                Panel(
-                    "nixl-descriptors",
-                    "NIXL descriptors per transfer, mean",
-                    "Memory pieces in one transfer; many small ones cost bandwidth.",
-                    "Level for level prompt lengths.",
-                    "Grows without longer prompts: compare block size and layout of the two sides.",
-                    (queries.mean(vllm.NIXL_NUM_DESCRIPTORS),),
-                    optional=_NIXL,
-                ),
-                Panel(
-                    "nixl-failures",
-                    "NIXL failures per second",
-                    "transfer: a KV transfer failed, which may cost a prefill or a request. notice: the other side"
-                    " keeps blocks that it could free. expired: blocks of a finished prefill were dropped before anyone"
-                    " fetched them.",
-                    "Zero.",
-                    "Expired: decode engines are too slow to fetch, add some. Transfers and notices: look at the link"
-                    " and both logs.",
-                    tuple(
-                        Query(
-                            _speed(metric), queries.legend(promql.BY, called), shown_unit(Unit.COUNT, per_second=True)
-                        )
-                        for metric, called in (
-                            (vllm.NIXL_NUM_FAILED_TRANSFERS, "transfer"),
-                            (vllm.NIXL_NUM_FAILED_NOTIFICATIONS, "notice"),
-                            (vllm.NIXL_NUM_KV_EXPIRED_REQS, "expired"),
-                        )
-                    ),
-                    optional=_NIXL,
-                ),
                 Panel(
                     "offload-bytes",
                     "Offload traffic",

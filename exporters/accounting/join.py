@@ -18,8 +18,9 @@ from exporters.accounting.fleet_log import FleetLog
 from exporters.accounting.gpu_use import GpuShare, UsageSample, assumed_name
 from exporters.accounting.prices import Prices
 from exporters.accounting.reconciliation import Reconciler
+from exporters.catalogue.metric import EngineRole
 from exporters.engine import view as engine_view
-from exporters.engine.view import EngineView
+from exporters.engine.view import EngineTotals, EngineView
 from exporters.gpu.readings import GpuReading
 from exporters.requests.bounded_names import OTHER
 from exporters.requests.record import UNKNOWN_TEAM, RequestRecord, ended_at
@@ -71,6 +72,8 @@ class _Energy:
 
 class Joiner:
     """Reconciliation and attribution for some engines. gpus: by engine, its GPU or MIG UUIDs; a single engine has all.
+    roles: of engines in disaggregated serving. Each request is one of the decode engine; the prefill engine has part of
+    its work.
 
     now_s (unix seconds) dates events, clock_s (monotonic) measures durations: a clock correction must not cost a
     year of GPU time. stored: the last stored state of `accounts`. Raises msgspec.MsgspecError for any other."""
@@ -83,6 +86,7 @@ class Joiner:
         prices: Prices | None,
         patience_s: float,
         stored: Mapping[str, bytes],
+        roles: Mapping[str, EngineRole] | None = None,
     ) -> None:
         states = (
             msgspec.msgpack.decode(stored["reconcile"], type=reconciled.ReconciliationState)
@@ -92,7 +96,9 @@ class Joiner:
             if "attribution" in stored
             else None,
         )
-        self.reconciler = Reconciler(aliases, states[0], gpus, patience_s)
+        self._roles = roles or {}
+        logged_engines = [name for name in gpus if not self._prefills(name)]
+        self.reconciler = Reconciler(aliases, states[0], logged_engines, patience_s)
         self.attribution = Attribution(prices, states[1])
         self._prices = prices
         self.hours = Hours()
@@ -138,7 +144,9 @@ class Joiner:
         asked_s, asked_clock_s: request time, by both clocks; logged: the log's counts at that time."""
         self._revision += 1
         self.use_prices_of(now_s)
-        self.reconciler.look(upstream, view, asked_s, logged, self._traffic.e2e_p99_s(), asked_clock_s=asked_clock_s)
+        if not self._prefills(upstream):
+            e2e_p99_s = self._traffic.e2e_p99_s()
+            self.reconciler.look(upstream, view, asked_s, logged, e2e_p99_s, asked_clock_s=asked_clock_s)
         before_clock_s, before = self._views.get(upstream, (clock_s, view))
         before_s = now_s - (clock_s - before_clock_s)
         silent = upstream in self._silent
@@ -153,7 +161,7 @@ class Joiner:
                     running_after=_running(view, model),
                     waiting=sum(core.waiting for (name, _), core in view.cores.items() if name == model),
                     inference_s=grown.inference_s, decode_s=grown.decode_s, prefill_s=grown.prefill_s,
-                    produced=Work(grown.prompt_tokens, grown.cached_tokens, grown.completion_tokens),
+                    produced=self._produced(upstream, grown),
                     gpus=gpus,
                 )
             )  # fmt: skip
@@ -164,7 +172,8 @@ class Joiner:
         """Process a failed scrape. The engine's GPUs stay allocated; their load is unknown."""
         self._revision += 1
         self.use_prices_of(now_s)
-        self.reconciler.on_failure(upstream)
+        if not self._prefills(upstream):
+            self.reconciler.on_failure(upstream)
         self._silent.add(upstream)
         if upstream not in self._views:
             return
@@ -222,6 +231,22 @@ class Joiner:
         """Compare both cost splits if an hour is complete."""
         if hour := self.hours.close_hour(now_s):
             self.attribution.compare(hour.hour, await asyncio.to_thread(hour.seconds))
+
+    def _prefills(self, upstream: str) -> bool:
+        return self._roles.get(upstream) is EngineRole.PREFILL
+
+    def _produced(self, upstream: str, grown: EngineTotals) -> Work:
+        """Return the work of an engine, of a pair that of each half.
+
+        A prefill engine generates one token for each request, which the decode engine generates again. A decode engine
+        counts the prompt tokens that it received as cached."""
+        match self._roles.get(upstream):
+            case EngineRole.PREFILL:
+                return Work(grown.prompt_tokens, grown.cached_tokens, 0)
+            case EngineRole.DECODE:
+                return Work(max(0, grown.prompt_tokens - grown.cached_tokens), 0, grown.completion_tokens)
+            case _:
+                return Work(grown.prompt_tokens, grown.cached_tokens, grown.completion_tokens)
 
     def _advance(self, look: UsageSample) -> None:
         """Advance the attribution with the current log and reconciliation of the model."""

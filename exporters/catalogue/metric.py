@@ -53,6 +53,19 @@ class Across(StrEnum):
     MIN = "min"
 
 
+class EngineRole(StrEnum):
+    """Role of an engine in disaggregated serving, as its target's label `role` says; an engine without one does both.
+
+    One request is a request of both engines of a pair, and its prompt is a prompt of both."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+    @property
+    def other(self) -> EngineRole:
+        return EngineRole.DECODE if self is EngineRole.PREFILL else EngineRole.PREFILL
+
+
 class Provenance(StrEnum):
     """Evidence that a series exists as described."""
 
@@ -67,7 +80,10 @@ class Metric:
     since: first vLLM release that has it; until: first release without it; None: unknown, or still exposed. needs:
     the flag or feature that exposes it; empty: exposed by default. formerly: older names of the same quantity;
     queries on this metric also match them. native: also exposed as a native histogram (one series without `le`) to a
-    Prometheus that negotiates it. Raises ValueError for an invalid name or release."""
+    Prometheus that negotiates it. pair: the role whose engines count a request of a prefill/decode pair; a sum over
+    engines leaves the other role out. None: both count, each its own part.
+
+    Raises ValueError for an invalid name or release."""
 
     name: str
     kind: Kind
@@ -79,6 +95,7 @@ class Metric:
     until: str | None = None
     formerly: tuple[str, ...] = ()
     native: bool = False
+    pair: EngineRole | None = None
     needs: str = ""
     evidence: Provenance = Provenance.SEEN
     notes: tuple[str, ...] = ()

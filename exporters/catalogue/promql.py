@@ -4,7 +4,9 @@ Invariant: each query accepts only the metric kinds it is valid for, so an inval
 empty panel.
 
 A renamed family is queried by both names inside the aggregation, so that a fleet of mixed releases is counted in
-full: `sum(rate(new[5m]) or rate(old[5m]))`, not `sum(rate(new)) or sum(rate(old))`, which drops the older half."""
+full: `sum(rate(new[5m]) or rate(old[5m]))`, not `sum(rate(new)) or sum(rate(old))`, which drops the older half.
+
+A query over several engines counts a request of a prefill/decode pair once: see once_per_pair."""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from exporters.catalogue.metric import Across, Kind, Metric, Unit
+from exporters.catalogue.metric import Across, EngineRole, Kind, Metric, Unit
 
 WINDOW = "5m"
 BY = ("model_name",)
@@ -20,6 +22,15 @@ EACH = ("model_name", "instance", "engine")  # one line per engine
 # label of a bound instead of a quantile: it lies below ("<") or above (">"); beside one: it is "at least" or "at most"
 # so much
 BOUND = "bound"
+ROLE = "role"  # label of a target: prefill or decode; absent for an engine that does both
+WITH_ROLE = f'{ROLE}!=""'  # matcher for the engines of prefill/decode pairs
+_PER_ENGINE = {"instance", ROLE}  # labels that keep the engines of a pair apart
+_NARROWED = (
+    'instance="',
+    'instance=~"{{',
+    f"{ROLE}=",
+    f"{ROLE}!",
+)  # matchers that choose the engine or the role already
 
 
 _INFINITE = 'le="+Inf"'
@@ -66,17 +77,38 @@ def equals(label: str, value: str) -> str:
     return f'{label}="{"".join(coded)}"'
 
 
+def of_role(role: EngineRole) -> str:
+    """Return the matcher for the engines of one role."""
+    return equals(ROLE, role)
+
+
+def not_of_role(role: EngineRole) -> str:
+    """Return the matcher for all engines but those of one role; engines without a role match."""
+    return f'{ROLE}!="{role}"'
+
+
+def once_per_pair(metric: Metric, by: Sequence[str], where: Matchers) -> Matchers:
+    """Return the matchers of a query over several engines that count each request of a prefill/decode pair once.
+
+    Without the label `role` they select everything, as before. Unchanged for a query by engine or by role."""
+    if metric.pair is None or _PER_ENGINE & set(by) or any(matcher.startswith(_NARROWED) for matcher in where):
+        return where
+    return (*where, not_of_role(metric.pair.other))
+
+
 def per_second(
     metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = (), offset: str = ""
 ) -> str:
     """Return the per-second increase of a counter."""
     _expect(metric, Kind.COUNTER)
+    where = once_per_pair(metric, by, where)
     return _sum(_each(metric, where, f"rate({{}}{_span(window, offset)})"), by)
 
 
 def growth(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = (), offset: str = "") -> str:
     """Return the increase of a counter within the window."""
     _expect(metric, Kind.COUNTER)
+    where = once_per_pair(metric, by, where)
     return _sum(_each(metric, where, f"increase({{}}{_span(window, offset)})"), by)
 
 
@@ -240,6 +272,7 @@ def ladder(metric: Metric, by: Sequence[str] = BY, where: Matchers = (), offset:
 
     Series with different bounds, such as engines started with custom ones, can only be summed at shared bounds: at
     any other the sum lacks some series and its quantile would be wrong."""
+    where = once_per_pair(metric, by, where)
     standing, infinite = _standing(metric, where, offset), _standing(metric, (*where, _INFINITE), offset)
     bounds = ", ".join((*by, "le"))
     last = f"group by ({bounds}) ({infinite})"
@@ -253,6 +286,7 @@ def ladder(metric: Metric, by: Sequence[str] = BY, where: Matchers = (), offset:
 
 def mixed_bounds(metric: Metric, by: Sequence[str] = BY, where: Matchers = ()) -> str:
     """Return the number of bounds that only some series of a group have; no value if all have the same."""
+    where = once_per_pair(metric, by, where)
     standing, infinite = _standing(metric, where, ""), _standing(metric, (*where, _INFINITE), "")
     each = f"count by ({', '.join((*by, 'le'))}) ({standing})"
     return (
@@ -277,6 +311,7 @@ def _standing(metric: Metric, where: Matchers, offset: str) -> str:
 
 def _classic(metric: Metric, window: str, by: Sequence[str], where: Matchers, offset: str) -> str:
     """Return rates of classic buckets, at the bounds that all series of a group have."""
+    where = once_per_pair(metric, by, where)
     summed = _sum(_rates(metric, "_bucket", window, where, offset), (*by, "le"))
     return summed if _one_process(by) else f"{summed} and {ladder(metric, by, where, offset).every}"
 
@@ -288,6 +323,7 @@ def _quantiles(
     _expect(metric, Kind.HISTOGRAM)
     if not 0 < q < 1:
         raise InvalidQuery(f"{metric.name}: quantile must be between 0 and 1, not {q}")
+    where = once_per_pair(metric, by, where)
     native = f"histogram_quantile({q}, {_sum(_rates(metric, '', window, where, offset), by)})" if metric.native else ""
     return native, f"histogram_quantile({q}, {_classic(metric, window, by, where, offset)})"
 
@@ -295,6 +331,7 @@ def _quantiles(
 def buckets(metric: Metric, window: str = WINDOW, by: Sequence[str] = (), where: Matchers = ()) -> str:
     """Return the increase of each bucket within the window, cumulative over `le`: the distribution, for a heatmap."""
     _expect(metric, Kind.HISTOGRAM)
+    where = once_per_pair(metric, by, where)
     return _sum(_each(metric, where, f"increase({{}}{_span(window)})", "_bucket"), (*by, "le"))
 
 
@@ -306,6 +343,7 @@ def shared_buckets(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY,
 def observation_count(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = ()) -> str:
     """Return the number of observations of a histogram within the window."""
     _expect(metric, Kind.HISTOGRAM)
+    where = once_per_pair(metric, by, where)
     return _sum(_each(metric, where, f"increase({{}}{_span(window)})", "_count"), by)
 
 
@@ -327,6 +365,7 @@ def unresolved(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, whe
 def mean(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = (), offset: str = "") -> str:
     """Return sum over count of a histogram or summary; no value (rather than NaN) without events."""
     _expect(metric, Kind.HISTOGRAM, Kind.SUMMARY)
+    where = once_per_pair(metric, by, where)
     total, count = (_sum(_rates(metric, part, window, where, offset), by) for part in ("_sum", "_count"))
     return f"{total} / ({count} > 0)"
 
@@ -334,6 +373,7 @@ def mean(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Ma
 def events(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = (), offset: str = "") -> str:
     """Return the observations per second of a histogram or summary."""
     _expect(metric, Kind.HISTOGRAM, Kind.SUMMARY)
+    where = once_per_pair(metric, by, where)
     return _sum(_rates(metric, "_count", window, where, offset), by)
 
 
@@ -342,6 +382,7 @@ def amount(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: 
 
     For seconds this is the number of requests in that state at once (Little's law)."""
     _expect(metric, Kind.HISTOGRAM, Kind.SUMMARY)
+    where = once_per_pair(metric, by, where)
     return _sum(_rates(metric, "_sum", window, where, offset), by)
 
 

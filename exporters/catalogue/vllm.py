@@ -6,7 +6,7 @@ scrape are marked SOURCE; their first release was inferred from merge dates and 
 Labels are those of the V1 engine with the Python frontend; the Rust frontend exposes fewer families. `_created`
 twins of counters and histograms (process start times) are left out."""
 
-from exporters.catalogue.metric import Across, Kind, Metric, Provenance, Unit
+from exporters.catalogue.metric import Across, EngineRole, Kind, Metric, Provenance, Unit
 
 # Notes shared by several families.
 _FROM_0_3_S = "The default bounds start at 0.3 s: quantiles of faster requests are only known to be below it."
@@ -176,6 +176,7 @@ PREFIX_CACHE_QUERIES = Metric(
     "Prompt tokens looked up in the prefix cache; the denominator of the hit ratio.",
     since="0.9.2",
     formerly=("vllm:gpu_prefix_cache_queries_total",),
+    pair=EngineRole.PREFILL,
     notes=(_RETRIES, "Tokens since 0.9; the older name counted blocks up to 0.8.x (#18003).", *_HIT_HISTORY),
 )
 PREFIX_CACHE_HITS = Metric(
@@ -185,6 +186,7 @@ PREFIX_CACHE_HITS = Metric(
     "Prompt tokens found in the prefix cache, so not computed again.",
     since="0.9.2",
     formerly=("vllm:gpu_prefix_cache_hits_total",),
+    pair=EngineRole.PREFILL,
     notes=(_RETRIES, "Tokens since 0.9; the older name counted blocks up to 0.8.x (#18003).", *_HIT_HISTORY),
 )
 EXTERNAL_PREFIX_CACHE_QUERIES = Metric(
@@ -193,6 +195,7 @@ EXTERNAL_PREFIX_CACHE_QUERIES = Metric(
     Unit.TOKENS,
     "Prompt tokens looked up in a cache outside the engine, through a KV connector.",
     since="0.11.1",
+    pair=EngineRole.DECODE,
     notes=("Exposed without a connector too, and stays 0.",),
 )
 EXTERNAL_PREFIX_CACHE_HITS = Metric(
@@ -201,6 +204,7 @@ EXTERNAL_PREFIX_CACHE_HITS = Metric(
     Unit.TOKENS,
     "Prompt tokens that a KV connector supplied from a cache outside the engine.",
     since="0.11.1",
+    pair=EngineRole.DECODE,
     notes=("Exposed without a connector too, and stays 0.", _HIT_HISTORY[0]),
 )
 MM_CACHE_QUERIES = Metric(
@@ -262,7 +266,9 @@ PROMPT_TOKENS = Metric(
     Unit.TOKENS,
     "Prompt tokens of requests whose prefill is done, cached ones included.",
     since="0.3.1",
+    pair=EngineRole.DECODE,
     notes=(
+        "A prompt of a prefill/decode pair counts in both engines; on the decode engine as external_kv_transfer.",
         (
             "Equals the sum of prompt_tokens_by_source_total in every captured scrape: never add"
             " prompt_tokens_cached_total to it."
@@ -276,6 +282,7 @@ GENERATION_TOKENS = Metric(
     Unit.TOKENS,
     "Tokens generated, including those of requests that were aborted later.",
     since="0.3.1",
+    pair=EngineRole.DECODE,
     notes=("Counts what the engine made, not what a client received.",),
 )
 PROMPT_TOKENS_BY_SOURCE = Metric(
@@ -286,6 +293,7 @@ PROMPT_TOKENS_BY_SOURCE = Metric(
     " connector.",
     labels=("engine", "model_name", "source"),
     since="0.16",
+    pair=EngineRole.DECODE,
     notes=("source=local_compute is the prefill work that was really done.",),
 )
 PROMPT_TOKENS_CACHED = Metric(
@@ -294,6 +302,7 @@ PROMPT_TOKENS_CACHED = Metric(
     Unit.TOKENS,
     "Prompt tokens that needed no computing, from the local cache or a connector.",
     since="0.16",
+    pair=EngineRole.PREFILL,
     notes=("The real series closest to the cache_hit_tokens_total of many guides, which no release has.",),
 )
 PROMPT_TOKENS_CACHED_BY_SOURCE = Metric(
@@ -303,6 +312,7 @@ PROMPT_TOKENS_CACHED_BY_SOURCE = Metric(
     "Cached prompt tokens by the tier that supplied them: device, host, disk, p2p or an unnamed external store.",
     labels=("engine", "model_name", "source"),
     since="0.30",
+    pair=EngineRole.PREFILL,
     notes=(
         "Counted at admission; sums to prefix_cache_hits_total plus external_prefix_cache_hits_total.",
         "The first release (0.30) is inferred, seen on 0.32.",
@@ -347,7 +357,9 @@ TIME_TO_FIRST_TOKEN = Metric(
     Unit.SECONDS,
     "TTFT: time from the request's arrival at the API server to its first token, queueing and prefill included.",
     since="0.3.1",
+    pair=EngineRole.DECODE,
     notes=(
+        "In a prefill/decode pair each engine has its own part; quantiles of the two do not add.",
         (
             "Requests that never reach a first token leave no sample, so a stalled engine looks healthy here: check"
             " running and waiting too."
@@ -368,6 +380,7 @@ INTER_TOKEN_LATENCY = Metric(
     "ITL: time between two outputs of the engine for the same request; streaming smoothness for the client.",
     since="0.10.2",
     formerly=("vllm:time_per_output_token_seconds",),
+    pair=EngineRole.DECODE,
     notes=(
         (
             "One sample per engine output and not per token: with speculative decoding one sample covers several tokens"
@@ -384,6 +397,7 @@ REQUEST_TIME_PER_OUTPUT_TOKEN = Metric(
     Unit.SECONDS,
     "TPOT: a request's mean time per output token after the first; one sample per request.",
     since="0.11",
+    pair=EngineRole.DECODE,
     notes=(
         "Observes 0 for replies of one token, which pulls quantiles down.",
         "Not a successor of time_per_output_token_seconds, which had one sample per output.",
@@ -397,6 +411,7 @@ E2E_REQUEST_LATENCY = Metric(
     Unit.SECONDS,
     "Time from arrival to the last token of a finished request.",
     since="0.3.1",
+    pair=EngineRole.DECODE,
     notes=(
         "Grows with the length of the reply: compare like with like.",
         _FINISHED_ONLY,
@@ -411,7 +426,9 @@ REQUEST_QUEUE_TIME = Metric(
     Unit.SECONDS,
     "Time a request waited in the engine before it was first scheduled.",
     since="0.6.4",
+    pair=EngineRole.PREFILL,
     notes=(
+        "On a decode engine it contains the KV transfer: it is no queue there.",
         "Ends at the first scheduling: waiting again after a preemption is not in it.",
         _FINISHED_ONLY,
         _FROM_0_3_S,
@@ -424,6 +441,7 @@ REQUEST_INFERENCE_TIME = Metric(
     Unit.SECONDS,
     "Time from first scheduling to the last token: prefill plus decode.",
     since="0.6.4",
+    pair=EngineRole.DECODE,
     notes=("Waiting after a preemption is in it.", _FINISHED_ONLY, _FROM_0_3_S, _BOUNDS_MOVE),
 )
 REQUEST_PREFILL_TIME = Metric(
@@ -432,6 +450,7 @@ REQUEST_PREFILL_TIME = Metric(
     Unit.SECONDS,
     "Time from first scheduling to the first token.",
     since="0.6.4",
+    pair=EngineRole.PREFILL,
     notes=(
         (
             "Most prefills are shorter than the first bound: a p95 read from buckets was three times too high at 80 to"
@@ -448,6 +467,7 @@ REQUEST_DECODE_TIME = Metric(
     Unit.SECONDS,
     "Time from the first to the last token.",
     since="0.6.4",
+    pair=EngineRole.DECODE,
     notes=("Grows with the length of the reply.", _FINISHED_ONLY, _FROM_0_3_S, _BOUNDS_MOVE),
 )
 
@@ -459,7 +479,9 @@ REQUEST_SUCCESS = Metric(
     "Requests that ended in the engine, by finished_reason: stop, length, abort, error or repetition.",
     labels=("engine", "finished_reason", "model_name"),
     since="0.4.2",
+    pair=EngineRole.DECODE,
     notes=(
+        "A request of a prefill/decode pair ends in both engines: on the prefill engine after one token.",
         "The name misleads: aborts and errors are counted in it, so select finished_reason.",
         "Client disconnects are not counted at all: 15 of 15 left abort at 0 on 0.10.2, 0.20.2 and 0.32.0.",
         "Requests rejected with a 4xx or 5xx before the engine are not counted; see http_requests_total.",
@@ -482,6 +504,7 @@ REQUEST_PROMPT_TOKENS = Metric(
     Unit.TOKENS,
     "Prompt length of finished requests.",
     since="0.4.2",
+    pair=EngineRole.DECODE,
     notes=(
         "Bounds go 1, 2, 5 up to max_model_len (to 131072 in the Rust frontend), so they differ by deployment.",
         _FINISHED_ONLY,
@@ -493,6 +516,7 @@ REQUEST_GENERATION_TOKENS = Metric(
     Unit.TOKENS,
     "Reply length of finished requests.",
     since="0.4.2",
+    pair=EngineRole.DECODE,
     notes=(
         "Bounds go 1, 2, 5 up to max_model_len (to 131072 in the Rust frontend), so they differ by deployment.",
         _FINISHED_ONLY,
@@ -504,6 +528,7 @@ REQUEST_MAX_NUM_GENERATION_TOKENS = Metric(
     Unit.TOKENS,
     "Longest reply among the n replies of one request.",
     since="0.6.4",
+    pair=EngineRole.DECODE,
     notes=("Generated tokens, not the requested limit: see request_params_max_tokens.", _FINISHED_ONLY),
 )
 REQUEST_PARAMS_MAX_TOKENS = Metric(
@@ -512,6 +537,7 @@ REQUEST_PARAMS_MAX_TOKENS = Metric(
     Unit.TOKENS,
     "Value of max_tokens in finished requests: an upper bound of their cache demand.",
     since="0.6.4",
+    pair=EngineRole.DECODE,
     notes=(_FINISHED_ONLY,),
 )
 REQUEST_PARAMS_N = Metric(
@@ -520,6 +546,7 @@ REQUEST_PARAMS_N = Metric(
     Unit.COUNT,
     "Number of replies (n) requested by finished requests.",
     since="0.4.2",
+    pair=EngineRole.DECODE,
     notes=(_FINISHED_ONLY,),
 )
 REQUEST_PREFILL_KV_COMPUTED_TOKENS = Metric(
@@ -528,7 +555,11 @@ REQUEST_PREFILL_KV_COMPUTED_TOKENS = Metric(
     Unit.TOKENS,
     "Computed prompt tokens of a finished request, without cached ones.",
     since="0.13",
-    notes=(_FINISHED_ONLY,),
+    pair=EngineRole.PREFILL,
+    notes=(
+        "On a decode engine it counts the tokens that NIXL transferred, although nothing was computed (0.32).",
+        _FINISHED_ONLY,
+    ),
 )
 LORA_REQUESTS_INFO = Metric(
     "vllm:lora_requests_info",
@@ -640,7 +671,7 @@ DIFFUSION_NUM_COMMITTED_TOKENS = Metric(
     notes=("Takes the place of spec_decode_num_accepted_tokens_total on such models.",),
 )
 
-# Connectors: KV cache moved between engines or tiers; none was run, none is in the Rust frontend
+# Connectors: KV cache moved between engines or tiers; of these only NIXL was run, none is in the Rust frontend
 _NIXL = "KV connector NixlConnector"
 _OFFLOAD = "KV connector OffloadingConnector"
 _TIERED = "KV connector OffloadingConnector with CPU or tiered offloading"
@@ -657,7 +688,6 @@ NIXL_XFER_TIME = Metric(
     "Duration of one KV transfer over NIXL.",
     since="0.11.1",
     needs=_NIXL,
-    evidence=Provenance.SOURCE,
     notes=("Failures are counted separately, in nixl_num_failed_transfers_total.",),
 )
 NIXL_POST_TIME = Metric(
@@ -667,7 +697,6 @@ NIXL_POST_TIME = Metric(
     "Time to post one NIXL transfer, before any byte moves.",
     since="0.11.1",
     needs=_NIXL,
-    evidence=Provenance.SOURCE,
     notes=("The transfer itself is in nixl_xfer_time_seconds.",),
 )
 NIXL_BYTES_TRANSFERRED = Metric(
@@ -677,7 +706,6 @@ NIXL_BYTES_TRANSFERRED = Metric(
     "Bytes moved by one NIXL transfer; the rate of its _sum is the bandwidth used.",
     since="0.11.1",
     needs=_NIXL,
-    evidence=Provenance.SOURCE,
     notes=("A histogram: there is no nixl_bytes_transferred_total.",),
 )
 NIXL_NUM_DESCRIPTORS = Metric(
@@ -687,7 +715,6 @@ NIXL_NUM_DESCRIPTORS = Metric(
     "Memory descriptors in one NIXL transfer; many small ones cost bandwidth.",
     since="0.11.1",
     needs=_NIXL,
-    evidence=Provenance.SOURCE,
     notes=("A histogram although its name reads like a count.",),
 )
 NIXL_NUM_FAILED_TRANSFERS = Metric(
@@ -697,7 +724,6 @@ NIXL_NUM_FAILED_TRANSFERS = Metric(
     "KV transfers over NIXL that failed; each may cost a prefill or a request.",
     since="0.11.1",
     needs=_NIXL,
-    evidence=Provenance.SOURCE,
     notes=("Independent of failed notifications.",),
 )
 NIXL_NUM_FAILED_NOTIFICATIONS = Metric(
@@ -707,7 +733,6 @@ NIXL_NUM_FAILED_NOTIFICATIONS = Metric(
     "Failed completion notifications over NIXL: the peer keeps blocks that it could free.",
     since="0.11.1",
     needs=_NIXL,
-    evidence=Provenance.SOURCE,
     notes=("Independent of failed transfers.",),
 )
 NIXL_NUM_KV_EXPIRED_REQS = Metric(
@@ -717,8 +742,20 @@ NIXL_NUM_KV_EXPIRED_REQS = Metric(
     "Requests whose KV blocks expired on the prefill engine before the decode engine fetched them.",
     since="0.15",
     needs=_NIXL,
-    evidence=Provenance.SOURCE,
     notes=("Counted on the prefill engine only.",),
+)
+NUM_REQUESTS_KV_FETCH_BY_STAGE = Metric(
+    "vllm:num_requests_kv_fetch_by_stage",
+    Kind.GAUGE,
+    Unit.REQUESTS,
+    "Requests that load their KV cache through a connector: waiting_to_start, in_progress or completed_waiting.",
+    labels=("engine", "model_name", "stage"),
+    since="0.32",
+    needs="a KV connector that loads, such as NixlConnector on a decode engine",
+    notes=(
+        "Absent on an engine that only produces. The first release (0.32) is inferred.",
+        "in_progress stays up and no counter moves while the other engine is stuck (0.32, 20 s).",
+    ),
 )
 KV_OFFLOAD_LOAD_BYTES = Metric(
     "vllm:kv_offload_load_bytes_total",

@@ -27,7 +27,6 @@ LEFT_OUT: Mapping[str, str] = {
         "tiers below the CPU cache: they change with each release; the three most useful are listed"
     ),
     "vllm:nixl_num_notifications_": "internals of NIXL; failed transfers and expired requests are listed",
-    "vllm:num_requests_kv_fetch_": "stages of a load through a KV connector, on an engine that consumes from one",
     "vllm:rl_weight_update_": "weight updates by a trainer, not serving",
     "vllm:simple_kv_offload_": "the SimpleCPUOffloadConnector",
     "vllm:sleep_mode_": "duration of sleep and wake-up; engine_sleep_state is listed",

@@ -33,12 +33,12 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     ts: end time, RFC 3339 UTC. queue_ms: wait in the gateway. ttft_ms: accepted -> first content token forwarded; null
     when not streaming. tpot_ms: (last token - first token) / (completion_tokens - 1). e2e_ms: accepted -> ended.
     engine_queue_ms: received by the engine -> first scheduled; engine_ttft_ms: first scheduled -> first token; both as
-    reported by the engine.
+    reported by the engine, and null for a prefill/decode pair, of which the decode engine reports its own part only.
 
     n: texts requested per prompt; prompts: number of prompts, omitted if one; the engine counts n x prompts requests.
     parent_span_id: the client's span, null if the trace starts here. sampled: false if the client's trace is not
-    sampled. cache_hit: null unless the engine reports cached tokens. tried: upstreams that failed before, as
-    name:reason.
+    sampled. prefill_engine, decode_engine: the engines behind a prefill/decode router, as it names them. cache_hit:
+    null unless the engine reports cached tokens. tried: upstreams that failed before, as name:reason.
 
     prompt_tokens, cached_tokens, completion_tokens: from the engine's usage only. Without completion_tokens in the
     usage, content_events is the number of stream events with content, and est_completion_tokens estimates their
@@ -57,6 +57,8 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     adapter: str | None = None
     route: str | None = None
     upstream: str | None = None
+    prefill_engine: str | None = None
+    decode_engine: str | None = None
     variant: str | None = None
     engine_version: str | None = None
     attempt: Count | None = None
@@ -226,6 +228,8 @@ _FREE_TEXT = (
     "finish_reason",
     "engine_version",
     "upstream",
+    "prefill_engine",
+    "decode_engine",
     "variant",
     "tried",
     "priority",
@@ -233,7 +237,7 @@ _FREE_TEXT = (
 )
 _LEAST_NEEDED = (
     "tried", "content_events", "engine_ttft_ms", "engine_queue_ms", "attempt", "variant", "engine_version", "upstream",
-    "adapter",
+    "decode_engine", "prefill_engine", "adapter",
     "retry_after_s", "priority", "parent_span_id", "span_id", "est_completion_tokens", "est_prompt_tokens",
 )  # fmt: skip
 

@@ -4,7 +4,18 @@
 
 from __future__ import annotations
 
-from runbooks.diagnosis import cache, engine, gpu, latency, prometheus_stack, request_log, self_monitoring, slo, traffic
+from runbooks.diagnosis import (
+    cache,
+    engine,
+    gpu,
+    latency,
+    prometheus_stack,
+    request_log,
+    self_monitoring,
+    slo,
+    traffic,
+    transfers,
+)
 from runbooks.diagnosis.row import DiagnosisRow
 
 ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
@@ -13,6 +24,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
     **latency.ROWS,
     **cache.ROWS,
     **traffic.ROWS,
+    **transfers.ROWS,
     **request_log.ROWS,
     **gpu.ROWS,
     **self_monitoring.ROWS,

@@ -9,7 +9,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
     "VLLMEngineExceedsLog": (
         DiagnosisRow(
             "no sidecar compares, and the engine counts several requests for one HTTP request",
-            f"sum(increase({at(vllm.REQUEST_SUCCESS, CLUSTER)}[30m])) > 1.05 * sum(increase("
+            f"{promql.growth(vllm.REQUEST_SUCCESS, '30m', (), (CLUSTER,))} > 1.05 * sum(increase("
             f"{at(vllm.HTTP_REQUESTS, eq('status', '2xx'), eq('method', 'POST'), eq('handler', '/v1/.*'), CLUSTER)}"
             f"[30m]) and on (job, instance) {at(vllm.NUM_REQUESTS_RUNNING)}) "
             f"unless on () {at(reconciled.SETTLED, CLUSTER)}",

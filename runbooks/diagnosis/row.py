@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from exporters.catalogue import promql
 from exporters.catalogue.metric import Metric
 
 
@@ -46,5 +47,7 @@ DCGM_UUID = 'UUID=~"{{uuid}}"'  # the same GPU, as DCGM's exporter names the lab
 
 
 def at(metric: Metric, *where: str, part: str = "") -> str:
-    """The selector of one series under its present name. part: of a histogram, such as _count."""
+    """The selector of one series under its present name. part: of a histogram, such as _count; rows add those up over
+    the engines of a model, so they hold each prefill/decode pair once."""
+    where = tuple(promql.once_per_pair(metric, (), where)) if part else where
     return metric.name + part + (f"{{{', '.join(where)}}}" if where else "")

@@ -62,7 +62,7 @@ class CapacityOptions:
 class Study:
     """The answer. serving: on the first GPU; plans: of the GPUs that it fits, in the order in which they were named;
     refused: why not, by GPU;
-    text: of the worksheet."""
+    text: of the worksheet. disaggregated: whether to count engines by role."""
 
     shape: ModelShape
     serving: Serving
@@ -70,6 +70,7 @@ class Study:
     refused: tuple[tuple[GpuModel, DoesNotFit | TooSlow], ...]
     text: str
     notes: tuple[str, ...] = ()
+    disaggregated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ def study(asked: CapacityOptions, somewhere: bool = True) -> Study | WeightsOnly
             refused.append((gpu, error))
     text = asked.worksheet.read_text(encoding="utf-8") if asked.worksheet else worksheet.FORM
     serving = _serving(form, shape, next(iter(wanted), None))
-    return Study(shape, serving, tuple(plans), tuple(refused), text, notes)
+    return Study(shape, serving, tuple(plans), tuple(refused), text, notes, bool(form.disaggregated))
 
 
 def _with_slices(gpu: GpuModel, slices: bool) -> tuple[GpuModel, ...]:

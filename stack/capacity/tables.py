@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from stack.capacity import kv, plan, plan_text, worksheet
+from stack.capacity import kv, plan, plan_text, roles, worksheet
 from stack.capacity.command import Study, WeightsOnly
 from stack.capacity.fit import DoesNotFit, gib, milli, placed, usable
 from stack.capacity.kv import Serving
@@ -44,7 +44,23 @@ def as_json(found: Study | WeightsOnly) -> dict[str, Any]:
         }
         for gpu, error in found.refused
     ]
-    return {"plans": [plan_text.as_json(each) for each in found.plans], "refused": refused, "notes": list(found.notes)}
+    plans = [plan_text.as_json(each) | (_roles_json(each) if found.disaggregated else {}) for each in found.plans]
+    return {"plans": plans, "refused": refused, "notes": list(found.notes)}
+
+
+def _roles_json(it: Plan) -> dict[str, Any]:
+    of_each = {
+        str(each.role): {
+            "engines_at_least": each.engines,
+            "binds": each.binds.name if each.binds else None,
+            "limits": [
+                {"name": limit.name, "rate_per_s": limit.rate_per_s, "is_bound": limit.bound, "why": limit.why}
+                for limit in each.limits
+            ],
+        }
+        for each in roles.by_role(it)
+    }
+    return {"roles": of_each, "transferred_bytes_per_request": roles.transferred_bytes(it) or None}
 
 
 def filled(found: Study) -> str:
@@ -123,12 +139,14 @@ class CapacityTable:
     rows: list[tuple[str, ...]]
 
 
-def sheets(it: Plan) -> Iterator[CapacityTable]:
-    """One plan for a person."""
+def sheets(it: Plan, disaggregated: bool = False) -> Iterator[CapacityTable]:
+    """One plan for a person. disaggregated: also with prefill and decode on separate engines."""
     yield _memory(it)
     yield _concurrency(it)
     if it.limits:
         yield _replicas(it)
+    if disaggregated and it.traffic:
+        yield _roles(it)
     if it.cost:
         yield _money(it, it.cost)
     yield CapacityTable(
@@ -225,6 +243,32 @@ def _replicas(it: Plan) -> CapacityTable:
     )
     return CapacityTable(
         "replicas: what one takes, requests a second", ("limit", "one replica", "replicas", "why"), rows
+    )
+
+
+def _roles(it: Plan) -> CapacityTable:
+    rate = it.traffic.arrivals_per_s if it.traffic else None
+    rows: list[tuple[str, ...]] = []
+    for each in roles.by_role(it):
+        rows += [
+            (
+                each.role,
+                limit.name + (" (binds)" if limit is each.binds else ""),
+                f"{'below ' if limit.bound else ''}{digits(limit.rate_per_s)}",
+                str(plan.replicas_for(rate, limit.rate_per_s)) if rate else "",
+                limit.why,
+            )
+            for limit in sorted(each.limits, key=lambda limit: limit.rate_per_s)
+        ]
+        engines = "unknown" if each.engines is None else f"at least {each.engines}"
+        rows.append((each.role, "together", "", engines, "the most that any of its limits asks for"))
+    moved = roles.transferred_bytes(it)
+    every = f", {gib(moved * rate)} a second at {digits(rate)} requests a second" if rate else ""
+    rows.append(("", "KV transfer", "", "", f"{gib(moved)} from prefill to decode for each request{every}"))
+    return CapacityTable(
+        "prefill and decode on separate engines: what one takes, requests a second",
+        ("role", "limit", "one engine", "engines", "why"),
+        rows,
     )
 
 

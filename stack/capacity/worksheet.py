@@ -166,7 +166,8 @@ class Worksheet:
     config: a model's folder or config.json, from where the worksheet stands. name: as clients ask for it. dtype: of the
     weights. Lengths are tokens of a request. A rate, or people and the time that they think; cached_share: of prompt
     tokens in the prefix cache, 0 to 1. ttft_p95, itl_p95: times to the first token and between tokens;
-    cost_per_1k_tokens: money for a thousand tokens, prompt and output together. The rest are options of `vllm serve`
+    cost_per_1k_tokens: money for a thousand tokens, prompt and output together. disaggregated: whether prefill and
+    decode run on separate engines. The rest are options of `vllm serve`
     under their own names. gpu: as --gpu."""
 
     parameters: Annotated[float | None, Key("model", parameters)] = None
@@ -230,6 +231,11 @@ class Worksheet:
     ] = None
     enable_prefix_caching: Annotated[bool | None, Key("tuning", _yes, written=bool | str | None)] = None
     speculative_config: Annotated[str | None, Key("tuning", _speculative, written=str | dict[str, Any] | None)] = None
+    disaggregated: Annotated[
+        bool | None,
+        Key("tuning", _yes, written=bool | str | None),
+        Opt(help="Also count engines by role, with prefill and decode on separate ones."),
+    ] = None
     block_size: Annotated[int | None, Key("tuning", _whole)] = None
     max_num_seqs: Annotated[
         int | None,

@@ -138,7 +138,7 @@ def _draw(found: command.Study) -> None:
     compared = [tables.comparison(found)] if found.plans else []
     if not alone and (best := tables.conclusion(found)):
         click.echo(best)
-    for sheet in tables.sheets(found.plans[0]) if alone else compared:
+    for sheet in tables.sheets(found.plans[0], found.disaggregated) if alone else compared:
         _table(console, sheet)
     if alone:
         click.echo(

@@ -122,7 +122,7 @@ def _option(name: str, kind: Any, opt: Opt, said: tuple[Any, ...], default: Any)
         "required": required,
     }
     if one is bool:
-        given["is_flag"] = True
+        given |= {"is_flag": True} | ({"default": None} if default is None else {})
     else:
         given |= {
             "type": _type(one, opt, said),

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import yaml
 
+from exporters.catalogue import promql
+from exporters.catalogue.metric import EngineRole
 from exporters.engine.client import scrape_engine
 from exporters.sidecar_config import SidecarConfig
 from exporters.text import write_atomically
@@ -30,16 +32,19 @@ TARGETS = Path("/var/lib/vllm-watch/targets/vllm.json")
 HOST = "host.docker.internal"  # this host, as a container reaches it
 TIMEOUT_S = 5.0
 _URL = re.compile(r"(?P<scheme>https?)://(?P<host>[\w.-]+|\[[0-9a-fA-F:]+\])(?::(?P<port>\d{1,5}))?/?")
+_WITH_ROLE = re.compile(r"([A-Za-z]+)=(.*)")
 _LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|0\.0\.0\.0|\[::1?\]")
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedEngine:
-    """One engine. name: host and port as the user wrote them; address: host and port as a container reaches them."""
+    """One engine. name: host and port as the user wrote them; address: host and port as a container reaches them; role:
+    in disaggregated serving, for the sidecar and as a label of Prometheus' target."""
 
     name: str
     scheme: str
     address: str
+    role: EngineRole | None = None
 
     @property
     def url(self) -> str:
@@ -51,17 +56,22 @@ class WatchedEngine:
 
 
 def parse_engine(text: str) -> WatchedEngine:
-    """Parse the URL of an engine. Raises BadConfig."""
-    found = _URL.fullmatch(text)
+    """Parse the URL of an engine, or ROLE=URL. Raises BadConfig."""
+    with_role = _WITH_ROLE.fullmatch(text)
+    role, url = with_role.groups() if with_role else ("", text)
+    if role not in ("", *EngineRole):
+        raise BadConfig(f"{VARIABLE}: {role!r} is no role; write {' or '.join(EngineRole)} before `=`, or no role")
+    found = _URL.fullmatch(url)
     if not found or not 0 < int(found["port"] or 1) < 65536:
-        without_login = re.sub(r"//[^/]*@", "//", text)
+        without_login = re.sub(r"//[^/]*@", "//", url)
         raise BadConfig(
             f"{VARIABLE}: {without_login!r} is not the URL of an engine; write scheme, host and port without login and"
             " path, like http://localhost:8000"
         )
     port = found["port"] or {"http": "80", "https": "443"}[found["scheme"]]
     host = HOST if _LOOPBACK.fullmatch(found["host"]) else found["host"]
-    return WatchedEngine(f"{found['host']}:{port}", found["scheme"], f"{host}:{port}")
+    name = f"{found['host']}:{port}"
+    return WatchedEngine(name, found["scheme"], f"{host}:{port}", EngineRole(role) if role else None)
 
 
 def parse_engines(value: str) -> tuple[WatchedEngine, ...]:
@@ -79,17 +89,25 @@ def scrape_targets(engines: Sequence[WatchedEngine]) -> str:
     """Return the targets as Prometheus reads them (file_sd_configs)."""
     return json.dumps(
         [
-            {"targets": [engine.address], "labels": {"__scheme__": engine.scheme, "instance": engine.name}}
+            {
+                "targets": [engine.address],
+                "labels": {"__scheme__": engine.scheme, "instance": engine.name, **_role_of(engine)},
+            }
             for engine in engines
         ],
         indent=1,
     )
 
 
+def _role_of(engine: WatchedEngine) -> dict[str, str]:
+    """Return the role as the sidecar's configuration and Prometheus' target both write it."""
+    return {promql.ROLE: str(engine.role)} if engine.role else {}
+
+
 def sidecar_yaml(template: Path, engines: Sequence[WatchedEngine]) -> str:
     """Return the sidecar's configuration with these engines. Raises BadConfig and OSError."""
     config.load(template, SidecarConfig)
-    listed = [{"name": engine.name, "url": engine.url} for engine in engines]
+    listed = [{"name": engine.name, "url": engine.url, **_role_of(engine)} for engine in engines]
     return yaml.safe_dump((yaml.safe_load(template.read_text()) or {}) | {"engines": listed}, sort_keys=False)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from exporters.catalogue import gateway, vllm
@@ -115,7 +116,10 @@ def _wrong_log(figures: EngineSnapshot, clients: Clients | None) -> Iterator[str
 
 def _figures(series: SeriesWindow, model: str, places: Sequence[Place]) -> EngineSnapshot:
     """Return values summed over engine cores. Series without a core, such as rejections, are of the instance; series
-    without a model, of all that it serves."""
+    without a model, of all that it serves.
+
+    Of a prefill/decode pair each request counts once (Metric.pair). The queue time of a decode engine contains the KV
+    transfer, so it is unknown."""
     instances = {instance for instance, _ in places}
 
     def mine(labels: Labels) -> bool:
@@ -123,10 +127,13 @@ def _figures(series: SeriesWindow, model: str, places: Sequence[Place]) -> Engin
             return False
         return "engine" not in labels or (labels["instance"], labels["engine"]) in places
 
+    counting = partial(_counting, series, instances, mine)
+
     def grown(metric: Metric, *by: str) -> dict[tuple[str, ...], float]:
         found: dict[tuple[str, ...], float] = {}
+        counts = counting(metric)
         for labels, value in series.grown.of(metric.name):
-            if mine(labels):
+            if counts(labels):
                 key = tuple(labels.get(label, "") for label in by)
                 found[key] = found.get(key, 0.0) + value
         return found
@@ -135,7 +142,7 @@ def _figures(series: SeriesWindow, model: str, places: Sequence[Place]) -> Engin
         return grown(metric).get(())
 
     def spread(metric: Metric) -> Spread | None:
-        return _spread(series.grown, metric, mine)
+        return _spread(series.grown, metric, counting(metric))
 
     def gauge(metric: Metric, across: Callable[[Iterable[float]], float] = sum, **where: str) -> Gauge | None:
         return _gauge(series, metric, lambda labels: mine(labels) and where.items() <= labels.items(), across)
@@ -145,8 +152,8 @@ def _figures(series: SeriesWindow, model: str, places: Sequence[Place]) -> Engin
     }
     return EngineSnapshot(
         seconds=series.seconds,
-        begun=_count(series, vllm.TIME_TO_FIRST_TOKEN, mine),
-        ended=_count(series, vllm.E2E_REQUEST_LATENCY, mine),
+        begun=_count(series, vllm.TIME_TO_FIRST_TOKEN, counting(vllm.TIME_TO_FIRST_TOKEN)),
+        ended=_count(series, vllm.E2E_REQUEST_LATENCY, counting(vllm.E2E_REQUEST_LATENCY)),
         finished={reason: value for (reason,), value in grown(vllm.REQUEST_SUCCESS, "finished_reason").items()},
         prompt_tokens=total(vllm.PROMPT_TOKENS),
         generation_tokens=total(vllm.GENERATION_TOKENS),
@@ -178,6 +185,18 @@ def _figures(series: SeriesWindow, model: str, places: Sequence[Place]) -> Engin
         queue_rise=None if (rise := _named(series, QUEUE_RISE, mine)) is None else rise.mean,
         steps=_count(series, vllm.ITERATION_TOKENS, mine),
     )
+
+
+def _counting(
+    series: SeriesWindow, instances: Iterable[str], mine: Callable[[Labels], bool], metric: Metric
+) -> Callable[[Labels], bool]:
+    """Select the series of the engines that count a request of a prefill/decode pair; all where only one role is
+    there, except for a queue time that is none."""
+    together = len({series.roles.get(instance) for instance in instances}) > 1
+    if metric.pair is None or not (together or metric is vllm.REQUEST_QUEUE_TIME):
+        return mine
+    other = metric.pair.other
+    return lambda labels: mine(labels) and series.roles.get(labels["instance"]) != other
 
 
 def _least(series: SeriesWindow, name: str, mine: Callable[[Labels], bool]) -> float | None:

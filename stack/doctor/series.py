@@ -70,7 +70,8 @@ class SeriesWindow:
 
     looks: how many moments CROWDED rests on, by instance, where that is known. configured: labels of their
     cache_config_info. silent: seconds since the last answer of instances that stopped answering within the time.
-    restarted: instances whose process began anew; of two pages their growth counts from there.
+    restarted: instances whose process began anew; of two pages their growth counts from there. roles: of instances in
+    disaggregated serving, which only the labels of a Prometheus tell.
     source: where it came from, for people. scraped: how often, where that is known."""
 
     seconds: float
@@ -84,6 +85,7 @@ class SeriesWindow:
     scraped: int | None = None
     looks: Mapping[str, int] = field(default_factory=dict)
     silent: Mapping[str, float] = field(default_factory=dict)
+    roles: Mapping[str, str] = field(default_factory=dict)
 
 
 _INTO = ("grown", "lowest", "mean", "highest")
@@ -314,6 +316,8 @@ def questions(seconds: float, model: str | None = None) -> Iterator[Question]:
         yield Question(into, QUEUE_RISE, promql.rise(vllm.NUM_REQUESTS_WAITING, window, promql.EACH, of_model))
     yield Question("began", "", f"min(min_over_time(timestamp({running})[{window}:{step}]))")
     yield Question("configured", "", promql.series(vllm.CACHE_CONFIG_INFO))
+    with_role = promql.series(vllm.NUM_REQUESTS_RUNNING, (promql.WITH_ROLE,))
+    yield Question("roles", "", f"group by (instance, {promql.ROLE}) ({with_role})")
     yield Question("restarted", "", f"{promql.resets(vllm.GENERATION_TOKENS, window, ('instance',))} > 0")
 
 
@@ -339,6 +343,7 @@ class _PrometheusData:
     pages: dict[str, _Samples] = field(default_factory=lambda: {into: _Samples() for into in _INTO})
     configured: list[Labels] = field(default_factory=list)
     restarted: list[str] = field(default_factory=list)
+    roles: dict[str, str] = field(default_factory=dict)
     began_s: float | None = None
 
 
@@ -359,6 +364,8 @@ async def over(prometheus: Prometheus, seconds: float, at_s: float, model: str |
                 data.began_s = value
             elif question.into == "restarted":
                 data.restarted.append(instance)
+            elif question.into == "roles":
+                data.roles[instance] = series.metric.get(promql.ROLE, "")
             elif value == value:
                 data.pages[question.into].add(question.name, instance, labels, value * question.times)
     grown, lowest, mean, highest = (data.pages[into].page() for into in _INTO)
@@ -375,4 +382,5 @@ async def over(prometheus: Prometheus, seconds: float, at_s: float, model: str |
         highest=highest,
         configured=data.configured,
         restarted=tuple(sorted(data.restarted)),
+        roles=data.roles,
     )

@@ -23,6 +23,7 @@ from stack.gateway.passed_headers import (
     NOT_SENT_ON_ANEW,
     headers_without,
     reason_for_no_team,
+    take_engine_name,
     upstream_path,
 )
 from stack.gateway.reasons import FAILOVER
@@ -372,6 +373,8 @@ class RequestHandler(ResponseWriter):
             raise RequestEnd("upstream_down", f"the engine behind this gateway cannot be reached ({error})") from error
         except BrokenConnection as error:
             raise RequestEnd("upstream_reset") from error
+        self._x.prefill_engine = take_engine_name(answer.headers, choice.upstream.prefill_header)
+        self._x.decode_engine = take_engine_name(answer.headers, choice.upstream.decode_header)
         if answer.status < 500:
             watch.worked(choice.name)
         return answer

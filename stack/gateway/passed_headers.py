@@ -12,6 +12,7 @@ from stack.gateway.request_routes import RECORDED
 if TYPE_CHECKING:
     from stack.gateway.client_request import ClientRequest
     from stack.gateway.teams import Teams
+_LONGEST_NAME = 128  # characters of an engine's name
 # Belong to one connection (RFC 9110, section 7.6.1), or are written anew.
 _HOP = frozenset(
     (
@@ -109,3 +110,9 @@ def headers_without(headers: CIMultiDict[str], dropped: frozenset[str]) -> list[
         if named.lower() not in ("keep-alive", "close"):
             dropped = dropped | {name.strip().lower() for name in named.split(",")}
     return [(name, value) for name, value in headers.items() if name.lower() not in dropped]
+
+
+def take_engine_name(headers: CIMultiDict[str], name: str | None) -> str | None:
+    """Remove the response header in which a router names an engine, and return its value; None where there is none."""
+    values = [] if name is None else headers.popall(name, [])
+    return values[0][:_LONGEST_NAME] if values and values[0].isprintable() else None

@@ -104,7 +104,8 @@ class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     variant: the variant of a canary in records and metrics. min_prompt_tokens, max_prompt_tokens: which prompts it
     takes, by estimate. kind api is a service that somebody else runs and bills: only a fallback, and only for
     teams with fallback_api.
-    model: the name to ask it for, where it differs."""
+    model: the name to ask it for, where it differs. prefill_header, decode_header: response headers in which a
+    prefill/decode router names the two engines of a request; they go into the record and not to the client."""
 
     url: str
     key_file: str | None = None
@@ -114,6 +115,8 @@ class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_prompt_tokens: int | None = None
     kind: Literal["engine", "api"] = "engine"
     model: str | None = None
+    prefill_header: str | None = None
+    decode_header: str | None = None
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

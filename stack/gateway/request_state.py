@@ -38,6 +38,8 @@ class RequestState:
     n: int | None = None
     prompts: int = 1
     upstream: str | None = None
+    prefill_engine: str | None = None
+    decode_engine: str | None = None
     variant: str | None = None
     attempt: int | None = None
     tried: str | None = None
@@ -79,6 +81,8 @@ def record(x: RequestState, ended: float, unix_s: float) -> RequestRecord:
         adapter=x.adapter,
         route=x.route,
         upstream=x.upstream,
+        prefill_engine=x.prefill_engine,
+        decode_engine=x.decode_engine,
         variant=x.variant,
         engine_version=reply.engine_version,
         attempt=x.attempt,
@@ -94,8 +98,9 @@ def record(x: RequestState, ended: float, unix_s: float) -> RequestRecord:
         ttft_ms=None if x.first_content is None else _ms(x.first_content - x.accepted),
         tpot_ms=_tpot_ms(x),
         e2e_ms=_ms(ended - x.accepted),
-        engine_queue_ms=_round(reply.engine_queue_ms),
-        engine_ttft_ms=_round(reply.engine_ttft_ms),
+        # of a pair they are the decode engine's alone: its queue time contains the transfer, its TTFT no prefill
+        engine_queue_ms=None if x.prefill_engine else _round(reply.engine_queue_ms),
+        engine_ttft_ms=None if x.prefill_engine else _round(reply.engine_ttft_ms),
         status=x.status,
         finish_reason=_finish_reason(x, outcome),
         outcome=outcome,

@@ -333,7 +333,7 @@ def test_a_case_bears_the_labels_of_a_real_scrape(case):
     for name, labels, values in samples(case):
         metric = METRICS[name]
         assert {"job", "instance"} <= labels.keys(), name
-        assert labels.keys() - {"job", "instance", "le"} <= set(metric.labels), name
+        assert labels.keys() - {"job", "instance", "le", "role"} <= set(metric.labels), name
         assert values == sorted(values)
         assert values
 

@@ -190,9 +190,16 @@ def must_answer(panel: Panel, query: Query, asked: Asked) -> bool:
     scene = asked.slot.scene
     if asked.choice != ALL and not _stays(scene, query):
         return False
+    if re.search(rf'\b{promql.ROLE}(="|!="")', query.expr) and not _has_roles(scene.name):
+        return False
     if re.search(r"\bunless\b", query.expr) or ("offset" in query.expr and not scene.whole):
         return False
     return (scene.whole and not panel.optional) or _answers(scene.name, query.expr)
+
+
+@cache
+def _has_roles(scene_name: str) -> bool:
+    return any(promql.ROLE in line.labels for line in SCENES[scene_name].lines)
 
 
 def _stays(scene: Scene, query: Query) -> bool:

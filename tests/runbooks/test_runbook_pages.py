@@ -15,6 +15,7 @@ import alert_cases as cases
 import case_scene
 import click
 import msgspec
+import panel_fixtures
 import pytest
 from case_scene import ALERT, Asker, slots, steps_asked
 
@@ -175,7 +176,8 @@ def _meets(labels: Mapping[str, str], matchers: Iterable[tuple[str, str, str]]) 
 def everything() -> dict[str, list[Mapping[str, str]]]:
     """The label sets of each sample name in the whole scene, and those that a fault brings."""
     found: dict[str, list[Mapping[str, str]]] = {name: [] for name in SAMPLES}
-    for line in case_scene.whole_scene():
+    pairs = next(scene for scene in panel_fixtures.scenes() if scene.name == "prefill-decode")
+    for line in (*case_scene.whole_scene(), *pairs.lines):
         found.setdefault(line.name, []).append(line.labels)
     for metric in EVERYTHING:
         if metric.native:  # as on the classic series, without le
@@ -505,6 +507,7 @@ FOREIGN: dict[str, str] = {
     "max_tokens": "the OpenAI API", "tool_calls": "the OpenAI API", "system_fingerprint": "the OpenAI API",
     "max_model_len": "vLLM's list of models",
     "max_new_tokens": "a model's generation_config.json", "cache_salt": "vLLM's API", "return_token_ids": "vLLM's API",
+    "kv_load_failure_policy": "vLLM's --kv-transfer-config", "kv_lease_duration": "vLLM's --kv-transfer-config",
     "num_speculative_tokens": "vLLM's --speculative-config",
     "num_speculative_tokens_per_batch_size": "vLLM's --speculative-config",
     "rejection_sample_method": "vLLM's --speculative-config", "max_num_queued_tokens": "vLLM's reason of a refusal",

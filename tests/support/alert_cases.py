@@ -214,6 +214,21 @@ def bucket_bounds(name: str, *bounds: str, instance: str = A) -> Series:
     return {engine(f"{name}_bucket", instance=instance, le=bound): "0x60" for bound in (*bounds, "+Inf")}
 
 
+def clients_of_pair(within: str, total: str) -> Series:
+    """The clients' times to first token of a model that has a prefill engine: so many within 2.5 s."""
+    return {
+        engine("num_requests_running", B, role="prefill"): "0x4000",
+        log("ttft_seconds_bucket", le="2.5"): within,
+        log("ttft_seconds_bucket", le="5.0"): total,
+        log("ttft_seconds_bucket", le="+Inf"): total,
+    }
+
+
+def pair(name: str, /, role: str, **labels: str) -> str:
+    """A series of the prefill engine (B) or the decode engine (A) of a pair."""
+    return engine(name, B if role == "prefill" else A, role=role, **labels)
+
+
 def finished(**grown: str) -> Series:
     """What an engine finished, by reason."""
     return {engine("request_success_total", finished_reason=reason): values for reason, values in grown.items()}
@@ -1922,13 +1937,133 @@ _OBJECTIVES = (
     *_burns(*_SUCCESS),
 )
 
-CASES: tuple[Case, ...] = (*_ENGINES, *_OBJECTIVES, *_LATENCY, *_CACHE, *_TRAFFIC, *_GPU, *_WATCHERS)
+
+_FETCHING = pair("num_requests_kv_fetch_by_stage", "decode", stage="in_progress")
+_RECEIVED = pair("prompt_tokens_by_source_total", "decode", source="external_kv_transfer")
+_FETCHED = ("nixl_num_failed_transfers_total", "mooncake_num_failed_transfers_total", "mooncake_num_failed_recvs_total")
+
+
+def _transfers(connector: str, role: str, slow: str, total: str, size: str = "0+32000000x60") -> Series:
+    """KV transfers: so many of them took more than a second."""
+    bucket, moved = f"{connector}_xfer_time_seconds_bucket", f"{connector}_bytes_transferred"
+    return {
+        pair(bucket, role, le="1.0"): slow,
+        pair(bucket, role, le="5.0"): total,
+        pair(bucket, role, le="+Inf"): total,
+        pair(f"{connector}_xfer_time_seconds_count", role): total,
+        pair(f"{moved}_sum", role): size,
+        pair(f"{moved}_count", role): total,
+    }
+
+
+_TRANSFERS = (
+    Case(
+        "VLLMKVTransferStuck",
+        {
+            _FETCHING: "0x10 2x30",
+            _RECEIVED: "0+4000x10 40000x30",
+            pair("kv_cache_usage_perc", "prefill"): "0.4x40",
+            pair("iteration_tokens_total_count", "prefill"): "0+50x10 500x30",
+        },
+        silent_at="11m",
+        fires_at="12m",
+        labels={"job": "vllm", "instance": A, "model_name": "chat"},
+        description=(
+            "2 or more requests for chat on 10.0.0.1:8000 have waited for their KV cache for 2 min and none has"
+            " arrived. Their clients wait, while this engine serves others. The prefill engine that holds the blocks"
+            " is the likely cause: find the one that makes no progress (First five minutes, step 2). Do not restart"
+            " this engine first."
+        ),
+        below={_FETCHING: "0x10 2x30", _RECEIVED: "0+4000x40"},
+        gone_within="3m",
+    ),
+    *(
+        Case(
+            "VLLMKVTransfersFailing",
+            shows=f"by {name}",
+            series={pair(name, "decode"): "0x5 0+1x3 3x30"},
+            silent_at="8m",
+            fires_at="9m",
+            labels={"job": "vllm", "instance": A, "model_name": "chat"},
+            description=(
+                "3 KV transfers of chat on 10.0.0.1:8000 failed over 10 min: each costs a second prefill or the"
+                " request. Read the log of this engine for the peer's address, then check whether that engine runs and"
+                " is reachable."
+            ),
+            below={pair(name, "decode"): "0x5 0+1x2 2x30"},
+            gone_within="20m",
+        )
+        for name in _FETCHED
+    ),
+    *(
+        Case(
+            "VLLMKVTransferSlow",
+            shows=f"by {connector}",
+            series=_transfers(connector, role, "0+9.4x60", "0+10x60"),
+            silent_at="5m",
+            fires_at="6m",
+            labels={"job": "vllm", "instance": B if role == "prefill" else A, "model_name": "chat"},
+            description=(
+                f"The p95 time of a KV transfer of chat on {B if role == 'prefill' else A} is 1.667s over 10 min; the"
+                " client waits for it before the first token. Compare the bandwidth with what the link carries: near"
+                " it the link is full, far below it look at the transport that NIXL chose."
+            ),
+            below=_transfers(connector, role, "0+9.6x60", "0+10x60"),
+            gone_within="20m",
+        )
+        for connector, role in (("nixl", "decode"), ("mooncake", "prefill"))
+    ),
+    *(
+        Case(
+            "VLLMKVBlocksExpired",
+            shows=f"by {connector}",
+            series={
+                pair(f"{connector}_num_kv_expired_reqs_total", "prefill"): "0x5 0+1x3 3x30",
+                pair("num_requests_waiting", "decode"): "6x40",
+            },
+            silent_at="8m",
+            fires_at="9m",
+            labels={"job": "vllm", "instance": B, "model_name": "chat"},
+            description=(
+                "3 finished prefills of chat on 10.0.0.2:8000 were never fetched over 10 min: their blocks were"
+                " held until the lease ended, and the prompts are computed again. Check whether decode engines wait or"
+                " are down, and whether the router drops requests between its two calls."
+            ),
+            below={pair(f"{connector}_num_kv_expired_reqs_total", "prefill"): "0x5 0+1x2 2x30"},
+            gone_within="20m",
+        )
+        for connector in ("nixl", "mooncake")
+    ),
+)
+
+CASES: tuple[Case, ...] = (*_ENGINES, *_OBJECTIVES, *_LATENCY, *_TRANSFERS, *_CACHE, *_TRAFFIC, *_GPU, *_WATCHERS)
 
 # Cases for the rules alone. Most deployments have no label `cluster`; where there is one, it is in the words. And each
 # long window of an objective is as long as it should be: so much that is bad, after as much that was good, burns too
 # fast only when
 # nearly all of it is filled.
 MORE: tuple[Case, ...] = (
+    Case(
+        "VLLMTTFTHigh",
+        shows="of a prefill/decode pair whose engines are both quick",
+        series={
+            **histogram("time_to_first_token_seconds", "2.5", "5.0", within="0+100x40", total="0+100x40"),
+            **clients_of_pair("0+94.6x40", "0+100x40"),
+        },
+        silent_at="5m",
+        fires_at="6m",
+        labels={"model_name": "chat"},
+        description=(
+            "The p95 time to first token of chat is 2.685s over 10 min: one request in twenty waits that long"
+            " or longer. Check how much of it is queue time (First five minutes, step 3): a queue needs capacity, a"
+            " long prefill needs shorter prompts or a warm prefix cache."
+        ),
+        below={
+            **histogram("time_to_first_token_seconds", "2.5", "5.0", within="0+90x40", total="0+100x40"),
+            **clients_of_pair("0+95.4x40", "0+100x40"),
+        },
+        gone_within="20m",
+    ),
     *(replace(case, shows=f"{case.shows} by HTTP status") for case in _burns(*_SUCCESS, counted="Success by status")),
     Case(
         "VLLMTTFTBudgetBurn",
@@ -2029,7 +2164,33 @@ _GOOD_ACROSS_A_RESTART = {
     "Success": outcomes(ok=_RESTARTED, timeout="0x91"),
 }
 
+# an engine's times are bad, those of the pair's clients are not
+_PAIR_IN_TIME = {**promised("TTFT", (200, 100, 0.5)), **clients_of_pair("0+100x200", "0+100x200")}
 QUIET: tuple[Quiet, ...] = (
+    Quiet("VLLMTTFTBudgetBurn", "a pair whose clients are served in time", _PAIR_IN_TIME, "190m"),
+    Quiet("VLLMTTFTBudgetSlowBurn", "a pair whose clients are served in time", _PAIR_IN_TIME, "190m", every="5m"),
+    *(
+        Quiet(
+            alert,
+            "a pair whose clients are served as before",
+            {
+                **histogram(
+                    "time_to_first_token_seconds", "1.0", "2.5", within=grows((60, 9.6), (90, 5)), total="0+10x150"
+                ),
+                **clients_of_pair("0+10x150", "0+10x150"),
+                **finished(stop="0+10x150"),
+                sidecar("tuning_event_timestamp_seconds", kind="change"): "_x60 3600x90",
+            },
+            "150m",
+        )
+        for alert in ("VLLMLatencyWorseSinceTuning", "VLLMLatencyWorseThanLastWeek")
+    ),
+    Quiet(
+        "VLLMClientHangupsRising",
+        "a pair with a request log",
+        {**clients_of_pair("0+100x40", "0+100x40"), **outcomes(ok="0+100x40")},
+        "40m",
+    ),
     *(
         quiet
         for objective in ("TTFT", "InterToken", "Success")

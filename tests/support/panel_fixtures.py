@@ -27,13 +27,14 @@ from exporters.catalogue import (
     gateway,
     gpu,
     prometheus,
+    promql,
     reconciled,
     self_monitoring,
     sidecar,
     vllm,
 )
 from exporters.catalogue.exposition_parser import Exposition
-from exporters.catalogue.metric import Across, Kind, Metric, Unit
+from exporters.catalogue.metric import Across, EngineRole, Kind, Metric, Unit
 from exporters.catalogue.producers import Component, shown_by
 from exporters.gpu.series import XIDS
 from exporters.net.listener import REASONS as REASONS_TO_TURN_AWAY
@@ -176,7 +177,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "process": ("vllm", "gateway", "sidecar", "prometheus"), "reason": ("other",), "receiver": ("otlp",),
     "request_type": ("chat",), "result": ("hit", "miss"), "rule_group": ("/etc/prometheus/rules/page.yaml;vllm-page",),
     "running_lora_adapters": ("sql,chat",), "sensor": ("gpu", "memory"), "severity": ("",), "sleep_state": ("awake",),
-    "source": ("local_compute",),
+    "source": ("local_compute",), "stage": ("waiting_to_start", "in_progress", "completed_waiting"),
     "state": ("active", "suppressed"), "status": ("ok", "error"), "team": TEAMS,
     "transfer_type": ("CPU_to_GPU", "GPU_to_CPU"),
     "transport": ("grpc", "http"), "type": ("float",), "uuid": CARDS, "variant": ("stable", "canary"),
@@ -409,7 +410,7 @@ _DECADES = (1.0, 2.0, 5.0)
 @dataclass(frozen=True, slots=True)
 class Engine:
     """One scraped vLLM. ranks: its engines under data parallelism. features: with everything that a flag or connector
-    adds."""
+    adds. role: of a prefill/decode pair."""
 
     name: str
     model: str = "qwen3-8b"
@@ -418,6 +419,7 @@ class Engine:
     features: bool = False
     restarts: bool = False
     up: bool = True
+    role: EngineRole | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,12 +437,14 @@ ALL_WATCHERS = ("sidecar", "gateway", "lab", "dcgm", "prometheus", "alertmanager
 def scenes() -> tuple[Scene, ...]:
     """Every fixture, the captured pages included."""
     pair = tuple(Engine(f"vllm-{i}", features=True) for i in range(2))
+    roles = tuple(Engine(f"vllm-{role}", release="0.33.0", features=True, role=role) for role in EngineRole)
     plain = tuple(Engine(f"vllm-{i}") for i in range(2))
     fleet = tuple(Engine(f"vllm-{m[:3]}{i}", m) for m in ("llama-70b", "qwen3-8b") for i in range(3))
     mixed = (Engine("vllm-0", release=OLD), Engine("vllm-1"))
     return (
         _scene("busy", pair, Setting(bare=True), whole=True),
         _scene("kubernetes", pair, Setting({"cluster": "prod-a", "namespace": "serving"}), whole=True),
+        _scene("prefill-decode", roles, alike=False),
         _scene("idle", plain, Setting(pace=0.0), rests=True),
         _scene("two-models-three-replicas", fleet),
         _scene("restart", tuple(replace(e, restarts=True) for e in plain)),
@@ -523,6 +527,7 @@ def _page_of(release: str) -> Exposition:
 
 def _engine(engine: Engine, setting: Setting) -> Iterator[Line]:
     target = {**setting.place, "job": "vllm", "instance": f"{engine.name}:8000"}
+    target |= {promql.ROLE: str(engine.role)} if engine.role else {}
     yield from _scraped(target, up=engine.up)
     known = _page_of(engine.release)
     many = len(engine.ranks) > 1

@@ -264,7 +264,9 @@ def _if_named(volumes: list[Object]) -> list[Any]:
 def _monitors(wanted: KubernetesOptions) -> Iterator[tuple[str, Object]]:
     jobs = wanted.jobs
     cluster = When(".Values.cluster", monitoring.cluster_label(Expr(".Values.cluster | quote")))
-    label = '{{ regexReplaceAll "[^A-Za-z0-9_]" .Values.engines.jobLabel "_" }}'
+    job, role = (
+        f'{{{{ regexReplaceAll "[^A-Za-z0-9_]" .Values.engines.{name} "_" }}}}' for name in ("jobLabel", "roleLabel")
+    )
     named = 'kindIs "string" .Values.engines.port'
     words = {
         **_words(),
@@ -276,7 +278,8 @@ def _monitors(wanted: KubernetesOptions) -> Iterator[tuple[str, Object]]:
         "LABELS_ENGINE": [
             *monitoring.target_labels(jobs.engine),
             cluster,
-            When(".Values.engines.jobLabel", monitoring.job_by_label(jobs.engine, label)),
+            When(".Values.engines.jobLabel", monitoring.job_by_label(jobs.engine, job)),
+            When(".Values.engines.roleLabel", monitoring.role_by_label(role)),
         ],
         "LABELS_GATEWAY": [*monitoring.target_labels(jobs.gateway), cluster],
         "LABELS_SIDECAR": [*monitoring.target_labels(jobs.sidecar), cluster],

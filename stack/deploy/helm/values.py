@@ -12,6 +12,7 @@ import yaml
 
 from alerts import routing
 from alerts.printer import as_yaml
+from exporters.catalogue.metric import EngineRole
 from stack.deploy.fleet import budget
 from stack.deploy.kubernetes import running
 from stack.deploy.kubernetes.options import KubernetesOptions
@@ -61,6 +62,7 @@ _ENDPOINT = {
     "properties": {
         "name": _text("^.+$", description="Name of the engine in series of gateway and sidecar."),
         "url": _text(r"^https?://[^\s/@]+$", description="Address of the engine, without a path."),
+        "role": {"enum": [*map(str, EngineRole)], "description": "Role of the engine in disaggregated serving."},
         "gpu_count": {"type": "integer", "minimum": 1, "description": "GPUs of the engine, for cost."},
     },
 }
@@ -76,6 +78,8 @@ _FIXED = (
           "Addresses of the engines for gateway and sidecar. A Service of several replicas is one engine to them."),
     Value("engines.jobLabel", "", _text(r"^([A-Za-z0-9][-A-Za-z0-9_./]*)?$"),
           "Label of the engines' pods whose value becomes part of their job."),
+    Value("engines.roleLabel", _USUAL.role_label, _text(r"^([A-Za-z0-9][-A-Za-z0-9_./]*)?$"),
+          "Label of the engines' pods with their role in disaggregated serving, prefill or decode."),
     Value("engines.restrict", False, _SWITCH,
           "NetworkPolicy for the engines: clients that do not use the gateway are blocked. Requires gateway.enabled."),
     Value("operatorLabels", {}, _LABELS | {"propertyNames": _OURS},

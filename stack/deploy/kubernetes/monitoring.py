@@ -15,6 +15,8 @@ import yaml
 from alerts import printer
 from dashboards import grafana_folders, grafana_json
 from dashboards.registry import boards as boards_of
+from exporters.catalogue import promql
+from exporters.catalogue.metric import EngineRole
 from stack.deploy.fleet import budget, files
 from stack.deploy.kubernetes.objects import METRICS_SERVICE, OMIT, Object, add_labels, load, load_one
 from stack.deploy.kubernetes.options import KubernetesOptions
@@ -61,7 +63,7 @@ def monitors(wanted: KubernetesOptions) -> list[Object]:
         ENGINE_SCHEME="https" if wanted.engines_speak_tls else OMIT,
         UNREAD=files.CREATED,
         INTERVAL=wanted.interval,
-        LABELS_ENGINE=[*_labels(wanted, wanted.jobs.engine), *_by_label(wanted)],
+        LABELS_ENGINE=[*_labels(wanted, wanted.jobs.engine), *_by_label(wanted), *_role(wanted)],
         LABELS_GATEWAY=_labels(wanted, wanted.jobs.gateway),
         LABELS_SIDECAR=_labels(wanted, wanted.jobs.sidecar),
         SAMPLES_ENGINE=_sample_limit(wanted, "vllm"),
@@ -85,7 +87,17 @@ def _labels(wanted: KubernetesOptions, job: str) -> list[Object]:
 
 def _by_label(wanted: KubernetesOptions) -> Iterator[Object]:
     if wanted.job_label:
-        yield job_by_label(wanted.jobs.engine, re.sub(r"[^A-Za-z0-9_]", "_", wanted.job_label))
+        yield job_by_label(wanted.jobs.engine, _discovered(wanted.job_label))
+
+
+def _role(wanted: KubernetesOptions) -> Iterator[Object]:
+    if wanted.role_label:
+        yield role_by_label(_discovered(wanted.role_label))
+
+
+def _discovered(label: str) -> str:
+    """Return the key of a label as Prometheus' discovery writes it."""
+    return re.sub(r"[^A-Za-z0-9_]", "_", label)
 
 
 def target_labels(job: str) -> list[Object]:
@@ -112,6 +124,17 @@ def job_by_label(job: str, label: str) -> Object:
     return {
         "sourceLabels": [f"__meta_kubernetes_pod_label_{label}"], "regex": "(.+)",
         "targetLabel": "job", "replacement": f"{job}-$1",
+    }  # fmt: skip
+
+
+def role_by_label(label: str) -> Object:
+    """Return the relabelling that gives an engine its role in disaggregated serving. Pods with another value, such as
+    both, have none.
+
+    label: the key as Prometheus' discovery writes it."""
+    return {
+        "sourceLabels": [f"__meta_kubernetes_pod_label_{label}"], "regex": f"({'|'.join(EngineRole)})",
+        "targetLabel": promql.ROLE,
     }  # fmt: skip
 
 

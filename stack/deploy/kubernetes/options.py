@@ -106,7 +106,8 @@ class KubernetesOptions:
     tls_secret: holds tls.crt, tls.key and ca.crt, for the pages that Prometheus reads. login_secret: holds token,
     without which nobody reads them.
     own_gateway: gets our sidecar, and ours is not written.
-    job_label: a label of the engines' pods; its value becomes a part of their job. without: words of ONCE that another
+    job_label: a label of the engines' pods; its value becomes a part of their job. role_label: another, with their role
+    in disaggregated serving; llm-d's by default. without: words of ONCE that another
     export has already brought.
     routes: kind of receiver of an AlertmanagerConfig; None for no such object. routes_secret: holds what its
     receivers need. gateways: how many, and what they share.
@@ -142,6 +143,14 @@ class KubernetesOptions:
             help="Label of the engines' pods whose value becomes part of the job.",
         ),
     ] = ""
+    role_label: Annotated[
+        str,
+        Opt(
+            name="--role-from-label",
+            metavar="KEY",
+            help="Label of the engines' pods with their role, prefill or decode.",
+        ),
+    ] = "llm-d.ai/role"
     operator_labels: Annotated[
         Pairs,
         Opt(
@@ -291,6 +300,8 @@ class KubernetesOptions:
             )
 
     def _expect_jobs(self) -> None:
+        if self.role_label:
+            _expect_label("--role-from-label", self.role_label)
         job, pattern = self.jobs.engine, self.rules.settings.overlay.engine_job
         if not self.job_label:
             return

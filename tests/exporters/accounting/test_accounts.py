@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import engine_pair
 import pytest
 
 from exporters.accounting.fleet_log import FleetLog
 from exporters.accounting.join import Joiner
 from exporters.accounting.prices import GpuPrice, PriceChange, Prices
+from exporters.catalogue.metric import EngineRole
+from exporters.engine import view as engine_view
 from exporters.engine.view import EngineCore, EngineTotals, EngineView
 from exporters.gpu.readings import GpuReading, MigReading
 from exporters.requests.bounded_names import BoundedNames
@@ -48,10 +51,11 @@ class Books:
         prices: Prices | None = PRICES,
         stored=None,
         traffic: RequestCounters | None = None,
+        roles=None,
     ):
         self.traffic = traffic or RequestCounters(BoundedNames(), BoundedNames())
         self.accounts = Joiner(
-            FleetLog(self.traffic), {"e": ()} if gpus is None else gpus, {}, prices, 30.0, stored or {}
+            FleetLog(self.traffic), {"e": ()} if gpus is None else gpus, {}, prices, 30.0, stored or {}, roles
         )
         self.now = NOON
 
@@ -276,3 +280,24 @@ def test_cost_is_booked_at_the_price_of_the_moment():
     for after_s in (5, 25, 25):
         books.look(view(), after_s=after_s)
     assert pytest.approx(0.025 + 0.050) == sum(books.figures("cost_total").values())
+
+
+def test_request_of_a_prefill_decode_pair_is_reconciled_once():
+    """With the pages of a real pair: the log has 8 requests, and so has each engine."""
+    books = Books({"p": (), "d": ()}, roles={"p": EngineRole.PREFILL, "d": EngineRole.DECODE})
+    for step in engine_pair.STEPS[:2]:
+        if step == "after":
+            for number in range(engine_pair.REQUESTS):
+                books.traffic.add(engine_pair.record(number))
+        for name, role in (("p", EngineRole.PREFILL), ("d", EngineRole.DECODE)):
+            books.look(engine_view.parse(engine_pair.text(role, step)), name)
+    for _ in range(20):
+        books.look(engine_view.parse(engine_pair.text(EngineRole.DECODE, "after")), "d")
+    engine = books.figures("reconcile_engine_total", "kind")
+    assert {
+        ("requests",): engine_pair.REQUESTS,
+        ("prompt",): engine_pair.REQUESTS * engine_pair.PROMPT,
+        ("completion",): engine_pair.REQUESTS * engine_pair.COMPLETION,
+    } == engine
+    assert engine == books.figures("reconcile_logged_total", "kind")
+    assert {0.0} == set(books.figures("missing_in_log_total", "kind", "cause").values())

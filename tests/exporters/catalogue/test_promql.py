@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import subprocess
 
+import engine_pair
 import pytest
 import yaml
 
 from dashboards.boards import overview
 from dashboards.interpolate import ALL, Range, fill
 from exporters.catalogue import exposition_parser, promql, promql_ast, sidecar, vllm
-from exporters.catalogue.metric import Across, Kind, Metric, Unit, key
+from exporters.catalogue.metric import Across, EngineRole, Kind, Metric, Unit, key
 from exporters.catalogue.promql import InvalidQuery
 
 
@@ -44,8 +45,8 @@ def answered(part, tmp_path):
 def test_the_older_name_stands_inside_the_aggregation():
     """A fleet of old and new engines is counted whole only when the fallback is below the sum."""
     assert (
-        "sum by (model_name) (rate(vllm:prefix_cache_hits_total[5m]) or rate(vllm:gpu_prefix_cache_hits_total[5m]))"
-        == promql.per_second(vllm.PREFIX_CACHE_HITS)
+        'sum by (model_name) (rate(vllm:prefix_cache_hits_total{role!="decode"}[5m]) or'
+        ' rate(vllm:gpu_prefix_cache_hits_total{role!="decode"}[5m]))' == promql.per_second(vllm.PREFIX_CACHE_HITS)
     )
 
 
@@ -85,7 +86,7 @@ def test_who_was_there_is_told_by_any_series_old_names_included():
 
 def test_matchers_reach_every_alternative():
     expr = promql.per_second(vllm.PREFIX_CACHE_HITS, where=('job="a"',))
-    assert 2 == expr.count('{job="a"}')
+    assert 2 == expr.count('{job="a", ')
 
 
 @pytest.mark.parametrize(
@@ -521,4 +522,48 @@ def test_engines_without_a_common_bound_have_no_quantile(answered):
         alike,
         (promql.mixed_bounds(vllm.E2E_REQUEST_LATENCY), "10m", {}),
         (asked[0], "10m", {'{model_name="m", bound="<"}': 0.3}),
+    )
+
+
+# ---- prefill and decode on separate engines
+
+
+def test_an_engine_of_a_pair_is_left_out_only_where_engines_are_added_up():
+    """By engine or by role nothing is left out, nor for a metric of which each engine has a part of its own."""
+    assert 'sum by (model_name) (increase(vllm:request_success_total{role!="prefill"}[5m]))' == promql.growth(
+        vllm.REQUEST_SUCCESS
+    )
+    assert 'role!="decode"' in promql.mean(vllm.REQUEST_QUEUE_TIME)
+    for by in (promql.EACH, ("model_name", promql.ROLE)):
+        assert "role!=" not in promql.growth(vllm.REQUEST_SUCCESS, by=by)
+    of_one = (promql.of_role(EngineRole.PREFILL),)
+    assert 'sum by (model_name) (increase(vllm:request_success_total{role="prefill"}[5m]))' == promql.growth(
+        vllm.REQUEST_SUCCESS, where=of_one
+    )
+    assert "role" not in promql.per_second(vllm.NUM_PREEMPTIONS) + promql.growth(vllm.HTTP_REQUESTS)
+
+
+@pytest.mark.prometheus
+def test_a_request_of_a_pair_counts_once(answered):
+    """On the real promtool with the pages of a real pair: all engines together have what the decode engine has, and
+    twice that without the label `role`."""
+    counters = (vllm.REQUEST_SUCCESS, vllm.PROMPT_TOKENS)
+    of_decode = ('instance=~"decode.*"',)
+    shares = [
+        f"round({promql.growth(counter)} / {promql.growth(counter, where=of_decode)}, 0.01)" for counter in counters
+    ]
+    for with_role, times in ((True, 1), (False, 2)):
+        series = engine_pair.series(*(counter.name for counter in counters), with_role=with_role)
+        answered(series, *((share, "8m", {'{model_name="tiny"}': times}) for share in shares))
+
+
+@pytest.mark.prometheus
+def test_the_transfer_is_not_in_the_queue_time_of_a_pair(answered):
+    """The decode engine's queue time holds the transfer; the pair's queue is that of the prefill engine."""
+    name = vllm.REQUEST_QUEUE_TIME.name
+    of_prefill, of_decode = (promql.mean(vllm.REQUEST_QUEUE_TIME, where=(promql.of_role(role),)) for role in EngineRole)
+    answered(
+        engine_pair.series(f"{name}_sum", f"{name}_count"),
+        (f"({promql.mean(vllm.REQUEST_QUEUE_TIME)}) / ({of_prefill})", "8m", {'{model_name="tiny"}': 1}),
+        (f"{of_decode} > bool 1000 * ({of_prefill})", "8m", {'{model_name="tiny"}': 1}),
     )

@@ -28,7 +28,8 @@ FULL = RequestRecord(
     span_id="b7ad6b7169203331", parent_span_id="00f067aa0ba902b7", sampled=False, team="demo", priority="default",
     model="tiny",
     adapter="sql", route="/v1/chat/completions",
-    upstream="127.0.0.1:8001", variant="canary", engine_version="0.32.0", attempt=1, stream=True, n=1,
+    upstream="127.0.0.1:8001", prefill_engine="p-0:8000", decode_engine="d-0:8000",
+    variant="canary", engine_version="0.32.0", attempt=1, stream=True, n=1,
     prompt_tokens=113, cached_tokens=96,
     completion_tokens=24, cache_hit=True, queue_ms=0.0, ttft_ms=12.345, tpot_ms=1.5, e2e_ms=48.75, engine_queue_ms=0.01,
     engine_ttft_ms=2.266,
@@ -143,7 +144,18 @@ def test_the_worst_record_that_a_gateway_can_write_fits():
         ("queue_ms", "ttft_ms", "tpot_ms", "e2e_ms", "engine_queue_ms", "engine_ttft_ms"), 123456789.123
     )
     texts = dict.fromkeys(
-        ("request_id", "model", "adapter", "priority", "upstream", "variant", "engine_version", "finish_reason"),
+        (
+            "request_id",
+            "model",
+            "adapter",
+            "priority",
+            "upstream",
+            "prefill_engine",
+            "decode_engine",
+            "variant",
+            "engine_version",
+            "finish_reason",
+        ),
         "\x01" * 200,
     )
     worst = msgspec.structs.replace(FULL, **numbers, **times, **texts, team="t" * 40, route="/v1/audio/transcriptions",

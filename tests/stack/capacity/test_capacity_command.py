@@ -712,3 +712,14 @@ def test_the_page_shows_every_key_that_a_worksheet_may_have():
     keys = set(re.findall(r"^  (\w+):", sheet, re.MULTILINE))
     fields = {name for part in worksheet.PARTS.values() for name in part.__struct_fields__}
     assert fields - {"rate_per_s", "users", "think_time_s"} == keys
+
+
+def test_engines_by_role_are_counted_where_asked(folder):
+    """By option or by worksheet; without, nothing is said of roles."""
+    plan = ("--model", "config.json", "--gpu", "H100", "--rate", "8", "--traffic")
+    assert "roles" not in told(*plan, "shape.yaml")["plans"][0]
+    (folder / "apart.yaml").write_text(f"{SHAPE}tuning: {{disaggregated: true}}\n")
+    found = [told(*plan, *words)["plans"][0]["roles"] for words in (("shape.yaml", "--disaggregated"), ("apart.yaml",))]
+    assert found[0] == found[1]
+    assert {"prefill", "decode"} == found[0].keys()
+    assert "separate engines" in run(*plan, "apart.yaml")[1]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from exporters.accounting.prices import ApiPrice, GpuPrice, Prices
 from exporters.requests.record import RequestRecord, timestamp
-from stack.capacity import fit, kv, model, recommend, throughput, worksheet
+from stack.capacity import fit, kv, model, recommend, roles, throughput, worksheet
 from stack.capacity import gpus as gpu_models
 from stack.capacity.fit import DoesNotFit
 from stack.capacity.kv import BadServing, Serving
@@ -895,3 +895,36 @@ def test_the_twin_has_only_numbers_that_json_has():
 def test_replicas_do_not_grow_by_rounding():
     assert 3 == replicas_for(0.3, 0.1)
     assert 4 == replicas_for(0.3001, 0.1)
+
+
+# ---- prefill and decode on separate engines
+
+
+def test_each_role_has_limits_of_its_own():
+    """A prefill engine computes prompts alone, a decode engine holds and extends replies: the one is short of compute,
+    the other of cache."""
+    it = plan(LLAMA, Serving(8192), H100, replace(EIGHT, rate_per_s=40.0), PlanTargets(0.4, 0.025))
+    prefill, decode = roles.by_role(it)
+    assert ("prefill", "decode") == (prefill.role, decode.role)
+    rates = {(each.role, limit.name): limit.rate_per_s for each in (prefill, decode) for limit in each.limits}
+    flops = throughput.flops_of(LLAMA, it.serving, H100)
+    assert pytest.approx(flops / throughput.operations(LLAMA, 1500, 0)) == rates["prefill", "compute"]
+    assert pytest.approx(flops / throughput.operations(LLAMA, 0, 300)) == rates["decode", "compute"]
+    both = {limit.name: limit.rate_per_s for limit in it.limits}
+    assert both["memory bandwidth"] == rates["decode", "memory bandwidth"], "only replies are bound by it"
+    assert both["KV cache"] < rates["decode", "KV cache"] < rates["prefill", "KV cache"]
+    assert prefill.engines == replicas_for(40.0, min(limit.rate_per_s for limit in prefill.limits))
+    assert decode.engines == replicas_for(40.0, min(limit.rate_per_s for limit in decode.limits))
+
+
+def test_the_cache_of_each_prompt_crosses_the_link():
+    """1,500 tokens are 94 blocks of 16, each of 2 MiB; on two GPUs each holds half of it."""
+    moved = roles.transferred_bytes(plan(LLAMA, Serving(8192), H100, EIGHT))
+    assert 94 * 16 * 131_072 == moved
+    assert moved == roles.transferred_bytes(plan(LLAMA, Serving(8192, tensor_parallel=2), H100, EIGHT))
+
+
+def test_what_is_not_known_of_a_role_is_no_engine():
+    assert () == roles.by_role(plan(LLAMA, Serving(8192), H100))
+    no_rate = plan(LLAMA, Serving(8192), H100, replace(EIGHT, rate_per_s=None))
+    assert [None, None] == [each.engines for each in roles.by_role(no_rate)]

@@ -39,7 +39,7 @@ from alerts.rules import Links
 from alerts.settings import Overrides, Settings
 from dashboards import variables
 from dashboards.registry import BOARDS
-from exporters.catalogue import EVERYTHING
+from exporters.catalogue import EVERYTHING, promql
 from exporters.sidecar_config import SidecarConfig
 from stack import cli, config
 from stack.board import server as board_server
@@ -1100,6 +1100,21 @@ def test_job_may_contain_a_label_value(tmp_path):
         ValueError, match=r"jobs such as llm-model, and engine_job 'llm' does not match it; write 'llm\.\*' there"
     ):
         replace(USUAL, rules=numbers, job_label="model")
+
+
+def test_role_comes_from_a_label_of_the_pods():
+    """llm-d's label by default. Any other value, such as both, leaves the engine without a role."""
+    for label, key in (("llm-d.ai/role", "llm_d_ai_role"), ("app.example.org/pd", "app_example_org_pd")):
+        made = of_kind(list(monitoring.monitors(replace(USUAL, role_label=label))), "PodMonitor")["vllm-watch-engines"]
+        rules = [rule for rule in endpoints_of(made)[0]["relabelings"] if rule.get("targetLabel") == promql.ROLE]
+        assert [
+            {
+                "sourceLabels": [f"__meta_kubernetes_pod_label_{key}"],
+                "regex": "(prefill|decode)",
+                "targetLabel": promql.ROLE,
+            }
+        ] == rules
+    assert promql.ROLE not in fleet.OF_PAGES.split("|"), "the fleet's relabelling would drop it"
 
 
 def test_rules_and_boards_can_be_left_out():

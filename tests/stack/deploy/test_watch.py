@@ -12,6 +12,8 @@ import yaml
 from aiohttp import web
 from fake_engine import FakeEngine
 
+from exporters.catalogue import promql
+from exporters.catalogue.metric import EngineRole
 from exporters.sidecar_config import SidecarConfig
 from stack import config
 from stack.config import BadConfig
@@ -57,6 +59,21 @@ def test_each_engine_is_listed_once() -> None:
     assert ["localhost:8000", "b:1", "c:2"] == [
         engine.name for engine in parse_engines(" http://localhost:8000, http://b:1\nhttp://127.0.0.1:8000 http://c:2 ")
     ]
+
+
+def test_role_reaches_sidecar_and_prometheus(tmp_path: Path) -> None:
+    """One place for both: where they differ, a pair counts its requests twice in one of them."""
+    volumes = Volumes(tmp_path)
+    assert 0 == volumes.start("prefill=http://p.invalid:1 decode=http://d.invalid:2 http://both.invalid:3")
+    roles = {"p.invalid:1": EngineRole.PREFILL, "d.invalid:2": EngineRole.DECODE, "both.invalid:3": None}
+    assert roles == {engine.name: engine.role for engine in config.load(volumes.sidecar, SidecarConfig).engines}
+    labels = [target["labels"] for target in json.loads(volumes.targets.read_text())]
+    assert roles == {each["instance"]: each.get(promql.ROLE) for each in labels}
+
+
+def test_unknown_role_is_one_sentence() -> None:
+    with pytest.raises(BadConfig, match=r"^VLLM_WATCH_ENGINE_URL: 'both' is no role; write prefill or decode before"):
+        parse_engine("both=http://a:1")
 
 
 @pytest.mark.parametrize("value", ["", " , "])

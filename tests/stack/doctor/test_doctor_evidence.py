@@ -6,15 +6,17 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
+import engine_pair
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from exporters.catalogue import exposition_parser, promql_ast, vllm
 from exporters.catalogue.exposition_parser import Exposition
+from exporters.catalogue.metric import EngineRole
 from exporters.net.prometheus import Prometheus, QueryResult, address
 from exporters.requests.record import RequestRecord
 from stack.doctor.collect import evidence
@@ -52,6 +54,33 @@ def changed(given: Exposition, values: Mapping[str, float]) -> Exposition:
         {name: [(labels, values.get(name, value)) for labels, value in rows] for name, rows in given.samples.items()},
         given.kinds,
     )
+
+
+# ---- prefill and decode on separate engines
+
+
+def of_pair(**roles: str) -> ModelEvidence:
+    """The pages of a real pair, with these roles."""
+    pages = [Pages(str(role), engine_pair.page(role, "before"), engine_pair.page(role, "after")) for role in EngineRole]
+    (found,) = evidence(replace(between(pages, SECONDS, "two pages of each"), roles=roles))
+    return found
+
+
+def test_a_request_of_a_pair_is_one_request():
+    """8 joint requests; without roles the doctor sees 16, and a queue that is a KV transfer."""
+    with_roles, without = of_pair(prefill="prefill", decode="decode"), of_pair()
+    assert (8, 16) == (with_roles.whole.ended, without.whole.ended)
+    assert (32_000, 64_000) == (with_roles.whole.prompt_tokens, without.whole.prompt_tokens)
+    assert with_roles.whole.queue
+    assert without.whole.queue
+    assert with_roles.whole.queue.mean < 0.001 < 0.05 < without.whole.queue.mean
+
+
+def test_each_engine_of_a_pair_shows_its_own():
+    engines = of_pair(prefill="prefill", decode="decode").engines
+    assert [8, 8] == [engines[role].ended for role in EngineRole]
+    assert engines["prefill"].queue
+    assert engines["decode"].queue is None, "it contains the transfer"
 
 
 # ---- two pages

@@ -247,6 +247,33 @@ async def test_a_reply_passes_byte_for_byte_and_leaves_one_record(tmp_path: Path
         assert all(getattr(record, name) is not None for name in measured)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_record_names_both_engines_of_a_pair(tmp_path: Path, stream: bool):
+    """As the router names them, and not to the client. The engine's times are the decode engine's alone: unknown."""
+    named = {"x-prefill-engine": "10.0.0.1:8000", "x-decode-engine": "10.0.0.2:8000"}
+
+    async def routed(request: web.BaseRequest) -> web.StreamResponse:
+        if not stream:
+            return web.json_response(REPLY, headers=named)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **named})
+        await response.prepare(request)
+        await response.write(TOKEN + LAST + USAGE + DONE)
+        return response
+
+    router = FakeEngine(answer=routed)
+    runner = await listening(router)
+    pair = {"url": router.url, "prefill_header": "X-Prefill-Engine", "decode_header": "x-decode-engine"}
+    policy = {"teams": {"demo": {"keys": [KEYS["demo"][1]]}}, "upstreams": {"pair": pair}}
+    async with gateway(tmp_path, policy=policy) as it:
+        async with it.post(STREAM if stream else ASK) as answer:
+            await answer.read()
+            assert not [name for name in answer.headers if name.lower() in named]
+        record = await it.record()
+    await runner.cleanup()
+    assert ("pair", *named.values()) == (record.upstream, record.prefill_engine, record.decode_engine)
+    assert (None, None) == (record.engine_queue_ms, record.engine_ttft_ms)
+
+
 async def test_stream_hides_usage_that_was_not_asked_for(tmp_path: Path):
     """A stream passes without the usage that the client did not ask for."""
     async with gateway(tmp_path, events(ROLE, TOKEN, TOKEN, LAST, USAGE, DONE, pause_s=0.02)) as it:
