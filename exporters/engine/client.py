@@ -98,14 +98,34 @@ class EngineClient:
             return {}
         return body if isinstance(body, dict) else {}
 
+    async def paused(self) -> bool:
+        """Return whether the scheduler is paused, which vLLM tells in development mode only: the mode that can pause
+        it."""
+        return bool(await self._flag(self._request("/is_paused"), "is_paused"))
+
+    async def scaling(self) -> bool | None:
+        """Return whether elastic expert parallelism scales; None for an engine without that status."""
+        return await self._flag(self._request("/is_scaling_elastic_ep", "POST"), "is_scaling_elastic_ep")
+
+    async def _flag(self, request: aiohttp.client._RequestContextManager, name: str) -> bool | None:
+        """Return a flag of a JSON response; None if not reported."""
+        try:
+            async with request as response:
+                body = msgspec.json.decode(await read_bounded(response, MAX_VERSION_BYTES))
+        except (aiohttp.ClientError, TimeoutError, ValueError):
+            return None
+        value = body.get(name) if isinstance(body, dict) and response.status == 200 else None
+        return value if isinstance(value, bool) else None
+
     async def health(self) -> int:
         """Return the status of /health."""
         async with self._request("/health") as response:
             return response.status
 
-    def _request(self, path: str, **more: Any) -> aiohttp.client._RequestContextManager:
+    def _request(self, path: str, method: str = "GET", **more: Any) -> aiohttp.client._RequestContextManager:
         options = {**self.options, **request_options(self.http_config), **more}
-        return self.session.get(self.url + path, timeout=aiohttp.ClientTimeout(total=self.timeout_s), **options)
+        timeout = aiohttp.ClientTimeout(total=self.timeout_s)
+        return self.session.request(method, self.url + path, timeout=timeout, **options)
 
     async def _read(self, path: str, max_bytes: int | None = None, **more: Any) -> bytes:
         async with self._request(path, **more) as response:

@@ -104,8 +104,8 @@ class LivenessLimits:
     planned_s: in place of hung_s before the first token of a process and during planned work, because compilation and
     loading take minutes. probe_s, probe_hung_s: how long a probe must be open to confirm `out` and `hung`.
     idle_probe_s: interval of the probes of an idle engine. gap_s: two looks further apart than this are no watch.
-    proofs: looks with progress until an engine is back. prefill_tokens_per_s: slowest prefill, which extends hung_s: one step of it shows
-    no sign until it ends. lost_s: until a request that the engine does not know counts as lost."""
+    proofs: looks with progress until an engine is back. prefill_tokens_per_s: slowest prefill, which extends hung_s:
+    one step of it shows no sign until it ends. lost_s: until a request unknown to the engine counts as lost."""
 
     slow_s: float = 3.0
     suspect_s: float = 5.0
@@ -116,7 +116,7 @@ class LivenessLimits:
     planned_s: float = 600.0
     probe_s: float = 4.0
     probe_hung_s: float = 15.0
-    idle_probe_s: float = 8.0
+    idle_probe_s: float = 7.0
     gap_s: float = 3.0
     proofs: int = 2
     prefill_tokens_per_s: float = 1000.0
@@ -136,26 +136,28 @@ _STEADY = frozenset((EngineState.HEALTHY, EngineState.IDLE, EngineState.SLOW))
 class Liveness:
     """What is known of one engine. Begins with `Liveness.unknown`, goes on with `after`.
 
-    since: begin of the state. at: latest look. quiet_since: since when there has been work without progress. proofs:
-    looks with progress since it left rotation. out: not in rotation for lack of progress. counted: the values of the
-    latest look, against which progress shows."""
+    since: begin of the state. at: latest look. quiet_since: since when there has been work without progress. moved_at:
+    latest progress. proofs: looks with progress since it left rotation. out: not in rotation for lack of progress.
+    counted: the values of the latest look, against which progress shows."""
 
     state: EngineState
     cause: Cause
     since: float
     at: float
     quiet_since: float
+    moved_at: float
     proofs: int = 0
     out: bool = False
     counted: tuple[StepValues | None, int, int] = (None, 0, 0)
 
     @classmethod
     def unknown(cls, at: float) -> Liveness:
-        return cls(EngineState.IDLE, Cause.UNREAD, at, at, at)
+        return cls(EngineState.IDLE, Cause.UNREAD, at, at, at, at)
 
     @property
     def in_rotation(self) -> bool:
-        return not self.out and self.state in (*_STEADY, EngineState.SUSPECT)
+        """Return whether the engine should get requests. One that refuses connections is left to whoever connects."""
+        return not self.out and self.state not in (EngineState.DRAINING, EngineState.SCALING)
 
     @property
     def live(self) -> bool:
@@ -171,7 +173,7 @@ class Liveness:
 
         last_probe: when the last one was sent."""
         if self.state is EngineState.IDLE:
-            return now - last_probe >= limits.idle_probe_s and now - self.since >= limits.idle_probe_s
+            return now - max(last_probe, self.moved_at) >= limits.idle_probe_s
         return self.out or self.state is EngineState.SUSPECT
 
     def after(self, look: Evidence, limits: LivenessLimits = DEFAULT_LIMITS) -> Liveness:
@@ -201,12 +203,15 @@ class Liveness:
         return Cause.STEPS if fresh and steps is not None and look.steps != steps else None
 
     def _progress(self, cause: Cause, look: Evidence, steps: StepValues | None, limits: LivenessLimits) -> Liveness:
-        kept, proofs = replace(self, quiet_since=look.at), self.proofs + 1
+        kept, proofs = replace(self, quiet_since=look.at, moved_at=look.at), self.proofs + 1
         if self.out and look.probes and proofs < limits.proofs:
             return replace(kept, proofs=proofs)._become(EngineState.SUSPECT, Cause.RECOVERING)
         lost = look.silent_s >= limits.lost_s and steps is not None and look.requests > steps.running + steps.waiting
-        state = (EngineState.SLOW, Cause.REQUESTS_LOST) if lost else (EngineState.HEALTHY, cause)
-        return replace(kept, proofs=0, out=False)._become(*state)
+        back = replace(kept, proofs=0, out=False)
+        if lost:
+            return back._become(EngineState.SLOW, Cause.REQUESTS_LOST)
+        idle = look.requests == 0 and (steps is None or steps.running + steps.waiting == 0)
+        return back._become(*((EngineState.IDLE, Cause.NO_WORK) if idle else (EngineState.HEALTHY, cause)))
 
     def _planned(self, state: EngineState, cause: Cause) -> Liveness:
         return replace(self, quiet_since=self.at, proofs=0, out=False)._become(state, cause)

@@ -23,6 +23,7 @@ from prometheus_client.utils import floatToGoString
 from exporters import process, scrape
 from exporters.catalogue import gateway as names
 from exporters.catalogue.metric import Kind, Metric, Unit
+from exporters.engine.liveness import Liveness
 from exporters.exposition import Distribution, Sample
 from exporters.native_histogram import BucketCounts, observed_ms
 from exporters.net.listener import new_rejections
@@ -71,6 +72,10 @@ class GatewayMetrics:
     def watches(self, admission: Admission) -> None:
         """Shows from now on how admission stands, looked at when the page is asked for."""
         self.registry.register(_Standing(admission))
+
+    def shows_engines(self, states: Callable[[], Iterable[tuple[str, str, Liveness]]]) -> None:
+        """Show from now on the state of each engine: its name, its address, its liveness."""
+        self.registry.register(_EngineStates(states))
 
     def ended(self, team: str | None, outcome: Outcome, status: int | None, reason: str | None) -> None:
         """One request that left its record; status None is a client that left before it got one."""
@@ -228,6 +233,19 @@ class _Standing(Collector):
             family = _gauge(metric)
             family.add_metric((), value)
             yield family
+
+
+class _EngineStates(Collector):
+    """Collector of the states of engines: one series each, so that a state that has passed is not exposed."""
+
+    def __init__(self, states: Callable[[], Iterable[tuple[str, str, Liveness]]]) -> None:
+        self._states = states
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        family = _gauge(names.ENGINE_STATE)
+        for name, address, liveness in self._states():
+            family.add_metric((name, address, liveness.state, liveness.cause), 1)
+        yield family
 
 
 class _TurnedAway(Collector):

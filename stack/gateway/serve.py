@@ -19,11 +19,12 @@ from exporters import process
 from exporters.net.listener import Listening, clients_at_most, listen
 from stack.config import BadConfig, load
 from stack.gateway.config import GatewayConfig, Timeouts, protection, rooted, upstream_tls
-from stack.gateway.health import HealthMonitor
+from stack.gateway.health import GAP_S, HealthMonitor
 from stack.gateway.lease_renewal import LeaseRenewal, lease_renewal
 from stack.gateway.load_signals import Slots
 from stack.gateway.log import RequestLog
 from stack.gateway.metrics import GatewayMetrics
+from stack.gateway.probe import Prober
 from stack.gateway.proxy import Proxy
 from stack.gateway.replicas import ReplicaList
 from stack.gateway.runtime_policy import load_terms
@@ -86,12 +87,25 @@ async def serve(
                 if (address := shared.life.terms.addresses.get(name)) is not None:  # it may have gone with a reload
                     metrics.upstream(name, address, up)
 
-            watch = HealthMonitor(session, tell, lambda: proxy.running > 0)
+            prober = Prober(session, log, metrics)
+            watch = HealthMonitor(
+                session,
+                tell,
+                lambda: proxy.running > 0,
+                send_probe=prober.send if config.liveness.probe else None,
+                limits=config.liveness.limits(GAP_S),
+            )
             shared = make_services(
                 terms, replicas.shares, metrics, client, watch, config.limits, config.timeouts, config.cors
             )
             proxy = Proxy(shared, log, engine_pages=config.engine_pages, also_pass=config.also_pass)
             metrics.watches(shared.admission)
+            metrics.shows_engines(
+                lambda: [
+                    (name, shared.life.terms.addresses.get(name, name), liveness)
+                    for name, liveness in watch.liveness().items()
+                ]
+            )
             metrics_url = await stack.enter_async_context(_figures(config, metrics))
             server = web.Server(proxy.handle, handler_cancellation=True, access_log=None, auto_decompress=False,
                                 max_line_size=HEADER_BYTES, max_field_size=HEADER_BYTES)  # fmt: skip
