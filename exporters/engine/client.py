@@ -5,6 +5,7 @@ it is short and printable."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ import aiohttp
 import msgspec
 
 from exporters.catalogue.exposition_parser import BadExposition
+from exporters.engine.liveness import Endpoint
 from exporters.net.bounded_read import ResponseTooLarge, read_bounded
 from exporters.net.http_client import HttpClientConfig, describe_error, request_options
 
@@ -107,6 +109,19 @@ class EngineClient:
         """Return whether elastic expert parallelism scales; None for an engine without that status."""
         return await self._flag(self._request("/is_scaling_elastic_ep", "POST"), "is_scaling_elastic_ep")
 
+    async def endpoint(self, error: Exception) -> Endpoint:
+        """Return what a failed scrape shows. An elastic engine that scales refuses all but its health and its
+        status."""
+        if isinstance(error, TimeoutError):
+            return Endpoint.SILENT
+        if is_refused(error):
+            return Endpoint.REFUSED
+        if isinstance(error, aiohttp.ClientResponseError) and error.status == 503:
+            scaling = await self.scaling()
+            if scaling is not None:
+                return Endpoint.SCALING if scaling else Endpoint.RETIRED
+        return Endpoint.UNREAD
+
     async def _flag(self, request: aiohttp.client._RequestContextManager, name: str) -> bool | None:
         """Return a flag of a JSON response; None if not reported."""
         try:
@@ -134,6 +149,11 @@ class EngineClient:
                 reason = response.reason or ""
                 raise aiohttp.ClientResponseError(response.request_info, (), status=response.status, message=reason)
             return await read_bounded(response, max_bytes)
+
+
+def is_refused(error: BaseException) -> bool:
+    """Return whether nobody listens there: the process is gone, however busy the machine is."""
+    return isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno == errno.ECONNREFUSED
 
 
 def parse_models(body: bytes) -> list[ModelCard]:

@@ -8,7 +8,6 @@ process itself woke up too late to wait for the answer."""
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import math
 import time
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from exporters.engine.client import EngineClient
+from exporters.engine.client import EngineClient, is_refused
 from exporters.engine.liveness import DEFAULT_LIMITS, Endpoint, EngineState, Liveness, LivenessLimits, StepValues
 from exporters.engine.page_values import step_values
 from stack.gateway.engine_liveness import Attempt, EngineLiveness
@@ -228,7 +227,7 @@ class HealthMonitor:
             if self._clock() - began <= self._timeout_s + LATE_S:
                 self._went_wrong(it, f"/health does not answer in {self._timeout_s:g} s")
         except (aiohttp.ClientError, OSError) as error:
-            self._went_wrong(it, f"/health: {error or type(error).__name__}", for_sure=_refused(error))
+            self._went_wrong(it, f"/health: {error or type(error).__name__}", for_sure=is_refused(error))
         else:
             if status == 200:
                 self._went_well(it)
@@ -246,7 +245,7 @@ class HealthMonitor:
             self._scraped(it, silent, late=self._clock() - began > self._timeout_s + LATE_S)
         except (aiohttp.ClientError, OSError) as error:
             sample, why = None, str(error) or type(error).__name__
-            self._scraped(it, await self._endpoint(it, error))
+            self._scraped(it, await self._client(it).endpoint(error))
         if sample is not None:
             it.sample = sample
         if it.readable and sample is None:
@@ -271,16 +270,6 @@ class HealthMonitor:
             it.engine.late |= late
             if not late:
                 it.engine.scraped(endpoint, self._clock(), steps)
-
-    async def _endpoint(self, it: _Watched, error: Exception) -> Endpoint:
-        """Return what a failed scrape shows. An elastic engine that scales refuses all but /health."""
-        if _refused(error):
-            return Endpoint.REFUSED
-        if isinstance(error, aiohttp.ClientResponseError) and error.status == 503:
-            scaling = await self._client(it).scaling()
-            if scaling is not None:
-                return Endpoint.SCALING if scaling else Endpoint.RETIRED
-        return Endpoint.UNREAD
 
     def _client(self, it: _Watched) -> EngineClient:
         options = {"headers": {"Accept-Encoding": "identity", **it.headers}, "allow_redirects": False}
@@ -311,8 +300,3 @@ class HealthMonitor:
                 why,
             )
         self._tell(it.name, up)
-
-
-def _refused(error: BaseException) -> bool:
-    """Nobody listens there: the process is gone, however busy the machine is."""
-    return isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno == errno.ECONNREFUSED

@@ -23,7 +23,7 @@ from stack.gateway.health import GAP_S, HealthMonitor
 from stack.gateway.lease_renewal import LeaseRenewal, lease_renewal
 from stack.gateway.load_signals import Slots
 from stack.gateway.log import RequestLog
-from stack.gateway.metrics import GatewayMetrics
+from stack.gateway.metrics import ENGINE_PROBES, GatewayMetrics
 from stack.gateway.probe import Prober
 from stack.gateway.proxy import Proxy
 from stack.gateway.replicas import ReplicaList
@@ -102,7 +102,7 @@ async def serve(
             metrics.watches(shared.admission)
             metrics.shows_engines(
                 lambda: [
-                    (name, shared.life.terms.addresses.get(name, name), liveness)
+                    (name, shared.life.terms.addresses.get(name, name), liveness, watch.healthy(name))
                     for name, liveness in watch.liveness().items()
                 ]
             )
@@ -238,8 +238,14 @@ async def _figures(config: GatewayConfig, metrics: GatewayMetrics) -> AsyncItera
     """The listener of /metrics while the gateway runs; its URL."""
     runner = web.ServerRunner(web.Server(metrics.page, access_log=None), shutdown_timeout=CUT_S)
     guard = protection(config.metrics_web_config, "metrics_web_config")
-    listening = await listen(runner, "metrics_listen", config.metrics_listen, guard, open_paths=("/-/healthy",),
-                             rejected=metrics.rejected["figures"])  # fmt: skip
+    listening = await listen(
+        runner,
+        "metrics_listen",
+        config.metrics_listen,
+        guard,
+        open_paths=("/-/healthy", *ENGINE_PROBES),
+        rejected=metrics.rejected["figures"],
+    )
     try:
         yield listening.url
     finally:
