@@ -53,13 +53,12 @@ def _in_state(state: str) -> str:
 
 def _hung(s: Settings) -> str:
     """Return the engines that are hung by the judgement of a gateway or a sidecar; the value is the requests that their
-    own gauges have shown last. An engine that Prometheus does not scrape has the labels of its address only."""
+    own gauges have shown last, within an hour. Prometheus must scrape the engine at the address that they use."""
     engines = (
         f"sum {by(ENGINE_POD)} (last_over_time("
         f"{promql.series(vllm.NUM_REQUESTS_RUNNING, (s.engine,))}[{s.window('1h')}]))"
     )
-    hung, here = _in_state("hung"), on(("cluster", "instance"))
-    return f"{engines} and {here} {hung} or {hung} unless {here} {engines}"
+    return f"{engines} and {on(('cluster', 'instance'))} {_in_state('hung')}"
 
 
 def _model_down(s: Settings, loading: str) -> str:

@@ -58,12 +58,14 @@ class LivenessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     probe: whether it sends an engine completions of one token, when the engine is silent or idle; without them only
     requests and /metrics show a hang. idle_probe_s: interval of those while an engine has no work; null for none.
-    out_s: without progress, an engine leaves rotation after it. hung_s: and counts as hung after it."""
+    out_s: without progress, an engine leaves rotation after it. hung_s: and counts as hung after it. on_hung: a command
+    and its arguments, run once when an engine becomes hung, with what is known of it as JSON on standard input."""
 
     probe: bool = True
     idle_probe_s: float | None = DEFAULT_LIMITS.idle_probe_s
     out_s: float = DEFAULT_LIMITS.out_s
     hung_s: float = DEFAULT_LIMITS.hung_s
+    on_hung: list[str] = []
 
     def __post_init__(self) -> None:
         if not 2 <= self.out_s <= self.hung_s:

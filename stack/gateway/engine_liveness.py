@@ -13,10 +13,12 @@ FRESH_S = 8.0  # older values of /metrics show no silence
 
 
 class Attempt(Protocol):
-    """A request at an engine. outputs: pieces of output so far. silent_since: since when it has received none.
+    """A request at an engine. request_id: as in its record. outputs: pieces of output so far. silent_since: since when it has received none.
     prompt_tokens: estimated. blocking: it keeps the engine from stepping, such as loading an adapter. abandon: tries
     another engine where one may."""
 
+    @property
+    def request_id(self) -> str: ...
     @property
     def outputs(self) -> int: ...
     @property

@@ -320,6 +320,10 @@ class RequestHandler(ResponseWriter):
     # ---- what the watch of an engine sees of an attempt
 
     @property
+    def request_id(self) -> str:
+        return self._x.request_id
+
+    @property
     def outputs(self) -> int:
         return 0 if self._scanner is None else self._scanner.content_events
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -20,6 +20,7 @@ from exporters.engine.client import EngineClient, is_refused
 from exporters.engine.liveness import DEFAULT_LIMITS, Endpoint, EngineState, Liveness, LivenessLimits, StepValues
 from exporters.engine.page_values import step_values
 from stack.gateway.engine_liveness import Attempt, EngineLiveness
+from stack.gateway.evidence_hook import report, run_hook
 from stack.gateway.load_signals import API, ENGINE, Health, Sample, read
 from stack.gateway.policy import Upstream
 
@@ -62,7 +63,8 @@ class HealthMonitor:
 
     busy: whether the gateway has any requests, running or waiting. Engines are probed and read; a service of kind api
     is never asked anything, only `failed` and `worked` say how it is. send_probe: sends an engine a completion of one
-    token, as Prober.send does; without it no engine is probed. limits: of the liveness of engines."""
+    token, as Prober.send does; without it no engine is probed. limits: of the liveness of engines. on_hung: command
+    of the operator for an engine that hangs."""
 
     def __init__(
         self,
@@ -72,6 +74,7 @@ class HealthMonitor:
         *,
         send_probe: Callable[[str, Upstream, Mapping[str, str]], Awaitable[bool | None]] | None = None,
         limits: LivenessLimits = DEFAULT_LIMITS,
+        on_hung: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -82,6 +85,7 @@ class HealthMonitor:
         self._sleep = sleep
         self._send_probe = send_probe
         self._limits = limits
+        self._on_hung = on_hung
         self._timeout_s = TIMEOUT_S
         self._watched: dict[str, _Watched] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -199,6 +203,9 @@ class HealthMonitor:
                     after.quiet_s(),
                     after.cause,
                 )
+                if self._on_hung:
+                    text = report(it.name, it.upstream.url, engine)
+                    self._start(run_hook(self._on_hung, text), f"hook {it.name}")
             if before.in_rotation != after.in_rotation:
                 self._say(it, it.in_rotation(now), f"{after.state} ({after.cause})")
             if self._send_probe is not None and engine.wants_probe(now):

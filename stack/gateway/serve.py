@@ -94,6 +94,7 @@ async def serve(
                 lambda: proxy.running > 0,
                 send_probe=prober.send if config.liveness.probe else None,
                 limits=config.liveness.limits(GAP_S),
+                on_hung=config.liveness.on_hung,
             )
             shared = make_services(
                 terms, replicas.shares, metrics, client, watch, config.limits, config.timeouts, config.cors

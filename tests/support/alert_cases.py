@@ -469,24 +469,6 @@ _ENGINES = (
         },
     ),
     Case(
-        "VLLMEngineFrozen",
-        shows="by the sidecar, for an engine that Prometheus does not scrape",
-        series={sidecar("engine_state", upstream="a", address=A, state="hung", evidence="steps_stopped"): "_x10 1x50"},
-        silent_at="9m",
-        fires_at="10m",
-        labels={"instance": A},
-        description=(
-            " on 10.0.0.1:8000 makes no progress: for 30 s by the gateway, 45 s by the sidecar or 3 min by its own"
-            " metrics, which last showed 1 running requests. Its /health may still return 200, so balancers"
-            " keep sending to it. Save the stacks of its processes with py-spy (First five minutes, step 5), then"
-            " restart this engine."
-        ),
-        below={
-            sidecar("engine_state", upstream="a", address=A, state="hung", evidence="steps_stopped"): "1x60",
-            gateway("engine_state", upstream="a", address=A, state="healthy", evidence="output"): "1x60",
-        },
-    ),
-    Case(
         "VLLMRestartLoop",
         shows="by its start time",
         series={process_start(): "30x9 600x9 1200x9 1800x90"},
@@ -2097,6 +2079,11 @@ QUIET: tuple[Quiet, ...] = (
     Quiet("VLLMEngineFrozen", "a request now and then that is over at once",
           {engine("num_requests_running"): "0x40", engine("num_requests_waiting"): "0x5 1 0 0 1 0 0 1 0 0 1 0x23",
            engine("generation_tokens_total"): "500x40", engine("prompt_tokens_total"): "90x40"}, "38m"),
+    Quiet("VLLMEngineFrozen", "one that the sidecar takes for hung and the gateway sees working",
+        {engine("num_requests_running"): "1x30",
+         engine("generation_tokens_total"): "0+500x30",
+         sidecar("engine_state", upstream="a", address=A, state="hung", evidence="steps_stopped"): "1x30",
+         gateway("engine_state", upstream="a", address=A, state="healthy", evidence="output"): "1x30"}, "28m"),
     Quiet("VLLMEngineUnreachable", "one that scales its expert parallelism",
         {up(): "1x10 0x60", up(instance=B): "1x70",
          gateway("engine_state", upstream="a", address=A, state="scaling", evidence="elastic_ep"): "_x10 1x60"}, "70m"),

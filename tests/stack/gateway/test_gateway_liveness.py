@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -191,12 +192,22 @@ async def test_request_without_content_moves_from_a_hung_engine_to_another(tmp_p
 
 
 async def test_core_that_hangs_while_its_gauge_reads_0_is_found(tmp_path: Path):
-    async with fleet(tmp_path, "one") as it:
+    saved = tmp_path / "saved.json"
+    hook = ["sh", "-c", f"cat > {saved}.part; mv {saved}.part {saved}"]
+    async with fleet(tmp_path, "one", liveness=msgspec.structs.replace(QUICK, on_hung=hook)) as it:
         await it.stream()
         it.cores["one"].moves.clear()
         it.cores["one"].shown = 0
         waiting = asyncio.create_task(it.stream())
         assert ("hung", "output_stopped") == await it.until("one", "hung")
+        for path, status in (("engine-ready", 503), ("engine-live", 503), ("engine-live?upstream=two", 404)):
+            async with it.session.get(f"{it.started.metrics_url}/-/{path}") as answer:
+                assert status == answer.status
+        async with asyncio.timeout(10):
+            while not saved.exists():
+                await asyncio.sleep(0.02)
+        evidence = json.loads(saved.read_text())
+        assert ("one", "output_stopped", 1) == (evidence["upstream"], evidence["evidence"], len(evidence["requests"]))
         it.cores["one"].moves.set()
         assert "data: [DONE]" in await asyncio.wait_for(waiting, 10), "without another engine the request waits"
         await it.until("one", "healthy", "idle")
