@@ -13,9 +13,9 @@ FRESH_S = 8.0  # older values of /metrics show no silence
 
 
 class Attempt(Protocol):
-    """A request at an engine. request_id: as in its record. outputs: pieces of output so far. silent_since: since when it has received none.
-    prompt_tokens: estimated. blocking: it keeps the engine from stepping, such as loading an adapter. abandon: tries
-    another engine where one may."""
+    """A request at an engine. request_id: as in its record. outputs: pieces of output so far. silent_since: since when
+    it has received none. prompt_tokens: estimated. blocking: it keeps the engine from stepping, such as loading an
+    adapter. abandon: tries another engine where one may."""
 
     @property
     def request_id(self) -> str: ...
