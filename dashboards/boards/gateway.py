@@ -197,7 +197,7 @@ _UPSTREAMS = (
     Panel(
         "engine-states",
         "Engine states, with evidence",
-        "State of each engine by the gateway, and the evidence for it: progress on /metrics, its own requests, a probe.",
+        "State of each engine by the gateway, and the evidence: /metrics, its own requests, a probe.",
         "healthy or idle. scaling and draining are planned: the engine gets no requests meanwhile.",
         "suspect: out of rotation or about to leave it. hung: no progress for 30 s; follow VLLMEngineFrozen before you"
         " restart it, because a restart loses the stacks.",

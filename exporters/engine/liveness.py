@@ -134,7 +134,7 @@ _STEADY = frozenset((EngineState.HEALTHY, EngineState.IDLE, EngineState.SLOW))
 
 @dataclass(frozen=True, slots=True)
 class Liveness:
-    """What is known of one engine. Begins with `Liveness.unknown`, goes on with `after`.
+    """Liveness of one engine. Begins with `Liveness.unknown`, goes on with `after`.
 
     since: begin of the state. at: latest look. quiet_since: since when there has been work without progress. moved_at:
     latest progress. proofs: looks with progress since it left rotation. out: not in rotation for lack of progress.

@@ -54,7 +54,7 @@ class Timeouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class LivenessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How the gateway tells an engine that hangs. All times in seconds.
+    """Detection of engines that hang. All times in seconds.
 
     probe: whether it sends an engine completions of one token, when the engine is silent or idle; without them only
     requests and /metrics show a hang. idle_probe_s: interval of those while an engine has no work; null for none.
