@@ -106,7 +106,7 @@ class HealthMonitor:
                     )
                     it.tasks = [
                         self._start(self._run(it), f"watch {name}"),
-                        self._start(self._judge(it), f"judge {name}"),
+                        self._start(self._judge(it, it.engine), f"judge {name}"),
                     ]
             self._watched[name] = it
         for it in former.values():
@@ -188,30 +188,29 @@ class HealthMonitor:
     async def _ask_whether_paused(self, it: _Watched, engine: EngineLiveness) -> None:
         engine.paused = await self._client(it).paused()
 
-    async def _judge(self, it: _Watched) -> None:
+    async def _judge(self, it: _Watched, engine: EngineLiveness) -> None:
         """Judge an engine once a second, however long its answers take; until cancelled."""
-        engine = it.engine
-        while engine is not None:
+        while True:
             await self._sleep(EVERY_S)
-            now = self._clock()
-            before, after = engine.judge(now), engine.liveness
-            if before.live and not after.live:
-                _log.error(
-                    "%s at %s is hung: no progress for %.0f s (%s)",
-                    it.name,
-                    it.upstream.url,
-                    after.quiet_s(),
-                    after.cause,
-                )
-                if self._on_hung:
-                    text = report(it.name, it.upstream.url, engine)
-                    self._start(run_hook(self._on_hung, text), f"hook {it.name}")
-            if before.in_rotation != after.in_rotation:
-                self._say(it, it.in_rotation(now), f"{after.state} ({after.cause})")
-            if self._send_probe is not None and engine.wants_probe(now):
-                engine.probe_since = engine.last_probe = now
-                it.tasks = [task for task in it.tasks if not task.done()]
-                it.tasks.append(self._start(self._ask_for_a_token(it, engine), f"probe {it.name}"))
+            try:
+                self._judge_once(it, engine)
+            except Exception:
+                _log.exception("judging %s failed inside the gateway; it goes on", it.name)
+
+    def _judge_once(self, it: _Watched, engine: EngineLiveness) -> None:
+        now = self._clock()
+        before, after = engine.judge(now), engine.liveness
+        if before.live and not after.live:
+            why = f"no progress for {after.quiet_s():.0f} s ({after.cause})"
+            _log.error("%s at %s is hung: %s", it.name, it.upstream.url, why)
+            if self._on_hung:
+                self._start(run_hook(self._on_hung, report(it.name, it.upstream.url, engine)), f"hook {it.name}")
+        if before.in_rotation != after.in_rotation:
+            self._say(it, it.in_rotation(now), f"{after.state} ({after.cause})")
+        if self._send_probe is not None and engine.wants_probe(now):
+            engine.probe_since = engine.last_probe = now
+            it.tasks = [task for task in it.tasks if not task.done()]
+            it.tasks.append(self._start(self._ask_for_a_token(it, engine), f"probe {it.name}"))
 
     async def _ask_for_a_token(self, it: _Watched, engine: EngineLiveness) -> None:
         answer: bool | None = False

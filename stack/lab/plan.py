@@ -271,6 +271,7 @@ def files(config: LabConfig) -> Iterator[tuple[str, str]]:
         "metrics_listen": f"127.0.0.1:{config.port('gateway-metrics')}",
         "upstream": config.engine, "requests_log": str(config.requests_log), "teams": str(config.folder / "teams.yaml"),
         "timeouts": {"drain_s": 10},  # shorter than the lab waits for a process to stop
+        "liveness": {"idle_probe_s": None},  # what is counted here is what its user sent
         **config.more.get("gateway.yaml", {}),
     })  # fmt: skip
     spans = {"otlp": {"endpoint": config.url("otlp-http")}} if config.with_collector else {}
