@@ -7,6 +7,7 @@ never logged."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import logging
 import operator
@@ -343,9 +344,10 @@ class RequestHandler(ResponseWriter):
 
     def abandon(self) -> None:
         """Give the engine up, if another one can answer and the client has been sent nothing."""
-        if self._timer.expired() or self._elsewhere(self._x.upstream or "") is None:
+        if self._stage == "engine_hung" or self._elsewhere(self._x.upstream or "") is None:
             return
-        self._allow("engine_hung", 0.0)
+        with contextlib.suppress(RuntimeError):  # its time runs out at this very moment
+            self._allow("engine_hung", 0.0)
 
     def _first_stage(self) -> tuple[str, float]:
         timeouts, band = self._services.timeouts, self._band()
