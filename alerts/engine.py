@@ -11,8 +11,8 @@ from exporters.catalogue import gateway, promql, sidecar, vllm
 from exporters.catalogue.prometheus import PROCESS_START, UP
 from exporters.text import format_duration, parse_window
 
-# together with the hold of 1 min below the 5 min after which vLLM ends an engine whose worker hangs
-FROZEN_FOR = "3m"
+FROZEN_FOR = "3m"  # longer than a prefill takes
+FROZEN_ALERT_FOR = "4m"  # below the 5 min after which vLLM ends an engine whose worker hangs
 QUEUE_FOR = "10m"  # a queue that has grown for this long does not drain by itself
 _DEFERRED = ('reason="deferred"',)
 
@@ -35,20 +35,12 @@ def frozen(window: str, labels: tuple[str, ...], where: tuple[str, ...] = ()) ->
 
 
 def _in_state(state: str) -> str:
-    """Return the engines that a gateway or a sidecar sees in a state, by cluster and instance.
-
-    hung: none of them may see progress at the same time, since one of them may be cut off."""
-
-    def seen(matcher: str) -> str:
-        here = ("cluster", "address")
-        both = " or ".join(
-            promql.current(metric, here, (matcher,)) for metric in (gateway.ENGINE_STATE, sidecar.ENGINE_STATE)
-        )
-        return f'label_replace({both}, "instance", "$1", "address", "(.+)")'
-
-    instance = on(("cluster", "instance"))
-    contradicted = f" unless {instance} {seen(promql.equals('state', 'healthy'))}" if state == "hung" else ""
-    return f"({seen(promql.equals('state', state))}{contradicted})"
+    """Return the engines that a gateway or a sidecar sees in a state, by cluster and instance."""
+    seen = " or ".join(
+        promql.current(metric, ("cluster", "address"), (promql.equals("state", state),))
+        for metric in (gateway.ENGINE_STATE, sidecar.ENGINE_STATE)
+    )
+    return f'label_replace({seen}, "instance", "$1", "address", "(.+)")'
 
 
 def _hung(s: Settings) -> str:
@@ -174,12 +166,12 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMEngineFrozen",
             Severity.CRITICAL,
-            f"{_hung(s)} or {frozen(s.window(FROZEN_FOR), ENGINE_POD, (s.engine,))}",
+            f"{_hung(s)} or {frozen(s.window(FROZEN_ALERT_FOR), ENGINE_POD, (s.engine,))}",
             hold="0s",
             summary="vLLM hung: {{ $labels.model_name }} on {{ $labels.instance }} makes no progress",
             description=(
                 "{{ $labels.model_name }} on {{ $labels.instance }} makes no progress: for 30 s by the gateway, 45 s by"
-                " the sidecar or 3 min by its own metrics, which last showed {{ $value | humanize }} running requests."
+                " the sidecar or 4 min by its own metrics, which last showed {{ $value | humanize }} running requests."
                 " Its /health may still return 200, so balancers keep sending to it. Save the stacks of its processes"
                 " with py-spy (First five minutes, step 5), then restart this engine."
             ),

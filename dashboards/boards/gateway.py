@@ -240,6 +240,9 @@ _UPSTREAMS = (
         detail="overview",
         optional="Empty while no try failed; stop an engine behind the gateway to see what it would show.",
     ),
+)
+
+_VARIANTS = (
     Panel(
         "variant-share",
         "Share of attempts by variant",
@@ -314,5 +317,6 @@ BOARD = Dashboard(
         DashboardRow("Capacity and rejections", _ROOM),
         DashboardRow("Upstreams", _UPSTREAMS),
         DashboardRow("Gateway process", _ITSELF),
+        DashboardRow("Variants of upstreams", _VARIANTS, collapsed=True),
     ),
 )
