@@ -40,12 +40,12 @@ def _in_state(state: str) -> str:
         promql.current(metric, ("cluster", "address"), (promql.equals("state", state),))
         for metric in (gateway.ENGINE_STATE, sidecar.ENGINE_STATE)
     )
-    return f'label_replace({seen}, "instance", "$1", "address", "(.+)")'
+    return f'(label_replace({seen}, "instance", "$1", "address", "(.+)") == 1)'
 
 
 def _hung(s: Settings) -> str:
-    """Return the engines that are hung by the judgement of a gateway or a sidecar; the value is the requests that their
-    own gauges have shown last, within an hour. Prometheus must scrape the engine at the address that they use."""
+    """Return the engines that a gateway or a sidecar sees hung; the value is the requests that their own gauges have
+    shown last, within an hour. Prometheus must scrape the engine at the address that they use."""
     engines = (
         f"sum {by(ENGINE_POD)} (last_over_time("
         f"{promql.series(vllm.NUM_REQUESTS_RUNNING, (s.engine,))}[{s.window('1h')}]))"

@@ -326,12 +326,12 @@ class Sidecar:
             text, version = await client.scrape()
             view = await asyncio.to_thread(engine_view.parse, text, version, self._readers[target.name].parse)
         except Exception as error:
-            self._judge(target.name, Evidence(time.monotonic(), await client.endpoint(error)))
+            self._assess(target.name, Evidence(time.monotonic(), await client.endpoint(error)))
             with self._guard_update(f"engine {target.name}"):
                 accounts.on_failure(target.name, time.time(), time.monotonic())
             raise
         steps = step_values(text.encode())
-        self._judge(target.name, Evidence(time.monotonic(), Endpoint.READ if steps else Endpoint.UNREAD, steps))
+        self._assess(target.name, Evidence(time.monotonic(), Endpoint.READ if steps else Endpoint.UNREAD, steps))
         with self._guard_update(f"engine {target.name}"):
             accounts.on_scrape(target.name, view, asked_s, asked_clock_s, time.time(), time.monotonic(), logged)
         if accounts.reconciler.names_due(target.name, time.monotonic()):
@@ -341,8 +341,8 @@ class Sidecar:
             if self.config.events:
                 self._unwritten.append(event)
 
-    def _judge(self, name: str, evidence: Evidence) -> None:
-        """Judge the liveness of an engine by one more read; the start of a scaling is an event."""
+    def _assess(self, name: str, evidence: Evidence) -> None:
+        """Assess the liveness of an engine by one more read; the start of a scaling is an event."""
         before = self.liveness[name]
         after = self.liveness[name] = before.after(evidence, self._limits)
         if after.state is before.state:

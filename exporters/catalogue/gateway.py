@@ -76,7 +76,7 @@ ENGINE_STATE = Metric(
     across=Across.MAX,
     notes=(
         (
-            "Judged once a second from /metrics, from the gateway's own requests, and from a one-token probe where both"
+            "Assessed once a second from /metrics, the gateway's own requests, and a one-token probe where both"
             " are silent. Only hung asks for a restart; an engine may leave rotation in state suspect."
         ),
         "address is host:port, like Prometheus' instance label; upstream is the name in teams.yaml.",

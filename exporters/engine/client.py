@@ -101,8 +101,8 @@ class EngineClient:
         return body if isinstance(body, dict) else {}
 
     async def paused(self) -> bool:
-        """Return whether the scheduler is paused, which vLLM tells in development mode only: the mode that can pause
-        it."""
+        """Return whether the scheduler is paused, which vLLM reports in development mode only, the mode that can
+        pause it."""
         return bool(await self._flag(self._request("/is_paused"), "is_paused"))
 
     async def scaling(self) -> bool | None:

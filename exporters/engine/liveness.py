@@ -156,7 +156,8 @@ class Liveness:
 
     @property
     def in_rotation(self) -> bool:
-        """Return whether the engine should get requests. One that refuses connections is left to whoever connects."""
+        """Return whether the engine should get requests. One that refuses connections is a matter of
+        connecting."""
         return not self.out and self.state not in (EngineState.DRAINING, EngineState.SCALING)
 
     @property

@@ -109,7 +109,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     team.
     cors: web pages of other origins that may use the gateway from a browser; without it none may.
     sharing: replicas that serve the same teams.yaml; null for one gateway alone.
-    liveness: how an engine that hangs is told from one that is busy."""
+    liveness: detection of engines that hang."""
 
     upstream: str | None = None
     listen: str = "127.0.0.1:8000"

@@ -1,6 +1,6 @@
-"""Liveness of one engine as the gateway sees it: collects the evidence of three sides, and judges it once a second.
+"""Liveness of one engine as the gateway sees it: collects the evidence of three sides, and assesses it once a second.
 
-Pure but for what `judge` ends: attempts that have brought nothing when the engine leaves rotation."""
+Pure but for what `assess` ends: attempts that have brought nothing when the engine leaves rotation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from exporters.engine.liveness import DEFAULT_LIMITS, Endpoint, Evidence, Livene
 FRESH_S = 8.0  # older values of /metrics show no silence
 
 
-class Attempt(Protocol):
+class EngineAttempt(Protocol):
     """A request at an engine. request_id: as in its record. outputs: pieces of output so far. silent_since: since when
     it has received none. prompt_tokens: estimated. blocking: it keeps the engine from stepping, such as loading an
     adapter. abandon: tries another engine where one may."""
@@ -45,7 +45,7 @@ class EngineLiveness:
     read_at: float = 0.0
     paused: bool = False
     late: bool = False
-    attempts: set[Attempt] = field(default_factory=set)
+    attempts: set[EngineAttempt] = field(default_factory=set)
     ended_outputs: int = 0
     probe_since: float | None = None
     probe_answers: int = 0
@@ -56,7 +56,7 @@ class EngineLiveness:
         self.endpoint, self.read_at = endpoint, now
         self.steps = steps or self.steps
 
-    def ended(self, attempt: Attempt, *, answered: bool) -> None:
+    def ended(self, attempt: EngineAttempt, *, answered: bool) -> None:
         """Note the end of an attempt. answered: by a complete reply."""
         self.attempts.discard(attempt)
         self.ended_outputs += attempt.outputs + answered
@@ -79,7 +79,7 @@ class EngineLiveness:
             late=self.late or (not read and self.endpoint is not Endpoint.UNREAD),
         )
 
-    def judge(self, now: float) -> Liveness:
+    def assess(self, now: float) -> Liveness:
         """Return the liveness as it was before this look; move requests away when the engine leaves rotation."""
         before = self.liveness
         self.liveness = before.after(self.evidence(now), self.limits)

@@ -19,7 +19,7 @@ import aiohttp
 from exporters.engine.client import EngineClient, is_refused
 from exporters.engine.liveness import DEFAULT_LIMITS, Endpoint, EngineState, Liveness, LivenessLimits, StepValues
 from exporters.engine.page_values import step_values
-from stack.gateway.engine_liveness import Attempt, EngineLiveness
+from stack.gateway.engine_liveness import EngineAttempt, EngineLiveness
 from stack.gateway.evidence_hook import report, run_hook
 from stack.gateway.load_signals import API, ENGINE, Health, Sample, read
 from stack.gateway.policy import Upstream
@@ -106,7 +106,7 @@ class HealthMonitor:
                     )
                     it.tasks = [
                         self._start(self._run(it), f"watch {name}"),
-                        self._start(self._judge(it, it.engine), f"judge {name}"),
+                        self._start(self._assess(it, it.engine), f"assess {name}"),
                     ]
             self._watched[name] = it
         for it in former.values():
@@ -134,12 +134,12 @@ class HealthMonitor:
         """Return the liveness of every engine."""
         return {name: it.engine.liveness for name, it in self._watched.items() if it.engine is not None}
 
-    def began(self, name: str, attempt: Attempt) -> None:
+    def began(self, name: str, attempt: EngineAttempt) -> None:
         """Note an attempt at an upstream."""
         if (it := self._watched.get(name)) is not None and it.engine is not None:
             it.engine.attempts.add(attempt)
 
-    def ended(self, name: str, attempt: Attempt, *, answered: bool) -> None:
+    def ended(self, name: str, attempt: EngineAttempt, *, answered: bool) -> None:
         """Note its end. answered: by a complete reply."""
         if (it := self._watched.get(name)) is not None and it.engine is not None:
             it.engine.ended(attempt, answered=answered)
@@ -188,18 +188,18 @@ class HealthMonitor:
     async def _ask_whether_paused(self, it: _Watched, engine: EngineLiveness) -> None:
         engine.paused = await self._client(it).paused()
 
-    async def _judge(self, it: _Watched, engine: EngineLiveness) -> None:
-        """Judge an engine once a second, however long its answers take; until cancelled."""
+    async def _assess(self, it: _Watched, engine: EngineLiveness) -> None:
+        """Assess an engine once a second, however long its answers take; until cancelled."""
         while True:
             await self._sleep(EVERY_S)
             try:
-                self._judge_once(it, engine)
+                self._assess_once(it, engine)
             except Exception:
-                _log.exception("judging %s failed inside the gateway; it goes on", it.name)
+                _log.exception("assessing %s failed inside the gateway; it goes on", it.name)
 
-    def _judge_once(self, it: _Watched, engine: EngineLiveness) -> None:
+    def _assess_once(self, it: _Watched, engine: EngineLiveness) -> None:
         now = self._clock()
-        before, after = engine.judge(now), engine.liveness
+        before, after = engine.assess(now), engine.liveness
         if before.live and not after.live:
             why = f"no progress for {after.quiet_s():.0f} s ({after.cause})"
             _log.error("%s at %s is hung: %s", it.name, it.upstream.url, why)

@@ -170,7 +170,7 @@ async def fleet(tmp_path: Path, *names: str, liveness: LivenessConfig = QUICK) -
             await runner.cleanup()
 
 
-async def test_request_without_content_moves_from_a_hung_engine_to_another(tmp_path: Path):
+async def test_request_without_content_moves_to_another_engine(tmp_path: Path):
     async with fleet(tmp_path, "one", "two") as it:
         prompt = ""
         for number in range(100):  # until one is drawn for this engine
@@ -213,7 +213,7 @@ async def test_core_that_hangs_while_its_gauge_reads_0_is_found(tmp_path: Path):
         await it.until("one", "healthy", "idle")
 
 
-async def test_core_that_hangs_while_idle_is_found_by_a_recorded_probe(tmp_path: Path):
+async def test_core_that_hangs_while_idle_is_found_by_a_probe(tmp_path: Path):
     async with fleet(tmp_path, "one") as it:
         it.cores["one"].moves.clear()
         it.cores["one"].shown = 0
