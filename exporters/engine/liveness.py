@@ -188,7 +188,8 @@ class Liveness:
         if (planned := _PLANNED.get(look.endpoint)) is not None:
             return seen._planned(*planned)
         if late:
-            return replace(seen, cause=Cause.OBSERVER_LATE, quiet_since=look.at)
+            # the time since the latest look counts for nothing; a silence that was watched before it does
+            return replace(seen, cause=Cause.OBSERVER_LATE, quiet_since=self.quiet_since + look.at - self.at)
         if look.endpoint is not Endpoint.SILENT and (look.paused or (steps is not None and steps.asleep)):
             return seen._planned(EngineState.DRAINING, Cause.PAUSED if look.paused else Cause.ASLEEP)
         return seen._silence(look, steps, limits)

@@ -204,6 +204,16 @@ def test_silence_that_a_late_observer_saw_counts_for_nothing(gap_s):
     assert EngineState.HUNG not in watch.seen()
 
 
+def test_one_late_look_takes_only_its_own_time_from_a_silence():
+    watch = Watch(answers_probe=False)
+    working(watch)
+    watch.hold(20, steps=steps(4, 2), requests=2, outputs=4)
+    watch.look(6.0, steps=steps(4, 2), requests=2, outputs=4)
+    assert Cause.OBSERVER_LATE is watch.liveness.cause
+    watch.hold(20, steps=steps(4, 2), requests=2, outputs=4)
+    assert 10.0 == watch.hung_after
+
+
 def test_output_proves_progress_where_metrics_are_silent():
     watch = Watch()
     for second in range(60):
