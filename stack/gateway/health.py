@@ -207,6 +207,8 @@ class HealthMonitor:
                 self._start(run_hook(self._on_hung, report(it.name, it.upstream.url, engine)), f"hook {it.name}")
         if before.in_rotation != after.in_rotation:
             self._say(it, it.in_rotation(now), f"{after.state} ({after.cause})")
+        if after.state is EngineState.LOADING:  # another process may serve something else
+            engine.probes = self._send_probe is not None
         if self._send_probe is not None and engine.wants_probe(now):
             engine.probe_since = engine.last_probe = now
             it.tasks = [task for task in it.tasks if not task.done()]

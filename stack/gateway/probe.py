@@ -59,7 +59,13 @@ class Prober:
             async with self._session.post(
                 url + _ROUTE,
                 json={"model": model, "prompt": "1", "max_tokens": 1},
-                headers={"Accept-Encoding": "identity", **headers, "X-Request-Id": request_id},
+                # the session adds no header by itself
+                headers={
+                    "Accept-Encoding": "identity",
+                    "Content-Type": "application/json",
+                    **headers,
+                    "X-Request-Id": request_id,
+                },
                 timeout=aiohttp.ClientTimeout(total=OPEN_S),
                 allow_redirects=False,
             ) as response:

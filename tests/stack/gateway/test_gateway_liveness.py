@@ -61,6 +61,8 @@ class FakeCore:
             return web.json_response({"data": [{"id": "tiny", "root": "tiny"}]})
         if request.path != "/v1/completions":
             return web.Response(status=404)
+        if request.headers.get("Content-Type") != "application/json":
+            return web.json_response({"detail": "Unsupported Media Type"}, status=415)
         body = json.loads(await request.read())
         self.asked.append(body["prompt"])
         self.running += 1
