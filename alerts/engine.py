@@ -7,12 +7,12 @@ from alerts.labels import ENGINE_POD, JOB, PLACE, TARGET, TARGET_POD, by, on
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Severity
 from alerts.settings import Settings
-from exporters.catalogue import promql, vllm
+from exporters.catalogue import gateway, promql, sidecar, vllm
 from exporters.catalogue.prometheus import PROCESS_START, UP
 from exporters.text import format_duration, parse_window
 
-# together with the hold of 1 min below the 5 min after which vLLM ends an engine whose worker hangs
-FROZEN_FOR = "3m"
+FROZEN_FOR = "3m"  # longer than a prefill takes
+FROZEN_ALERT_FOR = "4m"  # below the 5 min after which vLLM ends an engine whose worker hangs
 QUEUE_FOR = "10m"  # a queue that has grown for this long does not drain by itself
 _DEFERRED = ('reason="deferred"',)
 
@@ -34,6 +34,25 @@ def frozen(window: str, labels: tuple[str, ...], where: tuple[str, ...] = ()) ->
     return f"{had_work} > 0 and {made} == 0 and {began} and {here}"
 
 
+def _in_state(state: str) -> str:
+    """Return the engines that a gateway or a sidecar sees in a state, by cluster and instance."""
+    seen = " or ".join(
+        promql.current(metric, ("cluster", "address"), (promql.equals("state", state),))
+        for metric in (gateway.ENGINE_STATE, sidecar.ENGINE_STATE)
+    )
+    return f'(label_replace({seen}, "instance", "$1", "address", "(.+)") == 1)'
+
+
+def _hung(s: Settings) -> str:
+    """Return the engines that a gateway or a sidecar sees hung; the value is the requests that their own gauges have
+    shown last, within an hour. Prometheus must scrape the engine at the address that they use."""
+    engines = (
+        f"sum {by(ENGINE_POD)} (last_over_time("
+        f"{promql.series(vllm.NUM_REQUESTS_RUNNING, (s.engine,))}[{s.window('1h')}]))"
+    )
+    return f"{engines} and {on(('cluster', 'instance'))} {_in_state('hung')}"
+
+
 def _model_down(s: Settings, loading: str) -> str:
     """Return the models of the last day that no engine answers for, although an engine should: one that served the
     model is down, or it was replaced by one of the job that has not answered within the time for a start.
@@ -51,6 +70,8 @@ def _model_down(s: Settings, loading: str) -> str:
 
 def alerts(s: Settings) -> tuple[Alert, ...]:
     up = promql.series(UP, (s.engine,))
+    # an elastic engine that scales answers 503 on /metrics, and is not down
+    not_scaling = f"unless {on(('cluster', 'instance'))} {_in_state('scaling')}"
     hour = s.window("1h")
     starts = promql.changes(PROCESS_START, hour, TARGET_POD, (s.engine,))
     resets = promql.resets(vllm.GENERATION_TOKENS, hour, TARGET_POD, (s.engine,))
@@ -69,7 +90,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMEngineDown",
             Severity.CRITICAL,
-            f"group {by(JOB)} ({up}) unless group {by(JOB)} ({up} == 1) and group {by(JOB)} {known}",
+            f"group {by(JOB)} ({up} {not_scaling}) unless group {by(JOB)} ({up} == 1) and group {by(JOB)} {known}",
             hold="1m",
             summary="vLLM down: no engine of job {{ $labels.job }} answers",
             description=(
@@ -101,7 +122,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMEngineUnreachable",
             Severity.WARNING,
-            f"{up} == 0 and {known}",
+            f"{up} == 0 and {known} {not_scaling}",
             hold="2m",
             summary="vLLM unreachable: {{ $labels.instance }} of job {{ $labels.job }} does not answer its scrape",
             description=(
@@ -145,15 +166,14 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMEngineFrozen",
             Severity.CRITICAL,
-            frozen(s.window(FROZEN_FOR), ENGINE_POD, (s.engine,)),
-            hold="1m",
-            summary="vLLM hung: {{ $labels.model_name }} on {{ $labels.instance }} has requests and makes no tokens",
+            f"{_hung(s)} or {frozen(s.window(FROZEN_ALERT_FOR), ENGINE_POD, (s.engine,))}",
+            hold="0s",
+            summary="vLLM hung: {{ $labels.model_name }} on {{ $labels.instance }} makes no progress",
             description=(
-                "{{ $labels.model_name }} on {{ $labels.instance }} has held {{ $value | humanize }} or more"
-                " requests for 3 min and processed no prompt or output token. Its /health still returns 200, so"
-                " balancers keep sending to it. Save the stacks of its processes with py-spy (First five minutes,"
-                " step 5), then"
-                " restart this engine."
+                "{{ $labels.model_name }} on {{ $labels.instance }} makes no progress: for 30 s by the gateway, 45 s by"
+                " the sidecar or 4 min by its own metrics, which last showed {{ $value | humanize }} running requests."
+                " Its /health may still return 200, so balancers keep sending to it. Save the stacks of its processes"
+                " with py-spy (First five minutes, step 5), then restart this engine."
             ),
             panel=PanelRef("fleet", "frozen"),
             muted_by=("VLLMEngineDown",),

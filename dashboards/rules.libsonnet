@@ -6,7 +6,7 @@
    "rules": [
     {
      "alert": "VLLMEngineDown",
-     "expr": "    group by (cluster, namespace, job) (up{job=~\"vllm.*\"})\n  unless\n    group by (cluster, namespace, job) (up{job=~\"vllm.*\"} == 1)\nand\n  group by (cluster, namespace, job) (\n    max_over_time(up{job=~\"vllm.*\"}[1h]) == 1 or last_over_time(up{job=~\"vllm.*\"}[1h] offset 10m)\n  )",
+     "expr": "    group by (cluster, namespace, job) (\n        up{job=~\"vllm.*\"}\n      unless on (cluster, instance)\n        (\n            label_replace(\n                max by (cluster, address) (vllm_watch_gateway_engine_state{state=\"scaling\"})\n              or\n                max by (cluster, address) (vllm_watch_engine_state{state=\"scaling\"}),\n              \"instance\",\n              \"$1\",\n              \"address\",\n              \"(.+)\"\n            )\n          ==\n            1\n        )\n    )\n  unless\n    group by (cluster, namespace, job) (up{job=~\"vllm.*\"} == 1)\nand\n  group by (cluster, namespace, job) (\n    max_over_time(up{job=~\"vllm.*\"}[1h]) == 1 or last_over_time(up{job=~\"vllm.*\"}[1h] offset 10m)\n  )",
      "for": "1m",
      "labels": {
       "severity": "critical",
@@ -36,15 +36,15 @@
     },
     {
      "alert": "VLLMEngineFrozen",
-     "expr": "          sum by (cluster, namespace, job, instance, model_name, pod) (\n            min_over_time(vllm:num_requests_running{job=~\"vllm.*\"}[3m])\n          )\n        +\n          sum by (cluster, namespace, job, instance, model_name, pod) (\n            min_over_time(vllm:num_requests_waiting{job=~\"vllm.*\"}[3m])\n          )\n      >\n        0\n    and\n          sum by (cluster, namespace, job, instance, model_name, pod) (\n            rate(vllm:generation_tokens_total{job=~\"vllm.*\"}[3m])\n          )\n        +\n          sum by (cluster, namespace, job, instance, model_name, pod) (\n            rate(vllm:prompt_tokens_total{job=~\"vllm.*\"}[3m])\n          )\n      ==\n        0\n  and\n    sum by (cluster, namespace, job, instance, model_name, pod) (\n      vllm:num_requests_running{job=~\"vllm.*\"} offset 3m\n    )\nand\n  sum by (cluster, namespace, job, instance, model_name, pod) (\n    vllm:num_requests_running{job=~\"vllm.*\"}\n  )",
-     "for": "1m",
+     "expr": "    sum by (cluster, namespace, job, instance, model_name, pod) (\n      last_over_time(vllm:num_requests_running{job=~\"vllm.*\"}[1h])\n    )\n  and on (cluster, instance)\n    (\n        label_replace(\n            max by (cluster, address) (vllm_watch_gateway_engine_state{state=\"hung\"})\n          or\n            max by (cluster, address) (vllm_watch_engine_state{state=\"hung\"}),\n          \"instance\",\n          \"$1\",\n          \"address\",\n          \"(.+)\"\n        )\n      ==\n        1\n    )\nor\n            sum by (cluster, namespace, job, instance, model_name, pod) (\n              min_over_time(vllm:num_requests_running{job=~\"vllm.*\"}[4m])\n            )\n          +\n            sum by (cluster, namespace, job, instance, model_name, pod) (\n              min_over_time(vllm:num_requests_waiting{job=~\"vllm.*\"}[4m])\n            )\n        >\n          0\n      and\n            sum by (cluster, namespace, job, instance, model_name, pod) (\n              rate(vllm:generation_tokens_total{job=~\"vllm.*\"}[4m])\n            )\n          +\n            sum by (cluster, namespace, job, instance, model_name, pod) (\n              rate(vllm:prompt_tokens_total{job=~\"vllm.*\"}[4m])\n            )\n        ==\n          0\n    and\n      sum by (cluster, namespace, job, instance, model_name, pod) (\n        vllm:num_requests_running{job=~\"vllm.*\"} offset 4m\n      )\n  and\n    sum by (cluster, namespace, job, instance, model_name, pod) (\n      vllm:num_requests_running{job=~\"vllm.*\"}\n    )",
+     "for": "0s",
      "labels": {
       "severity": "critical",
       "owner": "serving"
      },
      "annotations": {
-      "summary": "vLLM hung: {{ $labels.model_name }} on {{ $labels.instance }} has requests and makes no tokens",
-      "description": "{{ $labels.model_name }} on {{ $labels.instance }} has held {{ $value | humanize }} or more requests for 3 min and processed no prompt or output token. Its /health still returns 200, so balancers keep sending to it. Save the stacks of its processes with py-spy (First five minutes, step 5), then restart this engine.",
+      "summary": "vLLM hung: {{ $labels.model_name }} on {{ $labels.instance }} makes no progress",
+      "description": "{{ $labels.model_name }} on {{ $labels.instance }} makes no progress: for 30 s by the gateway, 45 s by the sidecar or 4 min by its own metrics, which last showed {{ $value | humanize }} running requests. Its /health may still return 200, so balancers keep sending to it. Save the stacks of its processes with py-spy (First five minutes, step 5), then restart this engine.",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMEngineFrozen?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-fleet?viewPanel=309378"
      }
@@ -177,7 +177,7 @@
    "rules": [
     {
      "alert": "VLLMEngineUnreachable",
-     "expr": "  up{job=~\"vllm.*\"} == 0\nand\n  (max_over_time(up{job=~\"vllm.*\"}[1h]) == 1 or last_over_time(up{job=~\"vllm.*\"}[1h] offset 10m))",
+     "expr": "    up{job=~\"vllm.*\"} == 0\n  and\n    (max_over_time(up{job=~\"vllm.*\"}[1h]) == 1 or last_over_time(up{job=~\"vllm.*\"}[1h] offset 10m))\nunless on (cluster, instance)\n  (\n      label_replace(\n          max by (cluster, address) (vllm_watch_gateway_engine_state{state=\"scaling\"})\n        or\n          max by (cluster, address) (vllm_watch_engine_state{state=\"scaling\"}),\n        \"instance\",\n        \"$1\",\n        \"address\",\n        \"(.+)\"\n      )\n    ==\n      1\n  )",
      "for": "2m",
      "labels": {
       "severity": "warning",

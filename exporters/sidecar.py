@@ -12,8 +12,10 @@ import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -28,6 +30,8 @@ from exporters.catalogue import exposition_parser
 from exporters.catalogue import sidecar as sidecar_series
 from exporters.engine import view as engine_view
 from exporters.engine.client import EngineClient
+from exporters.engine.liveness import DEFAULT_LIMITS, Cause, Endpoint, EngineState, Evidence, Liveness
+from exporters.engine.page_values import step_values
 from exporters.events import http
 from exporters.events import log as events
 from exporters.exposition import Sample
@@ -120,6 +124,9 @@ class Sidecar:
         }
         self._peers_read: dict[str, tuple[float, bool]] = {}  # monotonic time, and whether all were at their logs' end
         self._readers = {e.name: exposition_parser.Parser() for e in config.engines}
+        self.liveness = {e.name: Liveness.unknown(time.monotonic()) for e in config.engines}
+        # two reads further apart than this were late
+        self._limits = replace(DEFAULT_LIMITS, gap_s=2 * (config.engine_interval_s + config.timeout_s))
         self.histories = {e.name: engine_view.History(e.name) for e in config.engines}
         self.sources: list[SourceStatus] = []
         self._gpus: list[gpu.GpuReading] = []
@@ -245,6 +252,11 @@ class Sidecar:
         yield from self.logs.samples()
         for history in self.histories.values():
             yield from history.samples()
+        for target in self.config.engines:
+            liveness = self.liveness[target.name]
+            labels = {"upstream": target.name, "address": urlsplit(target.url).netloc.rpartition("@")[2]}
+            labels |= {"state": str(liveness.state), "evidence": str(liveness.cause)}
+            yield sidecar_series.ENGINE_STATE, labels, 1
         yield from events.samples(self._events)
         if self.spans:
             yield from self.spans.samples()
@@ -358,10 +370,13 @@ class Sidecar:
         try:
             text, version = await client.scrape()
             view = await asyncio.to_thread(engine_view.parse, text, version, self._readers[target.name].parse)
-        except Exception:
+        except Exception as error:
+            self._assess(target.name, Evidence(time.monotonic(), await client.endpoint(error)))
             with self._guard_update(f"engine {target.name}"):
                 accounts.on_failure(target.name, time.time(), time.monotonic())
             raise
+        steps = step_values(text.encode())
+        self._assess(target.name, Evidence(time.monotonic(), Endpoint.READ if steps else Endpoint.UNREAD, steps))
         if not self._peers_known:
             return
         with self._guard_update(f"engine {target.name}"):
@@ -372,6 +387,19 @@ class Sidecar:
             log.info("%s", event.what)
             if self.config.events:
                 self._unwritten.append(event)
+
+    def _assess(self, name: str, evidence: Evidence) -> None:
+        """Assess the liveness of an engine by one more read; the start of a scaling is an event."""
+        before = self.liveness[name]
+        after = self.liveness[name] = before.after(evidence, self._limits)
+        if after.state is before.state:
+            return
+        if after.state is EngineState.HUNG:
+            log.error("%s is hung: no progress for %.0f s (%s)", name, after.quiet_s(), after.cause)
+        if after.state is EngineState.SCALING and self.config.events:
+            retired = after.cause is Cause.RETIRED_RANK
+            what = f"{name} is a retired rank" if retired else f"{name} scales its expert parallelism"
+            self._unwritten.append(events.TuningEvent(at_s=time.time(), kind="scaling", what=what, upstream=name))
 
     async def _read_gpu(self) -> None:
         # The first read may load the driver, which takes seconds without persistence mode; this source is

@@ -195,6 +195,17 @@ _UPSTREAMS = (
         detail="fleet",
     ),
     Panel(
+        "engine-states",
+        "Engine states, with evidence",
+        "State of each engine by the gateway, and the evidence: /metrics, its own requests, a probe.",
+        "healthy or idle. scaling and draining are planned: the engine gets no requests meanwhile.",
+        "suspect: out of rotation or about to leave it. hung: no progress for 30 s; follow VLLMEngineFrozen before you"
+        " restart it, because a restart loses the stacks.",
+        (queries.now(gateway.ENGINE_STATE, ("upstream", "state", "evidence")),),
+        Shape.STACK,
+        detail="fleet",
+    ),
+    Panel(
         "upstream-inflight",
         "In flight, by upstream",
         "Requests that an upstream has been sent and has not wholly answered.",
@@ -229,6 +240,9 @@ _UPSTREAMS = (
         detail="overview",
         optional="Empty while no try failed; stop an engine behind the gateway to see what it would show.",
     ),
+)
+
+_VARIANTS = (
     Panel(
         "variant-share",
         "Share of attempts by variant",
@@ -303,5 +317,6 @@ BOARD = Dashboard(
         DashboardRow("Capacity and rejections", _ROOM),
         DashboardRow("Upstreams", _UPSTREAMS),
         DashboardRow("Gateway process", _ITSELF),
+        DashboardRow("Variants of upstreams", _VARIANTS, collapsed=True),
     ),
 )

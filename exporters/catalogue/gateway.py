@@ -66,6 +66,22 @@ UPSTREAM_UP = Metric(
     across=Across.MIN,
     notes=("address is host:port, like Prometheus' instance label; upstream is the name in teams.yaml.",),
 )
+ENGINE_STATE = Metric(
+    "vllm_watch_gateway_engine_state",
+    Kind.GAUGE,
+    Unit.FLAG,
+    "1 for the current state of an engine and the evidence for it: healthy, idle, slow, suspect, hung, loading,"
+    " draining, scaling.",
+    labels=("upstream", "address", "state", "evidence"),
+    across=Across.MAX,
+    notes=(
+        (
+            "Assessed once a second from /metrics, the gateway's own requests, and a one-token probe where both"
+            " are silent. Only hung asks for a restart; an engine may leave rotation in state suspect."
+        ),
+        "address is host:port, like Prometheus' instance label; upstream is the name in teams.yaml.",
+    ),
+)
 RUNNING = Metric(
     "vllm_watch_gateway_running_requests", Kind.GAUGE, Unit.REQUESTS,
     "Admitted requests that hold an engine slot, by team and band.", labels=("team", "band"),
@@ -192,7 +208,7 @@ TASKS = Metric(
 
 GATEWAY = (
     REQUESTS, INFLIGHT, REJECTED, RUNNING, WAITING, WAIT_ESTIMATE, SLOTS, SLOTS_LIMIT, TOKENS, UPSTREAM_UP,
-    UPSTREAM_INFLIGHT, ATTEMPTS,
+    ENGINE_STATE, UPSTREAM_INFLIGHT, ATTEMPTS,
     RELOADS, LEASE_LOST, LEASE_REPLICAS, LEASE_POLICIES, LOG_ERRORS, LOG_LOST, LOG_LOST_BEFORE, LOG_WAITING,
     LISTENER_REJECTED, LOOP_LAG, TASKS,
 )  # fmt: skip

@@ -255,7 +255,26 @@ ENGINE_UNKNOWN_FAMILIES = Metric(
     labels=("upstream",),
     across=Across.MAX,
 )
-ENGINES = (ENGINE_INFO, KV_BLOCKS, KV_BLOCK_SIZE, KV_CAPACITY, ENGINE_RESTARTS, ENGINE_CHANGES, ENGINE_UNKNOWN_FAMILIES)
+ENGINE_STATE = Metric(
+    "vllm_watch_engine_state",
+    Kind.GAUGE,
+    Unit.FLAG,
+    "1 for the current state of an engine by its /metrics alone, and the evidence for it: healthy, idle, slow,"
+    " suspect, hung, loading, draining, scaling.",
+    labels=("upstream", "address", "state", "evidence"),
+    across=Across.MAX,
+    notes=(
+        (
+            "The sidecar sends no probe: an engine that hangs while idle, or with a running gauge of 0, is seen by the"
+            " gateway only."
+        ),
+        "address is host:port, like Prometheus' instance label; upstream is the engine's name in the configuration.",
+    ),
+)
+ENGINES = (
+    ENGINE_INFO, KV_BLOCKS, KV_BLOCK_SIZE, KV_CAPACITY, ENGINE_RESTARTS, ENGINE_CHANGES, ENGINE_UNKNOWN_FAMILIES,
+    ENGINE_STATE,
+)  # fmt: skip
 
 # GPU cost, if the operator configured prices.
 _PRICED = "`prices` in the sidecar's configuration"

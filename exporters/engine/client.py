@@ -5,6 +5,7 @@ it is short and printable."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ import aiohttp
 import msgspec
 
 from exporters.catalogue.exposition_parser import BadExposition
+from exporters.engine.liveness import Endpoint
 from exporters.net.bounded_read import ResponseTooLarge, read_bounded
 from exporters.net.http_client import HttpClientConfig, describe_error, request_options
 
@@ -98,14 +100,47 @@ class EngineClient:
             return {}
         return body if isinstance(body, dict) else {}
 
+    async def paused(self) -> bool:
+        """Return whether the scheduler is paused, which vLLM reports in development mode only, the mode that can
+        pause it."""
+        return bool(await self._flag(self._request("/is_paused"), "is_paused"))
+
+    async def scaling(self) -> bool | None:
+        """Return whether elastic expert parallelism scales; None for an engine without that status."""
+        return await self._flag(self._request("/is_scaling_elastic_ep", "POST"), "is_scaling_elastic_ep")
+
+    async def endpoint(self, error: Exception) -> Endpoint:
+        """Return what a failed scrape shows. An elastic engine that scales refuses all but its health and its
+        status."""
+        if isinstance(error, TimeoutError):
+            return Endpoint.SILENT
+        if is_refused(error):
+            return Endpoint.REFUSED
+        if isinstance(error, aiohttp.ClientResponseError) and error.status == 503:
+            scaling = await self.scaling()
+            if scaling is not None:
+                return Endpoint.SCALING if scaling else Endpoint.RETIRED
+        return Endpoint.UNREAD
+
+    async def _flag(self, request: aiohttp.client._RequestContextManager, name: str) -> bool | None:
+        """Return a flag of a JSON response; None if not reported."""
+        try:
+            async with request as response:
+                body = msgspec.json.decode(await read_bounded(response, MAX_VERSION_BYTES))
+        except (aiohttp.ClientError, TimeoutError, ValueError):
+            return None
+        value = body.get(name) if isinstance(body, dict) and response.status == 200 else None
+        return value if isinstance(value, bool) else None
+
     async def health(self) -> int:
         """Return the status of /health."""
         async with self._request("/health") as response:
             return response.status
 
-    def _request(self, path: str, **more: Any) -> aiohttp.client._RequestContextManager:
+    def _request(self, path: str, method: str = "GET", **more: Any) -> aiohttp.client._RequestContextManager:
         options = {**self.options, **request_options(self.http_config), **more}
-        return self.session.get(self.url + path, timeout=aiohttp.ClientTimeout(total=self.timeout_s), **options)
+        timeout = aiohttp.ClientTimeout(total=self.timeout_s)
+        return self.session.request(method, self.url + path, timeout=timeout, **options)
 
     async def _read(self, path: str, max_bytes: int | None = None, **more: Any) -> bytes:
         async with self._request(path, **more) as response:
@@ -114,6 +149,11 @@ class EngineClient:
                 reason = response.reason or ""
                 raise aiohttp.ClientResponseError(response.request_info, (), status=response.status, message=reason)
             return await read_bounded(response, max_bytes)
+
+
+def is_refused(error: BaseException) -> bool:
+    """Return whether nobody listens there: the process is gone, however busy the machine is."""
+    return isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno == errno.ECONNREFUSED
 
 
 def parse_models(body: bytes) -> list[ModelCard]:

@@ -23,8 +23,8 @@ import msgspec
 from exporters.catalogue import sidecar
 from exporters.exposition import Sample
 
-Kind = Literal["change", "restart", "version", "config", "note"]
-ManualKind = Literal["change", "version", "config", "note"]  # entered by people; restarts are detected
+Kind = Literal["change", "restart", "scaling", "version", "config", "note"]
+ManualKind = Literal["change", "version", "config", "note"]  # entered by people; restarts and scaling are detected
 
 
 class TimeWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

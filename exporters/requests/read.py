@@ -14,7 +14,7 @@ from pathlib import Path
 
 from exporters.requests.compressed import Damaged, Unpacked
 from exporters.requests.positions import MAX_LINE_BYTES, PACKED
-from exporters.requests.record import BadLine, FieldMap, RequestRecord, parse_block
+from exporters.requests.record import PROBE_TEAM, BadLine, FieldMap, RequestRecord, parse_block
 
 CHUNK_BYTES = 1 << 20
 
@@ -42,11 +42,13 @@ def read_records(
     *,
     progress: Callable[[int], None] = lambda _: None,
     ended_lines_only: bool = False,
+    probes: bool = True,
 ) -> Iterator[RequestRecord]:
     """Yield the records of complete files, one file after the other, in line order.
 
     bad: receives invalid lines. progress: called with the number of file bytes read since the last call.
-    ended_lines_only: ignore a last line without newline, whose writer was stopped. Raises OSError with the file's
+    ended_lines_only: ignore a last line without newline, whose writer was stopped. probes: yield the gateway's own
+    probes of engines, too. Raises OSError with the file's
     name, also for a damaged compressed file."""
     bad = BadLines() if bad is None else bad
     for path in paths:
@@ -56,7 +58,7 @@ def read_records(
                     records, refused = parse_block(block, fields)
                     for _, error in refused:
                         bad.add(error)
-                    yield from records
+                    yield from records if probes else (one for one in records if one.team != PROBE_TEAM)
         except Damaged as error:
             raise OSError(errno.EBADMSG, f"cannot be read: {error}", str(path)) from error
         except OSError as error:

@@ -18,6 +18,7 @@ import msgspec
 
 MAX_LINE_BYTES = 1000
 UNKNOWN_TEAM = "__unknown__"  # team of records without one
+PROBE_TEAM = "__probe__"  # team of the gateway's own probes of engines
 
 Outcome = Literal["ok", "client_abort", "rejected", "upstream_error", "timeout"]
 

@@ -21,6 +21,13 @@ from runbooks.diagnosis.row import (
 
 _SERVED = f"last_over_time({recorded.SERVED}{{{JOB}, {MODEL}}}[1d])"  # engines of the model within the day
 
+
+def _hung(evidence: str) -> str:
+    """Return the engine, where a gateway says that it is hung by this evidence."""
+    here = ('address=~"{{instance}}"', eq("state", "hung"), eq("evidence", evidence))
+    return f"max by (address, evidence) ({at(gateway.ENGINE_STATE, *here)}) == 1"
+
+
 ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
     "VLLMEngineDown": (
         DiagnosisRow(
@@ -211,6 +218,18 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
         ),
     ),
     "VLLMEngineFrozen": (
+        DiagnosisRow(
+            "the engine accepts connections and answers none",
+            _hung("api_silent"),
+            "the API server is stopped or blocked; the core behind it may still compute",
+            "Mitigation 3",
+        ),
+        DiagnosisRow(
+            "the engine hung while idle, or its gauges read 0",
+            _hung("probe_silent|output_stopped"),
+            "the core or a worker stands still; only the gateway's probe and requests show it",
+            "Mitigation 3",
+        ),
         DiagnosisRow(
             "the engine sleeps",
             (

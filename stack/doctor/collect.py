@@ -262,7 +262,7 @@ def records_of(paths: Iterable[Path], spans: Sequence[Span] = ()) -> list[Reques
     """Return the records of request logs that ended within the spans; all without spans. Invalid lines are skipped.
     Raises OSError."""
     found: list[RequestRecord] = []
-    for record in read_records(paths):
+    for record in read_records(paths, probes=False):
         at_s = ended_at(record)
         if not spans or (at_s is not None and any(start <= at_s < end for start, end in spans)):
             found.append(record)

@@ -26,6 +26,11 @@ class BodyBudget:
         self._of[team] = mine
         return True
 
+    @property
+    def roomy(self) -> bool:
+        """Return whether half of it is free, so that bodies may be kept for another attempt."""
+        return 2 * self.held <= self._most
+
     def give(self, team: str | None, size: int) -> None:
         self.held -= size
         if left := self._of.pop(team, 0) - size:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import ssl
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 
+from exporters.engine.liveness import DEFAULT_LIMITS, LivenessLimits
 from exporters.net.http_client import client_ssl_context
 from exporters.net.listener import split_address
 from exporters.net.listener_auth import ListenerAuth
@@ -52,6 +55,44 @@ class Timeouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     drain_s: float = 30.0
 
 
+class LivenessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Detection of engines that hang. All times in seconds.
+
+    probe: whether it sends an engine completions of one token, when the engine is silent or idle; without them only
+    requests and /metrics show a hang. idle_probe_s: interval of those while an engine has no work; null for none.
+    out_s: without progress, an engine leaves rotation after it. hung_s: and counts as hung after it. on_hung: a command
+    and its arguments, run once when an engine becomes hung, with what is known of it as JSON on standard input."""
+
+    probe: bool = True
+    idle_probe_s: float | None = DEFAULT_LIMITS.idle_probe_s
+    out_s: float = DEFAULT_LIMITS.out_s
+    hung_s: float = DEFAULT_LIMITS.hung_s
+    on_hung: list[str] = []
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.out_s <= self.hung_s:
+            raise ValueError(f"liveness: out_s should be from 2 to hung_s, not {self.out_s:g}")
+        if self.idle_probe_s is not None and self.idle_probe_s < 1:
+            raise ValueError(f"liveness.idle_probe_s should be at least 1, not {self.idle_probe_s:g}")
+
+    def limits(self, gap_s: float) -> LivenessLimits:
+        """Return the limits for looks that are late beyond `gap_s`."""
+        idle_s = math.inf if self.idle_probe_s is None else self.idle_probe_s
+        usual = DEFAULT_LIMITS
+        return replace(
+            usual,
+            slow_s=min(usual.slow_s, self.out_s / 4),
+            suspect_s=min(usual.suspect_s, self.out_s / 2),
+            out_s=self.out_s,
+            hung_s=self.hung_s,
+            probe_s=min(usual.probe_s, self.out_s / 4),
+            probe_hung_s=min(usual.probe_hung_s, self.hung_s / 2),
+            idle_out_s=min(usual.idle_out_s, self.out_s),
+            idle_probe_s=idle_s,
+            gap_s=gap_s,
+        )
+
+
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Paths are relative to the folder of the configuration file. upstream: the engine's URL, without /v1; not needed
     where teams.yaml has upstreams of its own, which stand in place of it.
@@ -69,7 +110,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     also_pass: further routes under /v1 that take POST and leave no record, such as /v1/load_lora_adapter; open to every
     team.
     cors: web pages of other origins that may use the gateway from a browser; without it none may.
-    sharing: replicas that serve the same teams.yaml; null for one gateway alone."""
+    sharing: replicas that serve the same teams.yaml; null for one gateway alone.
+    liveness: detection of engines that hang."""
 
     upstream: str | None = None
     listen: str = "127.0.0.1:8000"
@@ -88,6 +130,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     sharing: Sharing | None = None
     limits: GatewayLimits = GatewayLimits()
     timeouts: Timeouts = Timeouts()
+    liveness: LivenessConfig = LivenessConfig()
 
     def __post_init__(self) -> None:
         """Refuses values that cannot work; msgspec names the place."""

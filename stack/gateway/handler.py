@@ -7,6 +7,7 @@ never logged."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import logging
 import operator
@@ -89,7 +90,7 @@ class RequestHandler(ResponseWriter):
         self._ask = token_requests.TokenRequest(
             body=b"" if open_to_all else await self._body()
         )  # the one place that holds it, and lets go of it in time
-        sticky = self._terms.router.sticky(x.team, self._ask.body)
+        self._sticky = sticky = self._terms.router.sticky(x.team, self._ask.body)
         if not self._admitted or x.team is None:
             self._asked = await self._passed_on(x.team)
         else:
@@ -233,6 +234,7 @@ class RequestHandler(ResponseWriter):
         self._timer.clear()
         tries = [choice, *others]
         for x.attempt, each in enumerate(tries, 1):
+            self._movable = self._may_move(each)
             x.upstream, x.variant, result = each.name, each.upstream.variant, ""
             if self._admitted:
                 metrics.sent(each.name, each.upstream.variant)
@@ -242,6 +244,8 @@ class RequestHandler(ResponseWriter):
                 return
             except RequestEnd as end:
                 result = end.reason
+                if end.reason == "engine_hung" and (other := self._elsewhere(each.name)) is not None:
+                    tries.insert(x.attempt, other)
                 if each is tries[-1] or self._response is not None or end.reason not in FAILOVER:
                     raise
                 x.tried = ",".join(filter(None, (x.tried, f"{each.name}:{end.reason}")))
@@ -259,10 +263,12 @@ class RequestHandler(ResponseWriter):
         """One try, with its own time. held: until it has brought content nothing goes to the client, so that another
         one can be tried."""
         stage, allowed = self._first_stage()
+        answered = False
         try:
             with Deadline(self._task) as self._timer:
                 self._allow(stage, allowed)
-                upstream = await self._sent(choice, last=not held)
+                self._begin_attempt(choice)
+                upstream = await self._sent(choice, last=not held and not self._movable)
                 try:
                     if upstream.content_type == "text/event-stream" and not upstream.bodiless:
                         await self._stream(
@@ -270,10 +276,72 @@ class RequestHandler(ResponseWriter):
                         )
                     else:
                         await self._whole(upstream, held=held)
+                    answered = upstream.status == 200
                 finally:
                     upstream.close()  # keeps the connection after a complete answer, cuts it otherwise
         except TimeoutError:
             raise RequestEnd(self._stage) from None
+        finally:
+            self._end_attempt(choice, answered=answered)
+
+    def _begin_attempt(self, choice: UpstreamChoice) -> None:
+        """Let the watch of the engine see what this attempt receives."""
+        self._scanner, self._attempt_began = None, self._services.now()
+        if self._admitted or self.blocking:
+            self._services.watch.began(choice.name, self)
+
+    def _end_attempt(self, choice: UpstreamChoice, *, answered: bool) -> None:
+        if self._admitted or self.blocking:
+            self._services.watch.ended(choice.name, self, answered=answered)
+
+    def _may_move(self, choice: UpstreamChoice) -> bool:
+        """Return whether another engine may answer in place of this one: one serves the model, and there is room to
+        keep the body."""
+        return (
+            self._ticket is not None
+            and self._services.bodies.roomy
+            and self._terms.router.has_other(self._asked.model, choice.name)
+        )
+
+    def _elsewhere(self, name: str) -> UpstreamChoice | None:
+        """Return another engine in rotation for this request."""
+        if not self._movable or self._response is not None or not self._ask.body:
+            return None
+        choice = self._terms.router.choose(
+            self._asked.model, self._x.est_prompt_tokens, self._sticky, self._services.healthy, {name}
+        )
+        return None if choice is None or choice.last_resort else choice
+
+    # ---- what the watch of an engine sees of an attempt
+
+    @property
+    def request_id(self) -> str:
+        return self._x.request_id
+
+    @property
+    def outputs(self) -> int:
+        return 0 if self._scanner is None else self._scanner.content_events
+
+    @property
+    def silent_since(self) -> float:
+        last = None if self._scanner is None else self._scanner.last_content
+        return self._attempt_began if last is None else last
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._x.est_prompt_tokens or 0
+
+    @property
+    def blocking(self) -> bool:
+        """Loading an adapter keeps the engine from stepping."""
+        return not self._admitted and self._x.route.endswith("_lora_adapter")
+
+    def abandon(self) -> None:
+        """Give the engine up, if another one can answer and the client has been sent nothing."""
+        if self._stage == "engine_hung" or self._elsewhere(self._x.upstream or "") is None:
+            return
+        with contextlib.suppress(RuntimeError):  # its time runs out at this very moment
+            self._allow("engine_hung", 0.0)
 
     def _first_stage(self) -> tuple[str, float]:
         timeouts, band = self._services.timeouts, self._band()

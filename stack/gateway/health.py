@@ -8,16 +8,19 @@ process itself woke up too late to wait for the answer."""
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import aiohttp
 
-from exporters.engine.client import EngineClient
+from exporters.engine.client import EngineClient, is_refused
+from exporters.engine.liveness import DEFAULT_LIMITS, Endpoint, EngineState, Liveness, LivenessLimits, StepValues
+from exporters.engine.page_values import step_values
+from stack.gateway.engine_liveness import EngineAttempt, EngineLiveness
+from stack.gateway.evidence_hook import report, run_hook
 from stack.gateway.load_signals import API, ENGINE, Health, Sample, read
 from stack.gateway.policy import Upstream
 
@@ -25,6 +28,8 @@ EVERY_S = 1.0  # figures while there are requests, and the probe of an engine th
 IDLE_S = 5.0  # figures while there are none, and the probe of an engine that is up
 TIMEOUT_S = 2.0  # of 0.32 on two busy cores, a page took 0.9 s at most but for one of 3.5 s
 LATE_S = 0.25
+GAP_S = EVERY_S + 1.0  # two looks further apart: this process was late, and has seen no silence
+_ASKED = (EngineState.SUSPECT, EngineState.HUNG, EngineState.DRAINING)  # whether they are paused
 PAGE_BYTES = 4 << 20  # the longest pages seen have 65 kB; many adapters and ranks make some MB
 
 _log = logging.getLogger("gateway.watch")
@@ -43,9 +48,13 @@ class _Watched:
     reported: bool | None = None
     readable: bool = True
     sample: Sample | None = None
+    engine: EngineLiveness | None = None
     probe_due: float = -math.inf
     read_due: float = -math.inf
-    task: asyncio.Task[None] | None = None
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def in_rotation(self, now: float) -> bool:
+        return self.health.open(now) and (self.engine is None or self.engine.liveness.in_rotation)
 
 
 class HealthMonitor:
@@ -53,7 +62,9 @@ class HealthMonitor:
     every change.
 
     busy: whether the gateway has any requests, running or waiting. Engines are probed and read; a service of kind api
-    is never asked anything, only `failed` and `worked` say how it is."""
+    is never asked anything, only `failed` and `worked` say how it is. send_probe: sends an engine a completion of one
+    token, as Prober.send does; without it no engine is probed. limits: of the liveness of engines. on_hung: command
+    of the operator for an engine that hangs."""
 
     def __init__(
         self,
@@ -61,6 +72,9 @@ class HealthMonitor:
         tell: Callable[[str, bool], None],
         busy: Callable[[], bool],
         *,
+        send_probe: Callable[[str, Upstream, Mapping[str, str]], Awaitable[bool | None]] | None = None,
+        limits: LivenessLimits = DEFAULT_LIMITS,
+        on_hung: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -69,6 +83,9 @@ class HealthMonitor:
         self._busy = busy
         self._clock = clock
         self._sleep = sleep
+        self._send_probe = send_probe
+        self._limits = limits
+        self._on_hung = on_hung
         self._timeout_s = TIMEOUT_S
         self._watched: dict[str, _Watched] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -83,13 +100,25 @@ class HealthMonitor:
             if it is None or (it.upstream.url, it.upstream.kind, it.headers) != (upstream.url, upstream.kind, own):
                 it = _Watched(name, upstream, own, ENGINE if upstream.kind == "engine" else API)
                 if upstream.kind == "engine":
-                    it.task = asyncio.create_task(self._run(it), name=f"watch {name}")
-                    self._tasks.add(it.task)
-                    it.task.add_done_callback(self._tasks.discard)
+                    now = self._clock()
+                    it.engine = EngineLiveness(
+                        Liveness.unknown(now), self._limits, probes=self._send_probe is not None, last_probe=now
+                    )
+                    it.tasks = [
+                        self._start(self._run(it), f"watch {name}"),
+                        self._start(self._assess(it, it.engine), f"assess {name}"),
+                    ]
             self._watched[name] = it
         for it in former.values():
-            if it.task is not None and it is not self._watched.get(it.name):
-                it.task.cancel()
+            if it is not self._watched.get(it.name):
+                for task in it.tasks:
+                    task.cancel()
+
+    def _start(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -99,7 +128,21 @@ class HealthMonitor:
     def healthy(self, name: str) -> bool:
         """Return whether an upstream is worth asking; one that is not known is."""
         it = self._watched.get(name)
-        return it is None or it.health.open(self._clock())
+        return it is None or it.in_rotation(self._clock())
+
+    def liveness(self) -> dict[str, Liveness]:
+        """Return the liveness of every engine."""
+        return {name: it.engine.liveness for name, it in self._watched.items() if it.engine is not None}
+
+    def began(self, name: str, attempt: EngineAttempt) -> None:
+        """Note an attempt at an upstream."""
+        if (it := self._watched.get(name)) is not None and it.engine is not None:
+            it.engine.attempts.add(attempt)
+
+    def ended(self, name: str, attempt: EngineAttempt, *, answered: bool) -> None:
+        """Note its end. answered: by a complete reply."""
+        if (it := self._watched.get(name)) is not None and it.engine is not None:
+            it.engine.ended(attempt, answered=answered)
 
     def latest(self, name: str) -> Sample | None:
         """The last figures of an engine, however old."""
@@ -134,10 +177,55 @@ class HealthMonitor:
         if now >= it.probe_due or not it.health.open(now):
             it.probe_due = now + IDLE_S
             due.append(self._probe(it))
-        if now >= it.read_due or self._busy():
+        watched = it.engine is not None and it.engine.liveness.state is not EngineState.IDLE
+        if now >= it.read_due or watched or self._busy():
             it.read_due = now + IDLE_S
             due.append(self._read(it))
+        if it.engine is not None and it.engine.liveness.state in _ASKED:
+            due.append(self._ask_whether_paused(it, it.engine))
         await asyncio.gather(*due)
+
+    async def _ask_whether_paused(self, it: _Watched, engine: EngineLiveness) -> None:
+        engine.paused = await self._client(it).paused()
+
+    async def _assess(self, it: _Watched, engine: EngineLiveness) -> None:
+        """Assess an engine once a second, however long its answers take; until cancelled."""
+        while True:
+            await self._sleep(EVERY_S)
+            try:
+                self._assess_once(it, engine)
+            except Exception:
+                _log.exception("assessing %s failed inside the gateway; it goes on", it.name)
+
+    def _assess_once(self, it: _Watched, engine: EngineLiveness) -> None:
+        now = self._clock()
+        before, after = engine.assess(now), engine.liveness
+        if before.live and not after.live:
+            why = f"no progress for {after.quiet_s():.0f} s ({after.cause})"
+            _log.error("%s at %s is hung: %s", it.name, it.upstream.url, why)
+            if self._on_hung:
+                self._start(run_hook(self._on_hung, report(it.name, it.upstream.url, engine)), f"hook {it.name}")
+        if before.in_rotation != after.in_rotation:
+            self._say(it, it.in_rotation(now), f"{after.state} ({after.cause})")
+        if after.state is EngineState.LOADING:  # another process may serve something else
+            engine.probes = self._send_probe is not None
+        if self._send_probe is not None and engine.wants_probe(now):
+            engine.probe_since = engine.last_probe = now
+            it.tasks = [task for task in it.tasks if not task.done()]
+            it.tasks.append(self._start(self._ask_for_a_token(it, engine), f"probe {it.name}"))
+
+    async def _ask_for_a_token(self, it: _Watched, engine: EngineLiveness) -> None:
+        answer: bool | None = False
+        try:
+            answer = await self._send_probe(it.name, it.upstream, it.headers) if self._send_probe else None
+        except Exception:
+            _log.exception("the probe of %s failed inside the gateway", it.name)
+        finally:
+            engine.probe_since = None
+        if answer is None and engine.probes:
+            engine.probes = False
+            _log.warning("%s takes no completion of one token: its liveness is known without probes", it.name)
+        engine.probe_answers += bool(answer)
 
     async def _probe(self, it: _Watched) -> None:
         began = self._clock()
@@ -147,7 +235,7 @@ class HealthMonitor:
             if self._clock() - began <= self._timeout_s + LATE_S:
                 self._went_wrong(it, f"/health does not answer in {self._timeout_s:g} s")
         except (aiohttp.ClientError, OSError) as error:
-            self._went_wrong(it, f"/health: {error or type(error).__name__}", for_sure=_refused(error))
+            self._went_wrong(it, f"/health: {error or type(error).__name__}", for_sure=is_refused(error))
         else:
             if status == 200:
                 self._went_well(it)
@@ -155,13 +243,17 @@ class HealthMonitor:
                 self._went_wrong(it, f"/health answers {status}")
 
     async def _read(self, it: _Watched) -> None:
-        why = "it shows no figures of vLLM"
+        why, began = "it shows no figures of vLLM", self._clock()
         try:
             sample = await self._sample(it)
         except TimeoutError:
             sample, why = None, f"no answer in {self._timeout_s:g} s"
+            it.probe_due = -math.inf  # /metrics alone may be slow: an API server that hangs does not answer /health
+            silent = Endpoint.SILENT if it.health.failures else Endpoint.UNREAD
+            self._scraped(it, silent, late=self._clock() - began > self._timeout_s + LATE_S)
         except (aiohttp.ClientError, OSError) as error:
             sample, why = None, str(error) or type(error).__name__
+            self._scraped(it, await self._client(it).endpoint(error))
         if sample is not None:
             it.sample = sample
         if it.readable and sample is None:
@@ -174,7 +266,18 @@ class HealthMonitor:
 
     async def _sample(self, it: _Watched) -> Sample | None:
         """The engine's figures now. Raises aiohttp.ClientError, OSError and TimeoutError."""
-        return read(await self._client(it).metrics(PAGE_BYTES), self._clock())
+        page = await self._client(it).metrics(PAGE_BYTES)
+        steps = step_values(page)
+        self._scraped(it, Endpoint.UNREAD if steps is None else Endpoint.READ, steps)
+        return read(page, self._clock())
+
+    def _scraped(
+        self, it: _Watched, endpoint: Endpoint, steps: StepValues | None = None, *, late: bool = False
+    ) -> None:
+        if it.engine is not None:
+            it.engine.late |= late
+            if not late:
+                it.engine.scraped(endpoint, self._clock(), steps)
 
     def _client(self, it: _Watched) -> EngineClient:
         options = {"headers": {"Accept-Encoding": "identity", **it.headers}, "allow_redirects": False}
@@ -182,7 +285,8 @@ class HealthMonitor:
 
     def _went_well(self, it: _Watched) -> None:
         it.health = it.health.worked()
-        self._say(it, True, "it answers")
+        if it.in_rotation(self._clock()):
+            self._say(it, True, "it answers")
 
     def _went_wrong(self, it: _Watched, why: str, *, for_sure: bool = False) -> None:
         now = self._clock()
@@ -204,8 +308,3 @@ class HealthMonitor:
                 why,
             )
         self._tell(it.name, up)
-
-
-def _refused(error: BaseException) -> bool:
-    """Nobody listens there: the process is gone, however busy the machine is."""
-    return isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno == errno.ECONNREFUSED

@@ -74,6 +74,7 @@ REASONS: dict[str, Reason] = {
     "upstream_reset": Reason(
         "upstream_error", 502, "the connection to the engine broke, or a stream ended without its end"
     ),
+    "engine_hung": Reason("upstream_error", 503, "the engine made no progress, and nothing of the answer had come"),
     "gateway_stopped": Reason("upstream_error", 0, "cut when the time for draining was over"),
     "gateway_error": Reason("upstream_error", 500, "a defect of the gateway itself; its log has the traceback"),
     # time
@@ -132,6 +133,7 @@ FAILOVER = frozenset(
         "engine_abort",
         "engine_busy",
         "prefill_timeout",
+        "engine_hung",
     )
 )
 # An engine has done no work for these, as far as no tokens say otherwise: they are not charged to the team.

@@ -59,6 +59,10 @@ class ResponseWriter:
         self._taken = 0  # bytes of its body, of those that may be held
         self._mid_event = False  # whether the client has the beginning of an event whose end never came
         self._stage = "body_timeout"  # the reason, should time run out now
+        self._movable = False  # whether another engine may answer instead, until the client has been sent something
+        self._scanner: Scanner | None = None  # of the stream of this attempt
+        self._attempt_began = 0.0
+        self._sticky = b""
 
     def release_slot(self) -> None:
         """The slot, as soon as the engine has no more work with this request; and what its size has taught."""
@@ -152,14 +156,19 @@ class ResponseWriter:
         """Passes an event stream while the scanner reads along; from its first content on, when it is held until
         then."""
         x, clock = self._x, self._services.now
-        scanner = Scanner(strip_usage=strip_usage)
+        self._scanner = scanner = Scanner(strip_usage=strip_usage)
         x.stream, x.reply = True, scanner.reply
         headers = self._begin(upstream)
         if strip_usage:
             headers.popall("Content-Length", None)  # the usage event will be missing
         response = Response(upstream.status, headers, reason=upstream.reason)
         try:
-            waiting = await self._held(upstream, scanner) if held else b""
+            if held:
+                waiting = await self._held(upstream, scanner)
+            elif self._movable:  # an engine sends the head of a stream before it has computed anything
+                waiting = scanner.feed(await _next(upstream), clock())
+            else:
+                waiting = b""
             self._start(response)
             if waiting:
                 await self._write(response, waiting)

@@ -126,6 +126,10 @@ class Router:
         best = _heaviest(alive or left, sticky)
         return UpstreamChoice(best.name, best.upstream, last_resort=not alive)
 
+    def has_other(self, model: str | None, name: str) -> bool:
+        """Return whether another engine than this one serves the model."""
+        return any(place.name != name for place in self._serving.get(model, self._engines))
+
     def fallbacks(
         self, model: str | None, choice: UpstreamChoice | None, team: Team, est_prompt_tokens: int | None = None
     ) -> list[UpstreamChoice]:

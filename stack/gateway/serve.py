@@ -20,11 +20,12 @@ from stack.config import BadConfig, load
 from stack.gateway import clock
 from stack.gateway.client_connection import ClientServer
 from stack.gateway.config import GatewayConfig, Timeouts, protection, rooted, upstream_tls
-from stack.gateway.health import HealthMonitor
+from stack.gateway.health import GAP_S, HealthMonitor
 from stack.gateway.lease_renewal import LeaseRenewal, lease_renewal
 from stack.gateway.load_signals import Slots
 from stack.gateway.log import RequestLog
-from stack.gateway.metrics import GatewayMetrics
+from stack.gateway.metrics import ENGINE_PROBES, GatewayMetrics
+from stack.gateway.probe import Prober
 from stack.gateway.proxy import Proxy
 from stack.gateway.replicas import ReplicaList
 from stack.gateway.runtime_policy import load_terms
@@ -92,12 +93,27 @@ async def serve(
                 if (address := shared.life.terms.addresses.get(name)) is not None:  # it may have gone with a reload
                     metrics.upstream(name, address, up)
 
-            watch = HealthMonitor(session, tell, lambda: proxy.running > 0, clock=clock.now)
+            prober = Prober(session, log, metrics)
+            watch = HealthMonitor(
+                session,
+                tell,
+                lambda: proxy.running > 0,
+                send_probe=prober.send if config.liveness.probe else None,
+                limits=config.liveness.limits(GAP_S),
+                on_hung=config.liveness.on_hung,
+                clock=clock.now,
+            )
             shared = make_services(
                 terms, replicas.shares, metrics, client, watch, config.limits, config.timeouts, config.cors
             )
             proxy = Proxy(shared, log, engine_pages=config.engine_pages, also_pass=config.also_pass)
             metrics.watches(shared.admission)
+            metrics.shows_engines(
+                lambda: [
+                    (name, shared.life.terms.addresses.get(name, name), liveness, watch.healthy(name))
+                    for name, liveness in watch.liveness().items()
+                ]
+            )
             metrics_url = await stack.enter_async_context(_figures(config, metrics))
             server = ClientServer(proxy.handle)
             guard = protection(config.web_config, "web_config", tls_only=True)
@@ -233,8 +249,14 @@ async def _figures(config: GatewayConfig, metrics: GatewayMetrics) -> AsyncItera
     """The listener of /metrics while the gateway runs; its URL."""
     runner = web.ServerRunner(web.Server(metrics.page, access_log=None), shutdown_timeout=CUT_S)
     guard = protection(config.metrics_web_config, "metrics_web_config")
-    listening = await listen(runner, "metrics_listen", config.metrics_listen, guard, open_paths=("/-/healthy",),
-                             rejected=metrics.rejected["figures"])  # fmt: skip
+    listening = await listen(
+        runner,
+        "metrics_listen",
+        config.metrics_listen,
+        guard,
+        open_paths=("/-/healthy", *ENGINE_PROBES),
+        rejected=metrics.rejected["figures"],
+    )
     try:
         yield listening.url
     finally:

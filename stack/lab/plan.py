@@ -358,6 +358,7 @@ def _gateway(config: LabConfig, replica: LabReplica) -> str:
         # shorter together than the lab waits for a process to stop
         "timeouts": {"drain_s": 10} if alone else {"accept_grace_s": 2, "drain_s": 10},
         **({} if alone else {"sharing": sharing}),
+        "liveness": {"idle_probe_s": None},  # what is counted here is what its user sent
         **config.more.get(f"{replica.gateway}.yaml", {}),
     })  # fmt: skip
 

@@ -102,6 +102,6 @@ def read_samples(
 ) -> SampleLog:
     """Return the samples of request logs; lines that are no records are counted. Raises OSError."""
     bad = BadLines()
-    log = collect_samples(read_records(paths, bad, fields), spans, most=most)
+    log = collect_samples(read_records(paths, bad, fields, probes=False), spans, most=most)
     log.bad = bad.total
     return log

@@ -24,7 +24,7 @@ from alerts import printer, slo
 from alerts.registry import ALERTS, RECORDINGS, alerts
 from alerts.rules import Alert, Severity
 from alerts.settings import Overrides, Settings
-from exporters.catalogue import EVERYTHING, exposition_parser, promql_ast
+from exporters.catalogue import EVERYTHING, exposition_parser, gateway, promql_ast, sidecar
 from exporters.catalogue.metric import Kind, Metric
 from exporters.text import parse_window
 from runbooks import page as runbook_page
@@ -305,7 +305,7 @@ def test_an_engine_may_load_for_as_long_as_the_deployment_says(name, start_s, se
     expr = next(alert.expr for alert in own if alert.name == name)
     assert f"[{seen}]) == 1 or " in expr
     assert f"[1h] offset {offset})" in expr
-    assert {"up"} == promql_ast.names(expr)
+    assert {"up", gateway.ENGINE_STATE.name, sidecar.ENGINE_STATE.name} == promql_ast.names(expr)
 
 
 def test_no_two_questions_have_one_name():

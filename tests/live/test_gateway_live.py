@@ -213,7 +213,9 @@ def running(name: str, folder: Path, policy: Any, engines: Mapping[str, str], po
     }
     (folder / "teams.yaml").write_text(json.dumps(said))
     listen, metrics_listen = (f"127.0.0.1:{port}" for port in ports)
-    (folder / "gateway.yaml").write_text(json.dumps({"listen": listen, "metrics_listen": metrics_listen}))
+    (folder / "gateway.yaml").write_text(
+        json.dumps({"listen": listen, "metrics_listen": metrics_listen, "liveness": {"probe": False}})
+    )
     process = subprocess.Popen(
         [sys.executable, "-m", "stack.cli", "gateway", "run", "--config", folder / "gateway.yaml"],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, preexec_fn=supervisor._die_with_parent,

@@ -25,7 +25,9 @@ from alerts.registry import ALERTS, RECORDINGS
 from dashboards.registry import BOARDS
 from exporters import sidecar, sidecar_config, source_status
 from exporters.catalogue import EVERYTHING, promql_ast, vllm
+from exporters.catalogue import gateway as gateway_series
 from exporters.catalogue import sidecar as sidecar_series
+from exporters.engine.liveness import Cause, EngineState
 from exporters.events import log
 from exporters.requests import record as request_log
 from exporters.tracing.config import OtlpConfig
@@ -191,6 +193,12 @@ def everything() -> dict[str, list[Mapping[str, str]]]:
     found[vllm.HTTP_REQUESTS.name] += [
         {**cases.ENGINE, "handler": "/v1/chat/completions", "method": "POST", "status": "5xx"}
     ]
+    for metric, target in ((gateway_series.ENGINE_STATE, cases.GATEWAY), (sidecar_series.ENGINE_STATE, cases.SIDECAR)):
+        found[metric.name] += [
+            {**target, "upstream": "vllm-0", "address": cases.A, "state": str(state), "evidence": str(cause)}
+            for state in EngineState
+            for cause in Cause
+        ]
     scraped = {"job": "sidecar", "instance": cases.SIDECAR["instance"]}
     found[sidecar_series.SOURCE_ERRORS.name] += [
         {**scraped, "kind": kind, "source": kind, "reason": reason}
@@ -429,6 +437,7 @@ OPTIONS = frozenset((GOLDEN / "vllm-options-0.32.txt").read_text().split())
 # Options that are not those of vllm serve: the tool, which must be named in the same section, and its options.
 TOOLS: dict[str, frozenset[str]] = {
     "vllm bench serve": frozenset((GOLDEN / "vllm-bench-options-0.32.txt").read_text().split()),
+    "vLLM 0.33": frozenset({"--watchdog-config"}),
     "nvidia-smi": frozenset(
         {"--query-gpu", "--query-compute-apps", "--query-remapped-rows", "--format", "--gpu-reset"}
     ),

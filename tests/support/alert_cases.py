@@ -447,15 +447,62 @@ _ENGINES = (
         fires_at="13m",
         labels=MODEL,
         description=(
-            "chat on 10.0.0.1:8000 has held 6 or more requests for 3 min and processed no prompt or output"
-            " token. Its /health still returns 200, so balancers keep sending to it. Save the stacks of its"
-            " processes with py-spy (First five minutes, step 5), then restart this engine."
+            "chat on 10.0.0.1:8000 makes no progress: for 30 s by the gateway, 45 s by the sidecar or 4 min by its"
+            " own metrics, which last showed 6 running requests. Its /health may still return 200, so balancers"
+            " keep sending to it. Save the stacks of its processes with py-spy (First five minutes, step 5), then"
+            " restart this engine."
         ),
         below={
             engine("num_requests_running"): "4x60",
             engine("num_requests_waiting"): "2x60",
             engine("generation_tokens_total"): "0+900x10 9000x50",
             engine("prompt_tokens_total"): "0+5000x10 50000+1x49",
+        },
+    ),
+    Case(
+        "VLLMEngineFrozen",
+        shows="by the gateway, while its own gauges read 0",
+        series={
+            engine("num_requests_running"): "0x60",
+            engine("num_requests_waiting"): "0x60",
+            gateway("engine_state", upstream="a", address=A, state="healthy", evidence="output"): "1x9 stale",
+            gateway("engine_state", upstream="a", address=A, state="hung", evidence="output_stopped"): "_x10 1x50",
+        },
+        silent_at="9m",
+        fires_at="10m",
+        labels=MODEL,
+        description=(
+            "chat on 10.0.0.1:8000 makes no progress: for 30 s by the gateway, 45 s by the sidecar or 4 min by its"
+            " own metrics, which last showed 0 running requests. Its /health may still return 200, so balancers"
+            " keep sending to it. Save the stacks of its processes with py-spy (First five minutes, step 5), then"
+            " restart this engine."
+        ),
+        below={
+            engine("num_requests_running"): "0x60",
+            engine("num_requests_waiting"): "0x60",
+            gateway("engine_state", upstream="a", address=A, state="suspect", evidence="output_stopped"): "1x60",
+        },
+    ),
+    Case(
+        "VLLMEngineFrozen",
+        shows="by the sidecar",
+        series={
+            engine("num_requests_running"): "3x60",
+            engine("generation_tokens_total"): "0+500x60",
+            sidecar("engine_state", upstream="a", address=A, state="hung", evidence="steps_stopped"): "_x10 1x50",
+        },
+        silent_at="9m",
+        fires_at="11m",
+        labels=MODEL,
+        description=(
+            "chat on 10.0.0.1:8000 makes no progress: for 30 s by the gateway, 45 s by the sidecar or 4 min by its"
+            " own metrics, which last showed 3 running requests. Its /health may still return 200, so balancers"
+            " keep sending to it. Save the stacks of its processes with py-spy (First five minutes, step 5), then"
+            " restart this engine."
+        ),
+        below={
+            engine("num_requests_running"): "3x60",
+            sidecar("engine_state", upstream="a", address=A, state="slow", evidence="steps_stopped"): "1x60",
         },
     ),
     Case(
@@ -2215,6 +2262,14 @@ QUIET: tuple[Quiet, ...] = (
     Quiet("VLLMEngineFrozen", "a request now and then that is over at once",
           {engine("num_requests_running"): "0x40", engine("num_requests_waiting"): "0x5 1 0 0 1 0 0 1 0 0 1 0x23",
            engine("generation_tokens_total"): "500x40", engine("prompt_tokens_total"): "90x40"}, "38m"),
+    Quiet("VLLMEngineUnreachable", "one that scales its expert parallelism",
+        {up(): "1x10 0x60", up(instance=B): "1x70",
+         gateway("engine_state", upstream="a", address=A, state="scaling", evidence="elastic_ep"): "_x10 1x60",
+         sidecar("engine_state", upstream="b", address=B, state="scaling", evidence="elastic_ep"): "_x10 1x60"}, "70m"),
+    Quiet("VLLMEngineDown", "the only one of a job that scales its expert parallelism",
+        {up(): "1x10 0x60",
+         gateway("engine_state", upstream="a", address=A, state="scaling", evidence="elastic_ep"): "_x10 1x60",
+         sidecar("engine_state", upstream="b", address=B, state="scaling", evidence="elastic_ep"): "_x10 1x60"}, "70m"),
     Quiet("VLLMEngineUnreachable", "a new one that loads its model for eleven minutes",
         {up(): "_x3 0x10 1x60", up(instance=B): "1x70"}, "70m"),
     Quiet("VLLMEngineDown", "the first one of a job that loads its model for ten minutes", {up(): "_x3 0x10 1x60"},

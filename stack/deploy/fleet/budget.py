@@ -175,7 +175,8 @@ def sidecar_page(teams: int, models: int, engines: int, gpus: int) -> int:
 
 
 def gateway_page(teams: int, upstreams: int) -> int:
-    return CREATED * (GATEWAY_FIXED + GATEWAY_TEAM * (teams + 1) + GATEWAY_UPSTREAM * upstreams)  # and __unknown__
+    """Return the samples of one gateway's page at most; two teams more are __unknown__ and __probe__."""
+    return CREATED * (GATEWAY_FIXED + GATEWAY_TEAM * (teams + 2) + GATEWAY_UPSTREAM * upstreams)
 
 
 def total(fleet: Fleet) -> Mapping[str, int]:

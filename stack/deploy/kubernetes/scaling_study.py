@@ -79,7 +79,7 @@ def _requests(
     share = plan.cache_shares(found.shape, found.serving, found.cache) if found else None
     traffic = found.traffic if found else None
     times = ((traffic.ttft_s or 0.0), (traffic.tpot_s or 0.0)) if traffic else (0.0, 0.0)
-    requests, others = replay.requests_of(read_records(asked.logs, bad), model, share, *times)
+    requests, others = replay.requests_of(read_records(asked.logs, bad, probes=False), model, share, *times)
     if not requests:
         raise ValueError(f"--log: no request for {model} that ended well and has ts, prompt_tokens, completion_tokens")
     notes = []

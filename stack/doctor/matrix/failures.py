@@ -16,7 +16,10 @@ FAILURES: tuple[Symptom, ...] = (
             "The core of the engine stands still: a kernel or a collective that does not return, a worker that is gone,"
             " an engine that somebody put to sleep. Rarely one prefill that is longer than the time looked at."
         ),
-        asks=(frozen(FROZEN_FOR, promql.EACH),),
+        asks=(
+            promql.current(gateway.ENGINE_STATE, ("upstream", "evidence"), (promql.equals("state", "hung"),)),
+            frozen(FROZEN_FOR, promql.EACH),
+        ),
         lever="Take the engine out of the balancer, so that nothing new meets it, and keep its stacks and its log.",
         second="Restart it, once those are kept.",
         risk=(

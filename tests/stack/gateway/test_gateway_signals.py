@@ -417,9 +417,9 @@ class Time:
             self._asleep.pop(done, None)
 
     async def settle(self, sleepers: int = 1) -> None:
-        """Until so many watchers have done all they had to do now."""
+        """Until so many watchers have done all they had to do now. Each has two tasks: one asks, one assesses."""
         async with asyncio.timeout(30):
-            while len(self._asleep) < sleepers:
+            while len(self._asleep) < 2 * sleepers:
                 self._went_to_sleep.clear()
                 await self._went_to_sleep.wait()
 

@@ -1,0 +1,263 @@
+"""Hung and scaling engines behind a gateway: rotation, moved requests, probes and their records.
+
+The engines are fakes on loopback whose core a test stops; a real vLLM is in tests/live/test_liveness_live.py."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+
+from exporters.requests.record import PROBE_TEAM, RequestRecord, parse_line
+from stack.gateway import GatewayConfig, Started, make_key, serve
+from stack.gateway.config import LivenessConfig
+
+KEY, HASH = make_key("demo")
+QUICK = LivenessConfig(out_s=2.0, hung_s=4.0, idle_probe_s=1.0)
+
+
+@dataclass
+class FakeCore:
+    """A fake of vLLM with a core that can be stopped: its API server goes on, as in every measured hang.
+
+    shown: number of running requests on /metrics where it is not the true one. scaling: `True` while elastic expert
+    parallelism scales, `False` on a retired rank. This is a stand-in for the middleware of vLLM 0.33, built from
+    vllm/entrypoints/serve/elastic_ep/middleware.py and api_router.py: 503 on every path but /health and
+    /is_scaling_elastic_ep."""
+
+    url: str = ""
+    running: int = 0
+    steps: int = 1
+    shown: int | None = None
+    scaling: bool | None = None
+    moves: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: list[str] = field(default_factory=list)
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/health":
+            return web.Response()
+        if request.path == "/is_scaling_elastic_ep" and request.method == "POST":
+            return web.json_response({"is_scaling_elastic_ep": bool(self.scaling), "phase": "idle", "epoch": None})
+        if self.scaling is not None:
+            why = "The model is currently scaling. Please try again later."
+            return web.json_response({"error": why}, status=503)
+        if request.path == "/metrics":
+            running, labels = self.running if self.shown is None else self.shown, '{engine="0",model_name="tiny"}'
+            names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "generation_tokens_total")
+            values = (running, 0, 0.5, self.steps)
+            return web.Response(
+                text="".join(f"vllm:{name}{labels} {value}\n" for name, value in zip(names, values, strict=True))
+            )
+        if request.path == "/v1/models":
+            return web.json_response({"data": [{"id": "tiny", "root": "tiny"}]})
+        if request.path != "/v1/completions":
+            return web.Response(status=404)
+        if request.headers.get("Content-Type") != "application/json":
+            return web.json_response({"detail": "Unsupported Media Type"}, status=415)
+        body = json.loads(await request.read())
+        self.asked.append(body["prompt"])
+        self.running += 1
+        try:
+            return await self._complete(request, body)
+        finally:
+            self.running -= 1
+
+    async def _complete(self, request: web.BaseRequest, body: dict[str, Any]) -> web.StreamResponse:
+        usage = {"prompt_tokens": 1, "completion_tokens": body["max_tokens"]}
+        if not body.get("stream"):
+            await self.moves.wait()
+            self.steps += 1
+            choice = {"index": 0, "text": "a", "finish_reason": "length"}
+            return web.json_response({"model": "tiny", "choices": [choice], "usage": usage})
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)  # before anything is computed, as Starlette does
+        for _ in range(body["max_tokens"]):
+            await self.moves.wait()
+            self.steps += 1
+            choice = {"index": 0, "text": "a", "finish_reason": None}
+            await response.write(b"data: " + json.dumps({"model": "tiny", "choices": [choice]}).encode() + b"\n\n")
+            await asyncio.sleep(0.05)
+        await response.write(b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\ndata: [DONE]\n\n")
+        return response
+
+
+@dataclass
+class Fleet:
+    cores: dict[str, FakeCore]
+    started: Started
+    session: aiohttp.ClientSession
+    log: Path
+
+    async def states(self) -> dict[str, tuple[str, str]]:
+        """State and evidence of each engine, by the gateway's own metrics."""
+        async with self.session.get(self.started.metrics_url + "/metrics") as answer:
+            lines = [line for line in (await answer.text()).splitlines() if "gateway_engine_state{" in line]
+        found = {}
+        for line in lines:
+            labels = dict(part.split("=") for part in line[line.index("{") + 1 : line.index("}")].split(","))
+            found[labels["upstream"].strip('"')] = labels["state"].strip('"'), labels["evidence"].strip('"')
+        assert len(lines) == len(found), "an engine has one state at a time"
+        return found
+
+    async def until(self, name: str, *states: str) -> tuple[str, str]:
+        async with asyncio.timeout(30):
+            while (found := (await self.states())[name])[0] not in states:
+                await asyncio.sleep(0.05)
+        return found
+
+    async def stream(self, prompt: str = "hello", tokens: int = 3) -> str:
+        """The text that a client gets."""
+        async with self.session.post(
+            self.started.url + "/v1/completions",
+            json={"model": "tiny", "prompt": prompt, "max_tokens": tokens, "stream": True},
+            headers={"Authorization": f"Bearer {KEY}"},
+        ) as answer:
+            return (await answer.read()).decode()
+
+    async def last_at(self, upstream: str) -> RequestRecord:
+        """The latest record of a client's request, as soon as it is one of this engine."""
+        async with asyncio.timeout(10):
+            while True:
+                last = [record for record in self.records() if record.team == "demo"][-1]
+                if last.upstream == upstream:
+                    return last
+                await asyncio.sleep(0.02)
+
+    def records(self) -> list[RequestRecord]:
+        return [parse_line(line) for line in self.log.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+@contextlib.asynccontextmanager
+async def fleet(tmp_path: Path, *names: str, liveness: LivenessConfig = QUICK) -> AsyncIterator[Fleet]:
+    """A gateway in front of fake engines with these names, all of which step."""
+    cores, runners = {name: FakeCore() for name in names}, []
+    for core in cores.values():
+        core.moves.set()
+        runner = web.ServerRunner(web.Server(core.handle, handler_cancellation=True), shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        core.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        runners.append(runner)
+    teams = tmp_path / "teams.yaml"
+    teams.write_text(
+        json.dumps({
+            "teams": {"demo": {"keys": [HASH]}},
+            "upstreams": {name: {"url": core.url} for name, core in cores.items()},
+        })
+    )  # fmt: skip
+    log = tmp_path / "requests.jsonl"
+    config = GatewayConfig(
+        listen="127.0.0.1:0", metrics_listen="127.0.0.1:0", teams=str(teams), requests_log=str(log), liveness=liveness
+    )
+    stop, started = asyncio.Event(), asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(serve(config, stop=stop, on_start=started.set_result))
+    try:
+        async with aiohttp.ClientSession() as session:
+            yield Fleet(cores, await asyncio.wait_for(started, 30), session, log)
+    finally:
+        stop.set()
+        for core in cores.values():
+            core.moves.set()
+        await serving
+        for runner in runners:
+            await runner.cleanup()
+
+
+async def test_request_without_content_moves_to_another_engine(tmp_path: Path):
+    async with fleet(tmp_path, "one", "two") as it:
+        prompt = ""
+        for number in range(100):  # until one is drawn for this engine
+            await it.stream(prompt := f"prompt {number}")
+            if prompt in it.cores["one"].asked:
+                break
+        it.cores["one"].moves.clear()
+        waiting = asyncio.create_task(it.stream(prompt))
+        assert ("suspect", "steps_stopped") == await it.until("one", "suspect")
+        assert "data: [DONE]" in await asyncio.wait_for(waiting, 10)
+        moved = await it.last_at("two")
+        assert ("two", 2, "one:engine_hung", "ok") == (moved.upstream, moved.attempt, moved.tried, moved.outcome)
+        assert "data: [DONE]" in await asyncio.wait_for(it.stream(prompt), 2), "new requests go elsewhere at once"
+        assert "hung" == (await it.until("one", "hung"))[0]
+        it.cores["one"].moves.set()
+        await it.until("one", "healthy", "idle")
+        await it.stream(prompt)
+        await it.last_at("one")
+
+
+async def test_core_that_hangs_while_its_gauge_reads_0_is_found(tmp_path: Path):
+    saved = tmp_path / "saved.json"
+    hook = ["sh", "-c", f"cat > {saved}.part; mv {saved}.part {saved}"]
+    async with fleet(tmp_path, "one", liveness=msgspec.structs.replace(QUICK, on_hung=hook)) as it:
+        await it.stream()
+        it.cores["one"].moves.clear()
+        it.cores["one"].shown = 0
+        waiting = asyncio.create_task(it.stream())
+        assert ("hung", "output_stopped") == await it.until("one", "hung")
+        for path, status in (("engine-ready", 503), ("engine-live", 503), ("engine-live?upstream=two", 404)):
+            async with it.session.get(f"{it.started.metrics_url}/-/{path}") as answer:
+                assert status == answer.status
+        async with asyncio.timeout(10):
+            while not saved.exists():
+                await asyncio.sleep(0.02)
+        evidence = json.loads(saved.read_text())
+        assert ("one", "output_stopped", 1) == (evidence["upstream"], evidence["evidence"], len(evidence["requests"]))
+        it.cores["one"].moves.set()
+        assert "data: [DONE]" in await asyncio.wait_for(waiting, 10), "without another engine the request waits"
+        await it.until("one", "healthy", "idle")
+
+
+async def test_core_that_hangs_while_idle_is_found_by_a_probe(tmp_path: Path):
+    async with fleet(tmp_path, "one") as it:
+        it.cores["one"].moves.clear()
+        it.cores["one"].shown = 0
+        assert ("suspect", "probe_silent") == await it.until("one", "suspect")
+        it.cores["one"].moves.set()
+        await it.until("one", "idle")
+        async with asyncio.timeout(10):
+            while not it.records():
+                await asyncio.sleep(0.05)
+        probe = it.records()[0]
+        assert (PROBE_TEAM, "tiny", "one", 1, "ok") == (
+            probe.team,
+            probe.model,
+            probe.upstream,
+            probe.completion_tokens,
+            probe.outcome,
+        )
+
+
+@pytest.mark.parametrize(("scaling", "evidence"), [(True, "elastic_ep"), (False, "retired_rank")])
+async def test_scaling_engine_and_retired_rank_leave_rotation(tmp_path: Path, scaling: bool, evidence: str):
+    async with fleet(tmp_path, "one", "two") as it:
+        it.cores["one"].scaling = scaling
+        assert ("scaling", evidence) == await it.until("one", "scaling")
+        for number in range(8):
+            assert "data: [DONE]" in await it.stream(f"prompt {number}")
+        assert not it.cores["one"].asked or {"1"} == set(it.cores["one"].asked), "probes only"
+        it.cores["one"].scaling = None
+        await it.until("one", "idle", "healthy")
+
+
+async def test_gateway_without_probes_sends_none(tmp_path: Path):
+    async with fleet(tmp_path, "one", liveness=LivenessConfig(out_s=2.0, hung_s=3.0, probe=False)) as it:
+        waiting = asyncio.create_task(it.stream())
+        it.cores["one"].moves.clear()
+        await it.until("one", "suspect")
+        assert ["hello"] == it.cores["one"].asked
+        it.cores["one"].moves.set()
+        await waiting
+
+
+@pytest.mark.parametrize("wrong", [{"out_s": 1.0}, {"out_s": 40.0}, {"idle_probe_s": 0.1}])
+def test_impossible_limits_are_refused(wrong: dict[str, float]):
+    with pytest.raises(ValueError, match="liveness"):
+        LivenessConfig(**wrong)
