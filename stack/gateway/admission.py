@@ -180,8 +180,9 @@ class Admission:
         wait_s = self.wait_s(team)
         yielding = self._yielding(ticket)
         if yielding is None:
-            it.refused, it.refused_tokens = it.refused + 1, it.refused_tokens + ticket.tokens
-            self.wanting()
+            if self.ceilings is not None:
+                it.refused, it.refused_tokens = it.refused + 1, it.refused_tokens + ticket.tokens
+                self.wanting()
             return self._refusal("queue_full", wait_s)
         if wait_s > it.band.band.max_wait_s:
             return self._refusal("est_wait", wait_s)
@@ -317,6 +318,8 @@ class Admission:
         it = self._teams[team]
         rank, own, ceiling, running = it.band.band.rank, len(it.queue) + 1, it.band.most, it.running
         slots = self._expected
+        if self.ceilings is not None:  # the lease of its band follows its requests
+            ceiling = max(ceiling, math.floor(it.band.band.ceiling * slots))
         hold_s = it.hold.estimate(running, self._hold, self._now)
         ahead, work_s, turns = float(own), 0.0, own / it.team.weight
         for above, queue in self._queues.items():
@@ -364,6 +367,8 @@ class Admission:
         """Return the waiting requests that give way to a request: none while the queue has room, None if the request
         has to be refused."""
         places, tokens = self.queue, self.queue_tokens
+        if self.ceilings is not None:  # where a lease is lowered, what waits stays
+            places, tokens = max(places, self.waiting), None if tokens is None else max(tokens, self.waiting_tokens)
         if self.waiting < places and (tokens is None or self.waiting_tokens + ticket.tokens <= tokens):
             return []
         teams = {team.name: team for queue in self._queues.values() for team in queue.values()} | {

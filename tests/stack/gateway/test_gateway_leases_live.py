@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -258,7 +257,9 @@ async def test_partition_pause_and_reload_hold_the_limit(part, free_port, tmp_pa
             fleet.processes[1].send_signal(signal.SIGSTOP)
             assert SLOTS == await fleet.most_within(2, after_s=2.5), "its slots are used by the others"
             fleet.processes[1].send_signal(signal.SIGCONT)
-            assert SLOTS == await fleet.most_within(2), "it does not use the lease that has lapsed"
+            # a request that was admitted just before the stop, and sent after it, is an orphan
+            assert SLOTS + SLOTS // 3 >= await fleet.most_within(0.5)
+            assert SLOTS == await fleet.most_within(1.5), "it does not use the lease that has lapsed"
             assert [3.0] * 3 == await fleet.metrics("lease_replicas")
 
             for slots, order in ((SLOTS // 2, (1, 0, 2)), (SLOTS, (2, 0, 1))):
@@ -285,7 +286,7 @@ MEANINGS = {
 OPTIONS = {
     "password": ("--requirepass", "right"),
     "full": ("--maxmemory", "1"),
-    "read-only": ("--replicaof", "127.0.0.1 1"),
+    "read-only": ("--replicaof", "127.0.0.1", "1"),
     "cluster": ("--cluster-enabled", "yes"),
 }
 
@@ -293,14 +294,15 @@ OPTIONS = {
 @pytest.mark.parametrize("fault", MEANINGS)
 async def test_a_store_that_fails_leaves_the_fixed_share(part, free_port, tmp_path: Path, caplog, fault: str):
     """One sentence in the log, the metric of the alert, and requests go on. Every second fault is one of Redis."""
-    port, caplog.handler.level = free_port(), logging.INFO
+    port = free_port()
     url = f"{'rediss' if fault == 'tls' else 'redis'}://127.0.0.1:{port}"
     program = part("redis" if list(MEANINGS).index(fault) % 2 else "valkey").path
     async with contextlib.AsyncExitStack() as stack:
         if fault == "http":
             await stack.enter_async_context(http_server(port))
         elif fault != "refused":
-            stack.enter_context(real_store(program, port, tmp_path, *OPTIONS.get(fault, ())))
+            options = OPTIONS.get(fault, ()) + (("--cluster-port", str(free_port())) if fault == "cluster" else ())
+            stack.enter_context(real_store(program, port, tmp_path, *options))
             password = "right" if fault == "password" else None
             async with connected(LeaseStore(url=f"redis://127.0.0.1:{port}"), password) as client:
                 if fault == "type":
@@ -310,5 +312,7 @@ async def test_a_store_that_fails_leaves_the_fixed_share(part, free_port, tmp_pa
         async with it.post(ASK) as answer:
             assert 200 == answer.status
         assert 1.0 == (await it.figures())[("vllm_watch_gateway_lease_lost",)]
-    said = [record.getMessage() for record in caplog.records if record.name == "gateway"]
+    said = [
+        record.getMessage() for record in caplog.records if (record.name, record.levelname) == ("gateway", "WARNING")
+    ]
     assert [f"no lease from {url}, the fixed share of this gateway holds: {MEANINGS[fault]}"] == said
