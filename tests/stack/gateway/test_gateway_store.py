@@ -229,7 +229,7 @@ async def test_a_store_with_tls(program: Path, free_port, certified: Path, tmp_p
             "its certificate is not accepted": replace(right, ca_file=str(certified / "other.pem")),
             "certificate is not valid for 'localhost'": replace(right, url=f"rediss://localhost:{port}/3"),
             "a server with TLS needs rediss:// or valkeys://": replace(right, url=f"redis://127.0.0.1:{port}/3"),
-            "it does not speak TLS at this port; write redis://": replace(right, url=f"rediss://127.0.0.1:{plain}/3"),
+            "it does not speak TLS at this port": replace(right, url=f"rediss://127.0.0.1:{plain}/3"),
             "it has no such database; correct the number": replace(right, url=f"rediss://127.0.0.1:{port}/99"),
             "the password or the user is wrong; correct sharing.store.password_file": replace(right, user="gatewax"),
         }
