@@ -80,6 +80,7 @@ class ClientServer:
     async def close(self, seconds: float) -> None:
         """Wait until all connections have ended; cut them after so long."""
         if self.connections:
+            self._empty.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._empty.wait(), seconds)
         for connection in list(self.connections):

@@ -302,8 +302,9 @@ class ResponseWriter:
             await response.end()
             return
         self._services.mark(self._request, response)
+        response.put_whole(self._request)
         self._response = response
-        await response.send(self._request)
+        await self._request.drain()
 
     async def _answer(self, end: RequestEnd) -> None:
         """Report to the client why its request ended: as a status, as an event inside a stream, or by cutting what is

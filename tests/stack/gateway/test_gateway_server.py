@@ -488,6 +488,27 @@ async def test_a_response_is_framed_for_its_request(response: Response, method: 
         assert want == b"".join(line + b"\r\n" for line in kept) + b"|" + body
 
 
+async def test_a_response_goes_out_before_its_connection_is_cut():
+    """A server that is closed waits for clients that still read, also if others have left before."""
+
+    async def large(asked: ClientRequest) -> None:
+        Response(200, {"Content-Type": "a"}, b"a" * 20_000_000).put_whole(asked)
+
+    server = ClientServer(large)
+    it = await accept(server.connection, "listen", "127.0.0.1:0", ListenerAuth(None), 9, new_rejections())
+    assert (await exchanged(it, request("GET", "/", b"", "Connection: close"))).endswith(b"(closed)")
+    reader, writer = await connected(it)
+    writer.write(request("GET"))
+    await reader.readuntil(b"\r\n\r\n")
+    await it.close()
+    server.finish()
+    closing = asyncio.create_task(server.close(5))
+    await asyncio.sleep(0)
+    assert 20_000_000 == len(await reader.read())
+    await closing
+    writer.close()
+
+
 async def test_no_header_breaks_a_line():
     async def odd(asked: ClientRequest) -> None:
         await Response(200, {"X": "a\r\nSet-Cookie: b"}, b"").send(asked)
