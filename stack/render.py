@@ -18,11 +18,14 @@ from exporters.catalogue import promql_ast
 from exporters.compat.check import QueryRef
 from runbooks import diagnosis
 from runbooks import page as runbook_page
+from stack.deploy import haproxy
 from stack.deploy.fleet import files as fleet
 from stack.deploy.helm import chart
 from stack.doctor import symptoms
 from stack.root import ROOT, version
 
+# HAProxy of compose.replicas.yml
+COMPOSE_GATEWAYS = haproxy.LoadBalancer(gateways=("gateway:8000", "gateway-1:8000"), listen="0.0.0.0:8000")
 # folders that hold nothing else: what has no source there is removed
 PRINTED_ONLY = ("alerts/prometheus", "dashboards/json", *(f"{chart.CHART}/{folder}" for folder in chart.PRINTED_ONLY))
 
@@ -44,6 +47,7 @@ def files() -> Iterator[tuple[Path, str]]:
             yield Path("runbooks") / f"{alert.name}.md", runbook_page.stamped(page, facts(alert))
     yield Path("runbooks/tuning.md"), symptoms.page()
     yield from fleet.files()
+    yield Path("stack/deploy/replicas/haproxy.cfg"), haproxy.configuration(COMPOSE_GATEWAYS)
     yield from ((chart.CHART / name, text) for name, text in chart.printed(AlertOptions(), version()))
     if (ROOT / "docs").is_dir():  # an installed package has none
         from stack import reference  # late: only printing needs the drills

@@ -23,6 +23,7 @@ from stack.gateway.isolation import SECRET_FILE
 from stack.gateway.policy import BANDS
 
 FOLDER = Path("/var/lib/vllm-watch/secrets")
+STORE = Path("/var/lib/vllm-watch/store")  # of compose.replicas.yml: the password of the store of leases
 # Where the sidecar's file depends on the environment: what it is made from, and the result.
 SIDECAR_TEMPLATE = Path("/etc/vllm-watch/sidecar.yaml")
 SIDECAR = Path("/var/lib/vllm-watch/state/sidecar.yaml")
@@ -57,6 +58,11 @@ def make(folder: Path, random: Callable[[int], str] = secrets.token_urlsafe) -> 
 def make_password(folder: Path, random: Callable[[int], str] = secrets.token_urlsafe) -> None:
     """Grafana runs as another user of our group: its password alone is readable by the group, all else by us only."""
     once(folder / _PASSWORD, lambda: random(24), mode=0o640)
+
+
+def make_store_password(folder: Path, random: Callable[[int], str] = secrets.token_urlsafe) -> None:
+    """A password for the store, which gateways and the store read."""
+    once(folder / "password", lambda: random(32))
 
 
 def make_keys(
@@ -105,9 +111,11 @@ def read(folder: Path, operator_password: Path = OPERATOR_PASSWORD) -> Secrets:
         raise BadConfig(f"{error.filename}: {error.strerror}; `docker compose up` makes the secrets") from error
 
 
-def main(folder: Path = FOLDER) -> int:
+def main(folder: Path = FOLDER, store: Path | None = None) -> int:
     try:
         make(folder)
+        if store is not None:
+            make_store_password(store)
     except (OSError, BadConfig) as error:
         logging.getLogger("vllm_watch.init").error("the secrets could not be made: %s", error)
         return 1
@@ -115,4 +123,4 @@ def main(folder: Path = FOLDER) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(store=STORE if "store" in sys.argv[1:] else None))

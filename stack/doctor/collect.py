@@ -13,7 +13,15 @@ from exporters.catalogue.exposition_parser import Exposition, Labels
 from exporters.catalogue.metric import Metric
 from exporters.requests.read import read_records
 from exporters.requests.record import UNKNOWN_TEAM, RequestRecord, ended_at
-from stack.doctor.evidence import Clients, EngineSnapshot, GatewayEvidence, Gauge, ModelEvidence, Spread
+from stack.doctor.evidence import (
+    AdapterEvidence,
+    Clients,
+    EngineSnapshot,
+    GatewayEvidence,
+    Gauge,
+    ModelEvidence,
+    Spread,
+)
 from stack.doctor.series import CROWDED, QUEUE_RISE, STILL, SeriesWindow
 from stack.tuning.derived import plain
 from stack.tuning.samples import Span
@@ -301,7 +309,19 @@ def _of_log(records: Sequence[RequestRecord]) -> Clients:
         ttft=seconds("ttft_ms"),
         tpot=seconds("tpot_ms"),
         queue=seconds("queue_ms"),
+        adapters=dict(_adapters(good)),
     )
+
+
+def _adapters(records: Sequence[RequestRecord]) -> Iterator[tuple[str | None, AdapterEvidence]]:
+    """Yield the times of each adapter, and of the base model."""
+    found: defaultdict[str | None, list[RequestRecord]] = defaultdict(list)
+    for record in records:
+        found[record.adapter].append(record)
+    for adapter, own in found.items():
+        if ttft := Spread.of(record.ttft_ms / 1000 for record in own if record.ttft_ms is not None):
+            prompts = Spread.of(record.prompt_tokens for record in own if record.prompt_tokens is not None)
+            yield adapter, AdapterEvidence(ttft, prompts)
 
 
 def _gateway(series: SeriesWindow, models: int) -> GatewayEvidence | None:

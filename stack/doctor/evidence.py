@@ -202,10 +202,19 @@ class EngineSnapshot:
         return self.begun - self.ended - most, self.begun - self.ended - (most - least)
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterEvidence:
+    """Complete answers of one LoRA adapter, or of the base model. ttft: single values in seconds; prompt_tokens: their
+    prompts."""
+
+    ttft: Spread
+    prompt_tokens: Spread | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clients:
     """Evidence from clients. outcomes, reasons, teams: number of requests; refused: by team. Times are of complete
-    answers. source: for people."""
+    answers. adapters: by name, None for the base model; known from a log only. source: for people."""
 
     source: str
     outcomes: Mapping[str, float]
@@ -215,6 +224,7 @@ class Clients:
     ttft: Spread | None = None
     tpot: Spread | None = None
     queue: Spread | None = None
+    adapters: Mapping[str | None, AdapterEvidence] = field(default_factory=dict)
 
     @property
     def requests(self) -> float:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 # Routes that make or read tokens: each POST to them leaves one record. Everything else under /v1 (models, render,
-# count_tokens, ...) is only passed on and leaves none. Source: the routers of vLLM 0.32.
+# count_tokens, ...) is only passed on and leaves none. Source: the routers of vLLM 0.32, and of 0.33 for decisions.
 RECORDED = frozenset(
     f"/v1/{name}"
     for name in (
         "chat/completions", "chat/completions/batch", "completions", "responses", "embeddings", "messages",
         "audio/transcriptions",
-        "audio/translations", "rerank", "score", "systemone",
+        "audio/translations", "rerank", "score", "systemone", "decisions",
     )
 )  # fmt: skip
 # Routes whose streams say that they are complete.
@@ -33,7 +33,7 @@ class BodyRoute:
     limit: fields that limit the output, the one that counts first; unsaid: the
     limit of a body without them, None for what the context has left. has_priority: whether the body may name the
     priority of its request; has_n: how many texts it wants.
-    Source: the request models of vLLM 0.32 (entrypoints/**/protocol.py)."""
+    Source: the request models of vLLM 0.32 and 0.33 (entrypoints/**/protocol.py)."""
 
     prompt: tuple[str, ...] = ()
     each: tuple[str, ...] = ()
@@ -114,6 +114,9 @@ BODY_ROUTES = {
         maybe=("chat_template_kwargs",),
         media=("images", "audio", "videos"),
         unsaid=1,
+    ),
+    "/v1/decisions": BodyRoute(
+        ("questions",), each=("questions",), against=("input",), chats=("input",), unsaid=1, has_priority=False
     ),
 }
 BODY_ROUTES = {route: replace(how, aside=frozenset(how.whole + how.maybe)) for route, how in BODY_ROUTES.items()}

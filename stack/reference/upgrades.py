@@ -53,7 +53,22 @@ NOTES: dict[str, tuple[Note, ...]] = {
             "source of 0.33.0",
         ),
         Note(
-            "`POST /v1/decisions` is new; the gateway answers 404 unless `also_pass` names it.",
+            "`--prefill-schedule-interval N` also works without data parallelism: prompts are computed in every Nth"
+            " step only, so gaps between tokens are shorter and first tokens later. Its default is 1, as before.",
+            _NOT,
+            "source of 0.33.0",
+        ),
+        Note(
+            "The Rust frontend (`VLLM_USE_RUST_FRONTEND=1`, off by default) shows the six Mooncake families, too, and"
+            " its binary names every route that the gateway records. It refuses bodies above"
+            " `VLLM_HTTP_MAX_REQUEST_BODY_SIZE`, 32 MiB by default, which the Python frontend does not: keep"
+            " `limits.body_bytes` of the gateway at or below it.",
+            _NOT,
+            "source of 0.33.0 and strings of its binary",
+        ),
+        Note(
+            "`POST /v1/decisions` is new. The gateway counts and records its requests; remove it from `also_pass`,"
+            " where the gateway no longer accepts it.",
             _NOT,
             "source of 0.33.0",
         ),

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from compose_standins.private_docker import FAR_HOST, PrivateDocker, Project, debian_root, wheelhouse
@@ -28,11 +29,13 @@ from alerts.panel_ref import PanelRef
 from alerts.rules import LABELS_QUERY
 from dashboards.model import Profile
 from dashboards.registry import boards
+from exporters.catalogue import gateway as gateway_series
 from exporters.catalogue import gpu
 from exporters.catalogue import sidecar as sidecar_series
 from exporters.sidecar_config import SidecarConfig
 from stack import config
 from stack.deploy import init
+from stack.deploy.haproxy import CHECK_MS
 from stack.gateway.config import GatewayConfig
 from stack.gateway.teams import load_policy, make_key, teams_of
 from stack.lab.install import InstalledPart, cache_dir
@@ -40,6 +43,7 @@ from stack.lab.install import InstalledPart, cache_dir
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "stack/deploy"
 BASE, CPU, WATCH = ROOT / "docker-compose.yml", DEPLOY / "compose.cpu.yml", DEPLOY / "compose.watch.yml"
+REPLICAS = DEPLOY / "compose.replicas.yml"
 STANDINS, PATIENCE = (ROOT / f"tests/support/compose_standins/{name}.yml" for name in ("compose", "patience"))
 GATEWAY, PROMETHEUS, ALERTMANAGER, JAEGER, BOARD = (
     f"http://127.0.0.1:{port}" for port in (8000, 9090, 9093, 16686, 9402)
@@ -161,7 +165,9 @@ def test_our_configuration_files_are_read_by_our_programs() -> None:
 
 
 @pytest.mark.compose
-@pytest.mark.parametrize("overlays", [(), (CPU,)], ids=["gpu", "cpu"])
+@pytest.mark.parametrize(
+    "overlays", [(), (CPU,), (REPLICAS,), (CPU, REPLICAS)], ids=["gpu", "cpu", "replicas", "cpu-replicas"]
+)
 def test_compose_accepts_the_files_without_any_setting(
     part: Callable[[str], InstalledPart], tmp_path: Path, overlays: tuple[Path, ...]
 ) -> None:
@@ -181,6 +187,26 @@ def resolved(part: Callable[[str], InstalledPart], variables: Mapping[str, str],
         env={"PATH": os.environ["PATH"], **variables}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     return json.loads(told.stdout)
+
+
+def test_files_of_two_gateways_are_those_of_one_and_what_they_share() -> None:
+    """Their gateway.yaml adds the store and the time in which HAProxy sees that one stops; Prometheus asks both."""
+    one, each = (config.load(path / "gateway.yaml", GatewayConfig) for path in (DEPLOY, DEPLOY / "replicas"))
+    assert each.sharing is not None
+    assert each.sharing.store is not None
+    assert (2, "hostname") == (each.sharing.replicas, each.sharing.index)
+    assert Path(str(each.sharing.store.password_file)).parent == init.STORE
+    timeouts = msgspec.structs.replace(each.timeouts, accept_grace_s=one.timeouts.accept_grace_s)
+    assert one == msgspec.structs.replace(each, sharing=None, timeouts=timeouts)
+    assert each.timeouts.accept_grace_s >= 4 * CHECK_MS / 1000
+    base, both = (read(path / "prometheus/prometheus.yml") for path in (DEPLOY, DEPLOY / "replicas"))
+    for job in both["scrape_configs"]:
+        targets = job["static_configs"][0]["targets"]
+        if job["job_name"] in ("gateway", "sidecar"):
+            name, port = targets[0].split(":")
+            assert [f"{name}:{port}", f"{name}-1:{port}"] == targets
+            del targets[1:]
+    assert base == both
 
 
 @pytest.mark.compose
@@ -242,6 +268,20 @@ def test_secrets_are_made_once_and_only_for_those_who_need_them(tmp_path: Path) 
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
     assert 0o640 == modes.pop("grafana_admin_password")
     assert {"keys": 0o700, "teams.yaml": 0o600, "gateway.secret": 0o600, **dict.fromkeys(init.TEAMS, 0o600)} == modes
+
+
+def test_the_stores_password_is_made_once_and_only_where_there_is_a_store(tmp_path: Path) -> None:
+    secrets, store = tmp_path / "secrets", tmp_path / "store"
+    for folder in (secrets, store):
+        folder.mkdir()
+    assert 0 == init.main(secrets)
+    assert [] == list(store.iterdir())
+    assert 0 == init.main(secrets, store)
+    made = (store / "password").read_text()
+    assert len(made) >= 32
+    assert 0o600 == stat.S_IMODE((store / "password").stat().st_mode)
+    assert 0 == init.main(secrets, store)
+    assert made == (store / "password").read_text()
 
 
 def test_an_interrupted_start_is_finished_by_the_next(tmp_path: Path) -> None:
@@ -367,12 +407,33 @@ def _adopt_programs(docker: PrivateDocker, images: Mapping[str, str], part: Call
         images["otelcol"], base, mounts=[f"{part('otelcol').path}:/from"], inside="cp /from /otelcol",
         changes=["USER 10001", 'ENTRYPOINT ["/otelcol"]'],
     )  # fmt: skip
+    _adopt_unpacked(docker, images["store"], part("valkey"), "valkey-cli")
+    _adopt_unpacked(docker, images["haproxy"], part("haproxy"))
     for service, user in (("grafana", "472:0"), ("jaeger", "10001")):
         docker.adopt(
             images[service], base, mounts=[f"{STANDINS.parent / f'fake_{service}.py'}:/from"],
             inside="cp /from /fake.py; install -d -o 472 /var/lib/grafana",
             changes=[f"USER {user}", 'ENTRYPOINT ["python3", "/fake.py"]'],
         )  # fmt: skip
+
+
+def _adopt_unpacked(docker: PrivateDocker, image: str, program: InstalledPart, *tools: str) -> None:
+    """An image of a program that runs with the unpacked libraries of its own suite; they keep their paths. tools: of
+    the same package as the program."""
+    text = program.path.read_text()
+    folders = sorted(set(re.findall(rf"{re.escape(str(cache_dir()))}/unpacked/[^/:\s]+", text)))
+    entered = {str(parent) for folder in folders for parent in Path(folder).parents}
+    own = program.path.name
+    scripts = [f"cp /from /usr/local/bin/{own}"]
+    for tool in tools:
+        other = f's|--argv0 {own}|--argv0 {tool}|; s|/[^/ ]* "$@"|/{tool} "$@"|'
+        scripts.append(f"sed '{other}' /from > /usr/local/bin/{tool}")
+    copies = [f"mkdir -p {folder}; cp -a /unpacked/{Path(folder).name}/usr {folder}" for folder in folders]
+    docker.adopt(
+        image, "python:3.11-slim-bookworm",
+        mounts=[f"{program.path}:/from", f"{cache_dir() / 'unpacked'}:/unpacked"],
+        inside="; ".join((*scripts, *copies, "chmod 755 /usr/local/bin/* " + " ".join(sorted(entered - {"/"})))),
+    )  # fmt: skip
 
 
 def _as_mounts(program: InstalledPart) -> list[str]:
@@ -397,7 +458,7 @@ def docker(
     before = forwarding.read_text(), Path("/proc/net/dev").read_text().count(":")
     made = PrivateDocker(part("dockerd").path, part("docker").path, part("compose").path, folder)
     try:
-        found = resolved(part, _variables(part), CPU, STANDINS)["services"]
+        found = resolved(part, _variables(part), CPU, REPLICAS, STANDINS)["services"]
         _stand_in(made, {name: service["image"] for name, service in found.items()}, part)
         yield made
     finally:
@@ -660,6 +721,94 @@ def _text(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError:
         return ""
+
+
+# --- run with two gateways
+
+REPLICAS_PORTS = {"GATEWAY": 24100, "GRAFANA": 24101, "PROMETHEUS": 24102, "ALERTMANAGER": 24103, "BOARD": 24104}
+
+
+@pytest.fixture(scope="module")
+def replicated(docker: PrivateDocker) -> Iterator[SimpleNamespace]:
+    """compose.replicas.yml, up and healthy on ports of its own, without what it leaves as it is. The engine is fake."""
+    variables = {f"VLLM_WATCH_PORT_{name}": str(port) for name, port in REPLICAS_PORTS.items()} | {
+        "COMPOSE_PROJECT_NAME": "replicated"
+    }
+    project = docker.up_project([BASE, CPU, REPLICAS, SECURE_STANDINS, PATIENCE], variables, ROOT)
+    wanted = ("haproxy", "store", "gateway", "gateway-1", "sidecar", "sidecar-1", "prometheus")
+    project("up", "--detach", "--wait", "--wait-timeout", "300", *wanted, timeout_s=330)
+    url, prometheus = (f"http://127.0.0.1:{REPLICAS_PORTS[name]}" for name in ("GATEWAY", "PROMETHEUS"))
+    bearer = {"Authorization": f"Bearer {_secrets(project)['demo']}"}
+    body = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "the queue"}]}
+
+    def chat() -> int:
+        return docker.get(f"{url}/v1/chat/completions", bearer, body)[0]
+
+    def values(expression: str) -> dict[str, float]:
+        """Value of each instance, by its name."""
+        found = json.loads(docker.get(f"{prometheus}/api/v1/query?query={expression.replace(' ', '%20')}")[1])
+        return {each["metric"]["instance"]: float(each["value"][1]) for each in found["data"]["result"]}
+
+    yield SimpleNamespace(docker=docker, project=project, chat=chat, values=values)
+    project("down", "--volumes", timeout_s=200)
+
+
+@pytest.mark.compose
+@pytest.mark.prometheus
+class TestReplicated:
+    """Two gateways behind HAProxy, with a store of leases."""
+
+    def test_both_gateways_serve_one_address_and_each_has_its_log(
+        self, replicated: SimpleNamespace, eventually: Callable[..., None]
+    ) -> None:
+        eventually(lambda: replicated.chat() == 200, within_s=60, what="an answer through HAProxy")
+        assert {200} == {replicated.chat() for _ in range(8)}
+
+        def counted() -> bool:
+            found = replicated.values(f'sum by (instance) ({sidecar_series.REQUESTS.name}{{team="demo"}})')
+            return {"sidecar:9401", "sidecar-1:9401"} == set(found) and sum(found.values()) >= 8
+
+        eventually(counted, within_s=90, what="the requests of both logs")
+        up = replicated.values('up{job=~"gateway|sidecar"}')
+        assert dict.fromkeys(("gateway:8010", "gateway-1:8010", "sidecar:9401", "sidecar-1:9401"), 1.0) == up
+
+    def test_limits_are_leased_and_requests_do_not_need_the_store(
+        self, replicated: SimpleNamespace, eventually: Callable[..., None]
+    ) -> None:
+        names = ("gateway:8010", "gateway-1:8010")
+
+        def lost(value: float) -> bool:
+            return bool(dict.fromkeys(names, value) == replicated.values(gateway_series.LEASE_LOST.name))
+
+        eventually(lambda: lost(0), within_s=90, what="leases of both")
+        assert dict.fromkeys(names, 2.0) == replicated.values(gateway_series.LEASE_REPLICAS.name)
+        replicated.project("stop", "store")
+        eventually(lambda: lost(1), within_s=90, what="the loss at both")
+        assert {200} == {replicated.chat() for _ in range(4)}
+        replicated.project("start", "store")
+        eventually(lambda: lost(0), within_s=90, what="leases of both again")
+
+    def test_a_gateway_is_replaced_without_a_failed_request(self, replicated: SimpleNamespace) -> None:
+        with concurrent.futures.ThreadPoolExecutor(1) as alongside:
+            restart = alongside.submit(replicated.project, "restart", "gateway")
+            answers = [replicated.chat()]
+            while not restart.done():
+                answers.append(replicated.chat())
+            restart.result()
+        assert {200} == set(answers)
+        assert len(answers) > 10, "there was load while it stopped"
+
+    def test_the_password_of_the_store_is_seen_by_nobody_else(self, replicated: SimpleNamespace) -> None:
+        docker, project = replicated.docker, replicated.project
+        password = (docker.folder / "data/volumes/replicated_store/_data/password").read_text()
+        containers = docker.run(
+            "ps", "--all", "--quiet", "--filter", "label=com.docker.compose.project=replicated"
+        ).split()
+        for text in (project("logs", "--no-color"), docker.run("inspect", *containers), project("config")):
+            assert text
+            assert password not in text
+        look = "cat /proc/1/cmdline /proc/1/environ | tr -c '[:print:]' '\\n' | grep -cF -f /run/store/password || true"
+        assert "0" == project("exec", "-T", "store", "sh", "-c", look).strip()
 
 
 # --- run with a real engine

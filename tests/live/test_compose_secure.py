@@ -16,7 +16,7 @@ from typing import Any
 
 import bcrypt
 import pytest
-from test_compose import CPU, DEPLOY, READY, ROOT, SECURE, WATCH, read, resolved
+from test_compose import CPU, DEPLOY, READY, REPLICAS, ROOT, SECURE, WATCH, read, resolved
 from test_mig import GIVEN, MIG
 
 from exporters.sidecar_config import SidecarConfig
@@ -29,7 +29,8 @@ from stack.lab.install import InstalledPart
 MIG_SECURE = DEPLOY / "compose.mig.secure.yml"
 COMBINATIONS = {
     "gpu": (), "cpu": (CPU,), "mig": (MIG,), "secure": (SECURE,), "cpu-secure": (CPU, SECURE),
-    "mig-secure": (MIG, SECURE, MIG_SECURE), "watch": (WATCH,),
+    "mig-secure": (MIG, SECURE, MIG_SECURE), "watch": (WATCH,), "replicas": (REPLICAS,),
+    "cpu-replicas": (CPU, REPLICAS),
 }  # fmt: skip
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 FOLDERS = ("authority", "public", *credentials.SERVICES)
@@ -76,6 +77,16 @@ WATCH_RIGHTS = RIGHTS | {
     "prometheus": (NOBODY, {"engine", "engines", "watch", "alerts"}, {"prometheus-data", "targets:ro"}),
     "grafana": ("472:0", {"watch"}, {"secrets:ro", "grafana-data"}),
 }
+# Of compose.replicas.yml, whose second gateway and sidecar have volumes of their own.
+REPLICAS_RIGHTS = RIGHTS | {
+    "init": (OURS, set(), {"secrets", "store"}),
+    "store": (OURS, {"store"}, {"store:ro"}),
+    "haproxy": ("99:99", {"clients", "gateways"}, set()),
+    "gateway": (OURS, {"engine", "gateways", "store"}, {"secrets:ro", "store:ro", "request-log"}),
+    "gateway-1": (OURS, {"engine", "gateways", "store"}, {"secrets:ro", "store:ro", "request-log-1"}),
+    "sidecar-1": (OURS, {"engine"}, {"request-log-1:ro", "sidecar-state-1"}),
+    "cli": (OURS, {"engine", "watch", "alerts"}, {"secrets:ro", "request-log:ro", "request-log-1:ro"}),
+}
 POWERS = {"model": ["DAC_OVERRIDE"], "credentials": ["CHOWN", "DAC_OVERRIDE", "FOWNER"]}
 UNLIMITED = ("vllm",)  # how much memory an engine needs depends on its model
 
@@ -97,7 +108,8 @@ def test_each_service_has_the_rights_of_the_table_and_no_others(stack: Any) -> N
     """Of MIG a service sees the networks of teams in place of `engine`, and the sidecar's file is made."""
     mig = "mig" in stack["name"]
     for name, service in stack["services"].items():
-        user, networks, data = (WATCH_RIGHTS if stack["name"] == "watch" else RIGHTS)[kind(name)]
+        tables = {"watch": WATCH_RIGHTS, "replicas": REPLICAS_RIGHTS}
+        user, networks, data = tables.get(stack["name"].removeprefix("cpu-"), RIGHTS)[kind(name)]
         assert user == service["user"], name
         found = {network.split("-")[0] for network in service.get("networks") or {}}
         if mig:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import venv
+import warnings
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ import yaml
 from exporters.compat import check
 from stack import render as rendering
 from stack.lab.install import engine
-from tools import release
+from tools import engine_releases, release
 
 ROOT = Path(__file__).parents[2]
 WHEN = 1_700_000_000
@@ -240,10 +241,42 @@ def tag(service: str) -> str:
 def test_one_vllm_version_everywhere():
     """VLLM is one version in compose lab golden pages and readme."""
     assert engine.VLLM == tag("vllm")
+    files = [
+        ROOT / "docker-compose.yml",
+        *(ROOT / "stack/deploy").glob("compose.*.yml"),
+        ROOT / "stack/deploy/preflight.sh",
+    ]
+    named = {file.name: set(re.findall(r"vllm/vllm-openai(?:-cpu)?:v([0-9.]+)", file.read_text())) for file in files}
+    assert {engine.VLLM} == set().union(*named.values()), named
     assert f"| {engine.VLLM} | tested live (CPU build)" in STATUS
     assert ".".join(engine.VLLM.split(".")[:2]) in README
     assert list((ROOT / "tests/golden").glob(f"{engine.VLLM}-*.prom"))
     assert f"## vLLM {'.'.join(engine.VLLM.split('.')[:2])}" in (ROOT / "docs/reference/upgrades.md").read_text()
+
+
+def test_releases_after_the_catalogued_one_are_found():
+    """Whatever pip lists: patches of a known release are none, and 0.100 comes after 0.99."""
+    listed = engine_releases.read("vllm (0.100.1)\nAvailable versions: 0.100.1, 0.99.0, 0.33.2, 0.33.0rc1, 0.32.0\n  X")
+    assert ["0.100.1", "0.99.0", "0.33.2", "0.32.0"] == listed
+    assert ["0.99", "0.100"] == engine_releases.newer(listed, "0.33")
+    assert [] == engine_releases.newer([], "0.33") == engine_releases.newer(listed, "0.100")
+    assert [] == engine_releases.read("ERROR: No matching distribution found for vllm\n")
+
+
+def test_a_release_that_is_not_catalogued_is_reported(monkeypatch):
+    """A new release is no fault of this checkout: what PyPI has is a warning, and so is no answer nothing."""
+    monkeypatch.setattr(engine_releases, "published", lambda: ["999.0.0"])
+    assert engine_releases.report().startswith("vLLM 999.0 is on PyPI, and the catalogue ends with ")
+    monkeypatch.undo()
+    if sentence := engine_releases.report():
+        warnings.warn(sentence, stacklevel=1)
+
+
+def test_an_index_that_does_not_answer_is_no_release(monkeypatch):
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    assert "" == engine_releases.report()
 
 
 def test_one_version_of_each_service_everywhere():

@@ -22,9 +22,10 @@ from dashboards.model import Profile
 from stack.deploy.fleet import files as fleet
 from stack.deploy.helm import values
 from stack.deploy.helm.template import Expr, Lines, When, YamlBlock, several, text_of
-from stack.deploy.kubernetes import monitoring, notifications, running
+from stack.deploy.kubernetes import monitoring, notifications, policies, replicas, running
 from stack.deploy.kubernetes.objects import GATEWAY, OMIT, Object, load, load_one
 from stack.deploy.kubernetes.options import KubernetesOptions
+from stack.deploy.kubernetes.replica_options import STORE_FOLDER
 
 CHART = Path("stack/deploy/helm/vllm-watch")
 # addresses in files/, which _helpers.tpl replaces by those of the release
@@ -36,12 +37,23 @@ _HEADER = "{{- /* Printed by `vllm-watch render` from stack/deploy/kubernetes an
 _SIDECAR = "or .Values.gateway.enabled .Values.sidecar.enabled"
 _ALONE = "and .Values.sidecar.enabled (not .Values.gateway.enabled)"
 _ONE_ENGINE = "eq (len .Values.engines.endpoints) 1"
-_SECRETS = {"tls": ".Values.tls.existingSecret", "login": ".Values.login.existingSecret"}
+_SECRETS = {
+    "tls": ".Values.tls.existingSecret",
+    "login": ".Values.login.existingSecret",
+    "store": ".Values.store.existingSecret",
+}
+_SEVERAL = 'include "vllm-watch.severalGateways" .'
+_ONE_GATEWAY = f"and .Values.gateway.enabled (not ({_SEVERAL}))"
+_VALKEY = ".Values.store.valkey.enabled"
+_STORE = 'include "vllm-watch.storeUrl" .'
+_SCALED = "gt (int .Values.gateway.autoscaling.maxReplicas) 0"
 _POLICIES = {
     "vllm-watch-closed": "or .Values.gateway.enabled .Values.sidecar.enabled .Values.board.enabled",
     "vllm-watch-board": ".Values.board.enabled",
     "vllm-watch-gateway": ".Values.gateway.enabled",
     "vllm-watch-sidecar-alone": _ALONE,
+    "vllm-watch-store": _VALKEY,
+    "vllm-watch-gateway-store": _STORE,
     "vllm-watch-engines": ".Values.engines.restrict",
 }
 _OF_PODS = ("nodeSelector", "tolerations", "affinity", "topologySpreadConstraints", "imagePullSecrets")
@@ -94,12 +106,12 @@ def printed(rules: AlertOptions, version: str) -> Iterator[tuple[str, str]]:
 
 def templates(wanted: KubernetesOptions) -> Iterator[tuple[str, str]]:
     """Yield name and text of each template."""
-    yield "_config.tpl", f'{{{{- define "vllm-watch.config" -}}}}\n{_config_texts()}{{{{- end }}}}\n'
+    yield "_config.tpl", _define("config", _config_texts()) + _define("spread", text_of(replicas.spread()) + "\n")
     config = load_one("config.yaml", TEXTS=YamlBlock('include "vllm-watch.config" .'))
     runs = _POLICIES["vllm-watch-closed"]
     yield "config.yaml", several([(runs, _in_release(config))])
     gateway = load("gateway.yaml", **_words())
-    yield "gateway.yaml", several([(".Values.gateway.enabled", _in_release(each)) for each in _running(gateway)])
+    yield "gateway.yaml", several(_gateways(gateway))
     alone = running.sidecar_of(deepcopy(gateway))
     yield "sidecar.yaml", several([(_ALONE, _in_release(each)) for each in _running(alone)])
     arguments = running.board_arguments(
@@ -107,8 +119,8 @@ def templates(wanted: KubernetesOptions) -> Iterator[tuple[str, str]]:
     )
     board = load("board.yaml", **_words(), ARGUMENTS=arguments)
     yield "board.yaml", several([(".Values.board.enabled", _in_release(each)) for each in _running(board)])
-    policies = {each["metadata"]["name"]: _in_release(each) for each in load("network.yaml", **_words())}
-    yield "network.yaml", several([(condition, policies[name]) for name, condition in _POLICIES.items()])
+    network = {each["metadata"]["name"]: _in_release(each) for each in load("network.yaml", **_words())}
+    yield "network.yaml", several([(condition, network[name]) for name, condition in _POLICIES.items()])
     yield "monitors.yaml", '{{- include "vllm-watch.check" . }}\n' + several(_monitors(wanted))
     yield "rules.yaml", _each("rules", "files/rules/*.yaml", ".yaml", _rule())
     dashboards = '(printf "files/dashboards/%s/*.json" (include "vllm-watch.profile" .))'
@@ -118,6 +130,28 @@ def templates(wanted: KubernetesOptions) -> Iterator[tuple[str, str]]:
         "extra.yaml",
         '{{- range .Values.extraObjects }}\n---\n{{ include "vllm-watch.extra" (list $ .) }}\n{{- end }}\n',
     )
+
+
+def _define(name: str, text: str) -> str:
+    return f'{{{{- define "vllm-watch.{name}" -}}}}\n{text}{{{{- end }}}}\n'
+
+
+def _gateways(gateway: list[Object]) -> Iterator[tuple[str, Object]]:
+    """Yield the objects of one gateway, of several, and of what these share, each with its condition."""
+    count = When(f"not ({_SCALED})", Expr(".Values.gateway.replicas | int"))
+    valkey = replicas.valkey(Expr(".Values.store.valkey.image | quote"), _words()["STORE_SECRET"])
+    scaled = {
+        name: Expr(f".Values.gateway.{path} | int")
+        for name, path in (("least", "replicas"), ("most", "autoscaling.maxReplicas"))
+    }
+    scaler = replicas.autoscaler(streams=Expr(".Values.gateway.autoscaling.streams | int | quote"), **scaled)
+    for condition, objects in (
+        (_ONE_GATEWAY, gateway),
+        (_SEVERAL, replicas.replicated(gateway, count)),
+        (_VALKEY, valkey),
+        (_SCALED, [scaler]),
+    ):
+        yield from ((condition, _in_release(each)) for each in _running(objects))
 
 
 def _words() -> dict[str, Any]:
@@ -130,6 +164,9 @@ def _words() -> dict[str, Any]:
         "TEAMS_SECRET": Expr(".Values.gateway.existingSecret | quote"),
         "TLS_SECRET": Expr(f"{_SECRETS['tls']} | quote"),
         "LOGIN_SECRET": Expr(f"{_SECRETS['login']} | quote"),
+        "STORE_SECRET": Expr(f"{_SECRETS['store']} | quote"),
+        "STORE_PEERS": When(_VALKEY, policies.STORE_PEERS),
+        "STORE_PORT": Expr('include "vllm-watch.storePort" .'),
         "STORAGE_CLASS": When(".Values.state.storageClass", Expr(".Values.state.storageClass | quote")),
         "STATE_SIZE": Expr(".Values.state.size | quote"),
         "MONITORING": Expr(".Values.monitoring.namespace | quote"),
@@ -147,6 +184,7 @@ def _config_texts() -> str:
     sidecar = running.sidecar_settings(logs, YamlBlock("toYaml .Values.engines.endpoints"), web)
     sidecar["settings"] = Lines('include "vllm-watch.lines" .Values.sidecar.settings')
     upstream = When(_ONE_ENGINE, Expr("(first .Values.engines.endpoints).url | quote"))
+    gateway = running.gateway_settings(upstream, web) | _of_several()
     of_web = {
         "tls_server_config": When(_SECRETS["tls"], running.TLS),
         "bearer_token_files": When(_SECRETS["login"], running.LOGIN),
@@ -155,12 +193,25 @@ def _config_texts() -> str:
         ("", "thresholds.yml", '{{ .Files.Get "files/thresholds.yml" | indent 2 }}'),
         (_SIDECAR, "sidecar.yaml", text_of(sidecar, 2)),
         (f"and ({_SIDECAR}) ({web.condition})", "web.yml", text_of(of_web, 2)),
-        (".Values.gateway.enabled", "gateway.yaml", text_of(running.gateway_settings(upstream, web), 2)),
+        (".Values.gateway.enabled", "gateway.yaml", text_of(gateway, 2)),
     )
     return "".join(
         f"{{{{- if {condition} }}}}\n{name}: |\n{text}\n{{{{- end }}}}\n" if condition else f"{name}: |\n{text}\n"
         for condition, name, text in texts
     )
+
+
+def _of_several() -> Object:
+    """Return what gateway.yaml of several gateways has more."""
+    secret = _SECRETS["store"]
+    store = {
+        "url": Expr(f"{_STORE} | quote"),
+        "user": When('include "vllm-watch.storeUser" .', Expr('include "vllm-watch.storeUser" . | quote')),
+        "password_file": When(secret, f"{STORE_FOLDER}/password"),
+        "ca_file": When(f'and {secret} (regexMatch "^(rediss|valkeys):" .Values.store.url)', f"{STORE_FOLDER}/ca.crt"),
+        "fleet": Expr(".Release.Namespace | quote"),
+    }
+    return {name: When(_SEVERAL, part) for name, part in replicas.settings(When(_STORE, store)).items()}
 
 
 def _in_release(made: Object, operator: bool = False) -> Object:
@@ -178,16 +229,22 @@ def _in_release(made: Object, operator: bool = False) -> Object:
 
 def _running(objects: list[Object]) -> Iterator[Object]:
     for each in objects:
-        yield _deployment(each) if each["kind"] == "Deployment" else each
+        yield _workload(each) if each["kind"] in ("Deployment", "StatefulSet") else each
 
 
-def _deployment(made: Object) -> Object:
-    """Return a Deployment whose pods take the options of `pod`, `resources` and the secrets."""
+def _workload(made: Object) -> Object:
+    """Return a Deployment or StatefulSet whose pods take the options of `pod`, `resources` and the secrets."""
     made = deepcopy(made)
     metadata, pod = made["spec"]["template"]["metadata"], made["spec"]["template"]["spec"]
     for what in ("labels", "annotations"):
         metadata[what]["more"] = Lines(f'include "vllm-watch.lines" .Values.pod.{what}')
+    spread = "topologySpreadConstraints" in pod
     pod |= {name: When(f".Values.pod.{name}", YamlBlock(f"toYaml .Values.pod.{name}")) for name in _OF_PODS}
+    if spread:
+        own = "toYaml .Values.pod.topologySpreadConstraints"
+        pod["topologySpreadConstraints"] = YamlBlock(
+            f'ternary ({own}) (include "vllm-watch.spread" .) (not (empty .Values.pod.topologySpreadConstraints))'
+        )
     for name in ("priorityClassName", "serviceAccountName"):
         pod[name] = When(f".Values.pod.{name}", Expr(f".Values.pod.{name} | quote"))
     pod["securityContext"] = YamlBlock("toYaml .Values.pod.securityContext")
@@ -277,6 +334,7 @@ def _routes(wanted: KubernetesOptions) -> Object:
 def _containers() -> dict[str, Any]:
     """Return the resources of each container."""
     pods = [load(name, **_words(), ARGUMENTS=[])[0] for name in ("gateway.yaml", "board.yaml")]
+    pods += replicas.valkey("", "")[:1]
     return {one["name"]: one["resources"] for pod in pods for one in pod["spec"]["template"]["spec"]["containers"]}
 
 

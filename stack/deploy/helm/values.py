@@ -18,6 +18,7 @@ from stack.deploy.kubernetes.options import KubernetesOptions
 
 _HEADER = "# Printed by `vllm-watch render` from stack/deploy/helm. Change the source, print again, commit both.\n"
 _USUAL = KubernetesOptions(image="vllm-watch", without=("rules", "boards"))
+_SEVERAL = _USUAL.gateways
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,18 @@ _FIXED = (
           "Annotations of the dashboards, such as the folder in Grafana."),
     Value("gateway.enabled", False, _SWITCH, "Gateway with a sidecar in its pod."),
     Value("gateway.existingSecret", _USUAL.teams_secret, _text(_NAME), "Secret with teams.yaml and gateway.secret."),
+    Value("gateway.replicas", 1, {"type": "integer", "minimum": 1},
+          "Gateways, each with a sidecar and a volume. Limits are divided among them, or leased from a store."),
+    Value("gateway.autoscaling.maxReplicas", 0, {"type": "integer", "minimum": 0},
+          "HorizontalPodAutoscaler for up to so many gateways; 0: none. It needs prometheus-adapter."),
+    Value("gateway.autoscaling.streams", _SEVERAL.streams, {"type": "integer", "minimum": 1},
+          "Running requests per gateway that the autoscaler keeps."),
+    Value("store.url", "", _text(r"^((redis|valkey)s?://[^\s/@?#]+(/[0-9]*)?)?$"),
+          "Valkey or Redis that leases limits to several gateways, such as rediss://valkey.example.org:6379/0."),
+    Value("store.user", "", _text(), "ACL user of that store."),
+    Value("store.existingSecret", "", _text(_NAME), "Secret with password of the store, and with TLS also ca.crt."),
+    Value("store.valkey.enabled", False, _SWITCH, "Valkey for the gateways, in place of store.url."),
+    Value("store.valkey.image", _SEVERAL.valkey_image, _text("^.+$"), "Image of that Valkey."),
     Value("sidecar.enabled", False, _SWITCH, "Sidecar without a request log, if there is no gateway."),
     Value("sidecar.settings", {}, {"type": "object", "propertyNames": {"not": {"enum": _SET}}},
           "More settings of sidecar.yaml, such as otlp; none that the chart sets itself."),

@@ -14,7 +14,7 @@ from alerts import export as alerts
 from alerts import managed_files
 from alerts.managed_files import marked
 from alerts.printer import as_yaml
-from stack.deploy.kubernetes import monitoring, notifications, policies, running, sidecar_patch
+from stack.deploy.kubernetes import monitoring, notifications, policies, replicas, running, sidecar_patch
 from stack.deploy.kubernetes.objects import (
     BOARD_SERVICE,
     CLIENTS,
@@ -28,7 +28,7 @@ from stack.deploy.kubernetes.objects import (
 )
 from stack.deploy.kubernetes.options import KubernetesOptions
 
-BASE, EXAMPLE = "base", "overlays/example"
+BASE, EXAMPLE, SCALING = "base", "overlays/example", "autoscaling"
 _COMMAND = "vllm-watch kubernetes export"
 _OPEN_ENGINES = "kubectl -n {} delete networkpolicy vllm-watch-engines"
 
@@ -43,6 +43,8 @@ def files(wanted: KubernetesOptions) -> dict[str, str]:
     found[f"{EXAMPLE}/kustomization.yaml"] = as_yaml(example)
     if wanted.with_sidecar:
         found[f"{EXAMPLE}/config.yaml"] = as_yaml(other_engine)
+    if wanted.gateways.most is not None:
+        found[f"{SCALING}/prometheus-adapter.yaml"] = as_yaml(replicas.adapter_rule(wanted.namespace))
     if wanted.own_gateway:
         found |= {name: as_yaml(each) for name, each in sidecar_patch.components(wanted, wanted.own_gateway)}
     return {name: marked(text, _COMMAND) for name, text in sorted(found.items())}
@@ -77,12 +79,13 @@ def _text(objects: Iterable[Object]) -> str:
 
 def _example(wanted: KubernetesOptions) -> list[Object]:
     """Return the example overlay, and the patch that gives its configuration another engine."""
+    namespace = f"{wanted.namespace[:50].rstrip('-')}-example"
     return load(
         "example.yaml",
-        NAMESPACE=f"{wanted.namespace[:50].rstrip('-')}-example",
+        NAMESPACE=namespace,
         IMAGE_NAME=wanted.image_name,
         PATCHES=[{"path": "config.yaml"}] if wanted.with_sidecar else OMIT,
-        TEXTS=running.config_text(replace(wanted, engines=("http://another-vllm:8000",))),
+        TEXTS=running.config_text(replace(wanted, engines=("http://another-vllm:8000",), namespace=namespace)),
     )
 
 
@@ -93,7 +96,7 @@ def write(folder: Path, wanted: KubernetesOptions, force: bool = False) -> tuple
     printed = files(wanted)
     written = managed_files.write(folder, printed, managed_files.changed_since, force)
     older = []
-    for part in (BASE, EXAMPLE, *sidecar_patch.FOLDERS):
+    for part in (BASE, EXAMPLE, SCALING, *sidecar_patch.FOLDERS):
         names = [Path(name).name for name in printed if name.startswith(f"{part}/")]
         older += managed_files.left_over(folder / part, names, managed_files.changed_since, "*.yaml")
     return written, older
@@ -136,6 +139,12 @@ def effects(wanted: KubernetesOptions) -> Iterator[str]:
         yield (
             "--gateway: clients change nothing until you give them the address"
             f" {GATEWAY_SERVICE}.{wanted.namespace}.svc and a key; until then their requests are in no log"
+        )
+    if wanted.gateways.several:
+        yield (
+            "--replicas: a Deployment of an earlier export stays beside the StatefulSet, and would admit requests of"
+            f" its own; delete it first: kubectl -n {wanted.namespace} delete deployment vllm-watch-gateway"
+            " --ignore-not-found"
         )
     if wanted.sidecar_alone:
         yield "--sidecar: one more pod reads /metrics of each engine every 5 s; clients change nothing"
@@ -202,6 +211,23 @@ def next_steps(folder: Path, wanted: KubernetesOptions) -> Iterator[str]:
         )
 
 
+def _store_steps(wanted: KubernetesOptions, where: str) -> Iterator[str]:
+    several = wanted.gateways
+    if several.valkey:
+        yield (
+            f"openssl rand -hex 32 | {where} create secret generic {several.store_secret}"
+            " --from-file=password=/dev/stdin    # the store's password; gateways read it again when it is refused"
+        )
+    elif several.store_secret:
+        tls = ", and ca.crt," if several.store.startswith(("rediss:", "valkeys:")) else ""
+        yield f"the secret {several.store_secret} must hold password{tls} of {several.store}"
+    if several.most is not None:
+        yield (
+            f"add {SCALING}/prometheus-adapter.yaml to the values of the Helm chart prometheus-adapter: it serves the"
+            f" metric {replicas.METRIC} of the autoscaler"
+        )
+
+
 def _secrets(wanted: KubernetesOptions, where: str) -> Iterator[str]:
     """Return the steps that create secrets. where: kubectl with the namespace."""
     if wanted.gateway:
@@ -216,6 +242,7 @@ def _secrets(wanted: KubernetesOptions, where: str) -> Iterator[str]:
             " the same for every replica"
         )
         yield f"{where} create secret generic {wanted.teams_secret} --from-file=teams.yaml --from-file=gateway.secret"
+    yield from _store_steps(wanted, where)
     if wanted.with_sidecar and wanted.tls_secret:
         yield (
             f"the secret {wanted.tls_secret} must hold tls.crt, tls.key and ca.crt, for a server called"

@@ -11,7 +11,9 @@ import yaml
 Object = dict[str, Any]
 
 GATEWAY, BOARD, SIDECAR_NAME = "vllm-watch-gateway", "vllm-watch-board", "vllm-watch-sidecar"
+STORE_NAME = "vllm-watch-store"
 GATEWAY_SERVICE, METRICS_SERVICE, BOARD_SERVICE = "watch-gateway", "watch-metrics", "watch-board"
+REPLICAS_SERVICE, STORE_SERVICE = "watch-gateways", "watch-store"
 SIDECAR = {"vllm-watch-sidecar": "true"}  # a label of pods with our sidecar but without our gateway
 CLIENTS = {"vllm-watch-clients": "true"}  # a label of namespaces: whose pods may ask the gateway and open the board
 # Name and number of each port, as base/*.yaml has them.

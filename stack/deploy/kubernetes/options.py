@@ -15,6 +15,7 @@ from alerts.settings import Overrides
 from dashboards.model import Profile
 from exporters.text import parse_window
 from stack.deploy.kubernetes.objects import BOARD_SERVICE, PORTS, Object
+from stack.deploy.kubernetes.replica_options import ReplicaOptions
 from stack.gateway.config import url_mistake
 from stack.option import Opt
 
@@ -108,7 +109,7 @@ class KubernetesOptions:
     job_label: a label of the engines' pods; its value becomes a part of their job. without: words of ONCE that another
     export has already brought.
     routes: kind of receiver of an AlertmanagerConfig; None for no such object. routes_secret: holds what its
-    receivers need.
+    receivers need. gateways: how many, and what they share.
 
     Raises ValueError."""
 
@@ -202,6 +203,7 @@ class KubernetesOptions:
         tuple[str, ...],
         Opt(choices=ONCE, help="Leave a part out, for a second namespace of one Prometheus; repeatable."),
     ] = ()
+    gateways: ReplicaOptions = field(default_factory=ReplicaOptions)
     rules: export.AlertOptions = field(default_factory=export.AlertOptions)
 
     def __post_init__(self) -> None:
@@ -217,6 +219,8 @@ class KubernetesOptions:
     def _expect_parts(self) -> None:
         if self.gateway and self.own_gateway:
             raise ValueError("--gateway adds ours, and --own-gateway is for one of yours; leave one of them out")
+        if self.gateways.several and not self.gateway:
+            raise ValueError("--replicas and --max-replicas are for the gateway of vllm-watch; add --gateway")
         for option, given in (("--tls-secret", self.tls_secret), ("--login-secret", self.login_secret)):
             if given and not self.with_sidecar:
                 raise ValueError(
@@ -254,12 +258,14 @@ class KubernetesOptions:
             ("--tls-secret", self.tls_secret),
             ("--login-secret", self.login_secret),
             ("--storage-class", self.storage_class),
+            ("--store-secret", self.gateways.store_secret),
         ):
             if name:
                 _expect(_PREFIX, name, what, "is no name in Kubernetes; write lower-case letters, digits, '-' and '.'")
         if self.cluster:
             _expect(_PLAIN, self.cluster, "--cluster", "is no name; write letters, digits, '-', '_', '.' and '/'")
-        _expect(_IMAGE, self.image, "--image", "is no image; write it like registry.example.org/vllm-watch:0.1.0")
+        for what, image in (("--image", self.image), ("--valkey-image", self.gateways.valkey_image)):
+            _expect(_IMAGE, image, what, "is no image; write it like registry.example.org/vllm-watch:0.1.0")
         if _bytes(self.state_size) < LEAST_STATE_BYTES:
             raise ValueError(
                 f"--state-size {self.state_size}: two logs of 256 MiB lie there beside the state; write 1Gi or more"

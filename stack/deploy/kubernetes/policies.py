@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stack.deploy.kubernetes.objects import GATEWAY, SIDECAR, Object, load
+from stack.deploy.kubernetes.objects import GATEWAY, OMIT, SIDECAR, STORE_NAME, Object, load
 from stack.deploy.kubernetes.options import KubernetesOptions
+from stack.gateway.lease_client import DEFAULT_PORT
+
+STORE_PEERS = [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": STORE_NAME}}}]  # pods of our Valkey
 
 
 def policies(wanted: KubernetesOptions) -> Iterator[Object]:
@@ -15,6 +18,8 @@ def policies(wanted: KubernetesOptions) -> Iterator[Object]:
         ("vllm-watch-board", wanted.board),
         ("vllm-watch-gateway", wanted.gateway),
         ("vllm-watch-sidecar-alone", wanted.sidecar_alone),
+        ("vllm-watch-store", wanted.gateways.valkey),
+        ("vllm-watch-gateway-store", wanted.gateways.has_store),
     )
     if any(runs for _, runs in parts):
         yield named["vllm-watch-closed"]
@@ -34,8 +39,11 @@ def of_own_gateway(wanted: KubernetesOptions) -> Object:
 
 
 def _named(wanted: KubernetesOptions) -> dict[str, Object]:
+    store = wanted.gateways.lease_store(wanted.namespace)
     objects = load(
         "network.yaml",
+        STORE_PEERS=STORE_PEERS if wanted.gateways.valkey else OMIT,
+        STORE_PORT=DEFAULT_PORT if store is None else store.address[1],
         MONITORING=wanted.monitoring,
         PROMETHEUS_PORT=wanted.prometheus_port,
         ENGINE_PODS=wanted.engine_pods,

@@ -11,8 +11,11 @@ import hashlib
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
 from alerts import export
 from alerts.printer import as_yaml
+from stack.deploy.kubernetes import replicas
 from stack.deploy.kubernetes.objects import (
     BOARD_SERVICE,
     OMIT,
@@ -26,6 +29,7 @@ from stack.deploy.kubernetes.objects import (
 )
 from stack.deploy.kubernetes.options import KubernetesOptions
 from stack.gateway.config import Timeouts
+from stack.gateway.lease_client import LeaseStore
 
 _ETC, _VAR = "/etc/vllm-watch", "/var/lib/vllm-watch"
 LOGS, STATE = f"{_VAR}/log", f"{_VAR}/state"
@@ -56,8 +60,17 @@ def config_text(wanted: KubernetesOptions) -> dict[str, str]:
         )  # fmt: skip
     if wanted.gateway:
         one = next(iter(wanted.engine_names.values())) if len(wanted.engines) == 1 else OMIT
-        texts["gateway.yaml"] = as_yaml(gateway_settings(one, web))
+        texts["gateway.yaml"] = as_yaml(gateway_settings(one, web) | _of_several(wanted))
     return texts
+
+
+def _of_several(wanted: KubernetesOptions) -> Object:
+    if not wanted.gateways.several:
+        return {}
+    store = wanted.gateways.lease_store(wanted.namespace)
+    usual = LeaseStore(url="redis://localhost")
+    said = {} if store is None else msgspec.structs.asdict(store)
+    return replicas.settings({name: value for name, value in said.items() if value != getattr(usual, name)} or OMIT)
 
 
 def sidecar_settings(requests_log: Any, engines: Any, web: Any) -> Object:
@@ -107,7 +120,16 @@ def config_digest(wanted: KubernetesOptions) -> str:
 
 
 def gateway(wanted: KubernetesOptions) -> list[Object]:
-    """Return the pod of gateway and sidecar, its Services, and the volume of the log and of the sidecar's counts."""
+    """Return the pod of gateway and sidecar, its Services, and the volume of the log and of the sidecar's counts; of
+    several gateways also what they share."""
+    objects, several = _gateway(wanted), wanted.gateways
+    if not several.several:
+        return objects
+    count = several.count if several.most is None else OMIT
+    return [*replicas.replicated(objects, count), *replicas.added(several)]
+
+
+def _gateway(wanted: KubernetesOptions) -> list[Object]:
     objects = load(
         "gateway.yaml",
         IMAGE=wanted.image,
@@ -117,10 +139,12 @@ def gateway(wanted: KubernetesOptions) -> list[Object]:
         TEAMS_SECRET=wanted.teams_secret,
         TLS_SECRET=wanted.tls_secret,
         LOGIN_SECRET=wanted.login_secret,
+        STORE_SECRET=wanted.gateways.store_secret,
         STORAGE_CLASS=wanted.storage_class or OMIT,
         STATE_SIZE=wanted.state_size,
     )
-    _leave_out(objects[0]["spec"]["template"]["spec"], {*PROTECTION} - {*wanted.secrets})
+    named = {*wanted.secrets, *(("store",) if wanted.gateways.store_secret else ())}
+    _leave_out(objects[0]["spec"]["template"]["spec"], {*PROTECTION, "store"} - named)
     return objects
 
 

@@ -18,6 +18,7 @@ from stack.doctor.checks.failures import (
     check_silent,
 )
 from stack.doctor.checks.gateway import (
+    check_adapter,
     check_disconnects,
     check_gateway_queue,
     check_gateway_rejections,
@@ -70,5 +71,6 @@ OF_LATENCIES: tuple[Check, ...] = (
     check_drafts,
     check_streaming,
     check_disconnects,
+    check_adapter,
     check_one_team,
 )

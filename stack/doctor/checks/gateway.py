@@ -8,10 +8,21 @@ from dataclasses import replace
 from alerts import thresholds
 from alerts.thresholds import Threshold
 from exporters.catalogue.metric import Unit
-from stack.doctor.checks.case import FEW, ROOM, Case, CheckResult, Fact, check_result, running_and_waiting, ttft_p95
+from stack.doctor.checks.case import (
+    FEW,
+    LEAST_REQUESTS,
+    ROOM,
+    Case,
+    CheckResult,
+    Fact,
+    check_result,
+    p95_fact,
+    running_and_waiting,
+    ttft_p95,
+)
 from stack.doctor.checks.failures import REFUSED_FOR_LOAD
 from stack.doctor.checks.queue import check_kv_full, check_preempted, check_queue, expected_wait
-from stack.doctor.evidence import EngineSnapshot, GatewayEvidence
+from stack.doctor.evidence import EngineSnapshot, GatewayEvidence, Spread
 
 LATE_LOOP = Threshold(
     "late_loop",
@@ -26,6 +37,13 @@ SLOWER_STREAM = Threshold(
     Unit.NONE,
     "Between engine and client a token takes a fraction of a millisecond; half of the pace is lost on the way.",
     "runbooks/incident-flow.md.",
+)
+LATER_ADAPTER = Threshold(
+    "later_adapter",
+    2.0,
+    Unit.NONE,
+    "Adapters of one model share its steps and its queue, so their first tokens come at like times.",
+    "Judgement; vLLM loads an adapter in a fraction of a second from a local disk.",
 )
 MOST_OF_IT = Threshold(
     "most_of_it",
@@ -124,6 +142,26 @@ def check_one_team(case: Case) -> CheckResult | None:
     team, most = max(teams.items(), key=lambda item: item[1])
     share = Fact(f"of the requests are of team {team}", most / whole, Unit.RATIO, MOST_OF_IT)
     return check_result("one-team", case.clients.requests if case.clients else whole, share) if share.over else None
+
+
+def check_adapter(case: Case) -> CheckResult | None:
+    """Find the LoRA adapter whose first tokens are late while those of all other requests are not. Longer prompts
+    explain that, too, so these must be alike."""
+    groups = case.clients.adapters if case.clients else {}
+    limit, found = case.at(thresholds.TTFT_P95), list[tuple[float, CheckResult]]()
+    for name, own in groups.items():
+        others = [group for other, group in groups.items() if other != name]
+        rest = Spread.of(value for group in others for value in group.ttft.values)
+        if name is None or rest is None or min(own.ttft.count, rest.count) < LEAST_REQUESTS:
+            continue
+        prompts = Spread.of(value for group in others if group.prompt_tokens for value in group.prompt_tokens.values)
+        longer = bool(own.prompt_tokens and prompts and own.prompt_tokens.mean > 2 * prompts.mean)
+        late = p95_fact(f"time to first token of adapter {name} p95", own.ttft, limit)
+        times = Fact("times that of all other requests", own.ttft.at(95) / rest.at(95), Unit.NONE, LATER_ADAPTER)
+        if late.over and times.over and rest.at(95) <= limit.value and not longer:
+            other = Fact("time to first token of the others p95", rest.at(95), Unit.SECONDS)
+            found.append((times.value, check_result("slow-adapter", own.ttft.count, late, times, other)))
+    return max(found, key=lambda item: item[0])[1] if found else None
 
 
 def check_disconnects(case: Case) -> CheckResult | None:

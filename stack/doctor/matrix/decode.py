@@ -33,11 +33,14 @@ DECODE: tuple[Symptom, ...] = (
             "Smaller steps: `--max-num-batched-tokens` as many times smaller as the p95 of the gaps is over its limit,"
             " not below 512."
         ),
-        second="Fewer prompt tokens: what prompts share first, so that the prefix cache has it. Then another engine.",
+        second=(
+            "Fewer prompt tokens: what prompts share first, so that the prefix cache has it. From vLLM 0.33 on,"
+            " `--prefill-schedule-interval 2`: every other step computes no prompt. Then another engine."
+        ),
         risk=(
             "More steps hold prompts, so first tokens come later and throughput falls (a CPU, 2,048 to 512: p95 of the"
             " gaps 36 to 23 ms, 8 % fewer tokens). Half as large may be too little: where a prompt was one step it is"
-            " two, and the p95 rises."
+            " two, and the p95 rises. With an interval of N a prompt takes up to N times as many steps."
         ),
         proof=Proof(
             "inter_token_p95",

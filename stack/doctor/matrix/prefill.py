@@ -68,8 +68,9 @@ PREFILL: tuple[Symptom, ...] = (
         ),
         lever="Smaller steps: `--max-num-batched-tokens` half of what it is, not below the number of sequences.",
         second=(
-            "`--long-prefill-token-threshold`, which caps a long prompt's part of a step; then an engine of their own"
-            " for long prompts, or disaggregated prefill (`--kv-transfer-config`), which is experimental."
+            "`--long-prefill-token-threshold`, which caps a long prompt's part of a step; from vLLM 0.33 on"
+            " `--prefill-schedule-interval 2`, which keeps every other step free of prompts; then an engine of their"
+            " own for long prompts, or disaggregated prefill (`--kv-transfer-config`), which is experimental."
         ),
         risk="The long prompts' own first tokens come later; steps that are too small cost throughput.",
         proof=Proof(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from exporters.catalogue import gateway, promql, sidecar, vllm
-from stack.doctor.matrix.expressions import KV_USAGE, QUEUE_TIME, RUNNING, TOKEN_GAPS, WAITING
+from stack.doctor.matrix.expressions import KV_USAGE, QUEUE_TIME, RUNNING, TOKEN_GAPS, WAITING, percentile
 from stack.doctor.matrix.symptom import ExperimentTemplate, Proof, Symptom
 
 KV_CACHE: tuple[Symptom, ...] = (
@@ -192,6 +192,24 @@ DEFERRED: tuple[Symptom, ...] = (
             " from the cache."
         ),
         proof=Proof("queue_ms", "falls", "ttft_ms", "adapters split over engines"),
+        pages=("VLLMRequestsDeferred",),
+    ),
+    Symptom(
+        name="slow-adapter",
+        area="queue",
+        symptom="First tokens of one LoRA adapter are late, and those of all other requests are not.",
+        cause=(
+            "Its weights are loaded again and again: more adapters are in use at once than the engine holds, or they"
+            " come from slow storage."
+        ),
+        asks=(
+            promql.current(vllm.NUM_REQUESTS_WAITING_BY_REASON, by=("model_name", "reason")),
+            percentile(95, sidecar.TTFT),
+        ),
+        lever="Hold as many adapters as are in use: `--max-loras` one step up.",
+        second="That adapter on an engine of its own; `--max-cpu-loras` higher, so that its weights stay in memory.",
+        risk="Each slot of `--max-loras` takes memory from the KV cache.",
+        proof=Proof("ttft_ms", "falls", "tpot_ms", "max-loras OLD -> NEW", "max-loras=OLD->NEW"),
         pages=("VLLMRequestsDeferred",),
     ),
 )

@@ -26,8 +26,9 @@ from alerts import export
 from alerts.rules import Links
 from stack import cli
 from stack.deploy.helm import chart, template, values
-from stack.deploy.kubernetes import files
+from stack.deploy.kubernetes import files, replicas
 from stack.deploy.kubernetes.options import ONCE, KubernetesOptions
+from stack.deploy.kubernetes.replica_options import ReplicaOptions
 from stack.lab.install import InstalledPart
 from stack.root import ROOT, version
 
@@ -41,6 +42,7 @@ OBSERVED = KubernetesOptions(
     image=f"vllm-watch:{version()}", rules=export.AlertOptions(links=Links(*LINKED["links"].values()))
 )
 TWO = ("http://vllm-0.vllm:8000", "http://vllm-1.vllm:8000")
+TWO_GATEWAYS = {"enabled": True, "replicas": 2}
 # values of the chart beside the options of an export
 SETS: dict[str, tuple[dict[str, Any], KubernetesOptions]] = {
     "default": ({}, OBSERVED),
@@ -77,6 +79,39 @@ SETS: dict[str, tuple[dict[str, Any], KubernetesOptions]] = {
             interval="1m", sample_limit=2_000_000, state_size="10Gi", storage_class="fast", tls_secret="watch-tls",
             login_secret="watch-login", monitoring="observability",
         ),
+    ),
+    "gateways": (
+        {"gateway": {"enabled": True, "replicas": 3}, "board": {"enabled": True}},
+        replace(OBSERVED, gateway=True, board=True, gateways=ReplicaOptions(count=3)),
+    ),
+    "leased": (
+        {
+            "gateway": {"enabled": True, "replicas": 2, "autoscaling": {"maxReplicas": 6, "streams": 150}},
+            "store": {"existingSecret": "watch-store", "valkey": {"enabled": True}},
+            "engines": {"restrict": True}, "state": {"size": "2Gi", "storageClass": "fast"},
+            "tls": {"existingSecret": "watch-tls"},
+        },
+        replace(
+            OBSERVED, gateway=True, restrict_engines=True, state_size="2Gi", storage_class="fast",
+            tls_secret="watch-tls",
+            gateways=ReplicaOptions(count=2, most=6, streams=150, valkey=True, store_secret="watch-store"),
+        ),
+    ),
+    "store": (
+        {
+            "gateway": {"enabled": True, "replicas": 2},
+            "store": {"url": "rediss://redis.example.org:6380/1", "user": "llm", "existingSecret": "redis"},
+        },
+        replace(
+            OBSERVED, gateway=True,
+            gateways=ReplicaOptions(
+                count=2, store="rediss://redis.example.org:6380/1", store_user="llm", store_secret="redis"
+            ),
+        ),
+    ),
+    "open-store": (
+        {"gateway": {"enabled": True, "replicas": 2}, "store": {"url": "valkey://valkey.cache.svc"}},
+        replace(OBSERVED, gateway=True, gateways=ReplicaOptions(count=2, store="valkey://valkey.cache.svc")),
     ),
     "token": (
         {"sidecar": {"enabled": True}, "login": {"existingSecret": "watch-login"}},
@@ -159,7 +194,7 @@ def as_exported(made: dict[str, Any]) -> dict[str, Any]:
     metadata = made["metadata"]
     assert metadata.pop("namespace", "vllm") == "vllm"
     metadata["labels"] = {key: value for key, value in metadata["labels"].items() if key not in HELMS}
-    if made["kind"] == "Deployment":
+    if made["kind"] in ("Deployment", "StatefulSet"):
         assert made["spec"]["template"]["metadata"]["annotations"].pop(DIGEST)
     if made["metadata"]["name"] == "vllm-watch-config":
         made["data"] = {name: yaml.safe_load(text) for name, text in made["data"].items()}
@@ -264,6 +299,15 @@ def test_extra_objects_are_templates_and_rules_are_not(render):
         ({"engines": {"restrict": True}}, "engines.restrict lets only a gateway reach the engines"),
         ({"tls": {"existingSecret": "a"}}, "tls.existingSecret protects the metrics of gateway and sidecar"),
         ({"login": {"existingSecret": "a"}}, "login.existingSecret protects the metrics of gateway and sidecar"),
+        ({"store": {"url": "redis://a"}}, "a store is for several gateways"),
+        ({"gateway": TWO_GATEWAYS, "store": {"existingSecret": "a"}}, "store.existingSecret and store.user are for a"),
+        ({"gateway": TWO_GATEWAYS, "store": {"valkey": {"enabled": True}}}, "needs store.existingSecret"),
+        (
+            {"gateway": TWO_GATEWAYS, "store": {"url": "redis://a", "valkey": {"enabled": True}}},
+            "leave one of them out",
+        ),
+        ({"gateway": TWO_GATEWAYS, "store": {"url": "redis://a", "user": "b"}}, "store.user is a user of store.url"),
+        ({"gateway": TWO_GATEWAYS | {"autoscaling": {"maxReplicas": 2}}}, "maxReplicas is no more than gateway.repl"),
     ],
 )
 def test_values_that_cannot_work_together_are_refused(given, said, part):
@@ -283,6 +327,20 @@ def test_notes_name_what_is_left_to_do(render):
         "kubectl -n vllm delete networkpolicy vllm-watch-engines", "port-forward service/watch-board 9402",
     ):  # fmt: skip
         assert text in much
+    several = render(SETS["leased"][0]).notes
+    for text in (
+        "delete deployment vllm-watch-gateway", "create secret generic watch-store --from-file=password=/dev/stdin",
+        yaml.safe_dump(replicas.adapter_rule("vllm")["rules"]["external"][0]["metricsQuery"]).splitlines()[0],
+        replicas.adapter_rule("vllm")["rules"]["external"][0]["seriesQuery"], f"as: {replicas.METRIC}",
+    ):  # fmt: skip
+        assert text in several
+
+
+def test_own_topology_replaces_that_of_the_gateways(render):
+    own = [{"maxSkew": 2, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule"}]
+    for given, expected in ({}, replicas.spread()), ({"pod": {"topologySpreadConstraints": own}}, own):
+        made = render({"gateway": TWO_GATEWAYS, **given}).named("StatefulSet", "vllm-watch-gateway")
+        assert expected == made["spec"]["template"]["spec"]["topologySpreadConstraints"]
 
 
 # ---- values and their schema

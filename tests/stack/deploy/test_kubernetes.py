@@ -3,6 +3,7 @@ and what is in them runs."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
 import functools
@@ -13,6 +14,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -43,12 +45,15 @@ from stack import cli, config
 from stack.board import server as board_server
 from stack.deploy.fleet import budget
 from stack.deploy.fleet import files as fleet
-from stack.deploy.kubernetes import files, monitoring, notifications, policies, running, sidecar_patch
+from stack.deploy.kubernetes import files, monitoring, notifications, policies, replicas, running, sidecar_patch
 from stack.deploy.kubernetes import objects as kubernetes_objects
 from stack.deploy.kubernetes.objects import BOARD, BOARD_SERVICE, GATEWAY, PORTS, SIDECAR_NAME
 from stack.deploy.kubernetes.options import LEAST_STATE_BYTES, ONCE, KubernetesOptions, OwnGateway
+from stack.deploy.kubernetes.replica_options import ReplicaOptions
 from stack.gateway import teams
 from stack.gateway.config import GatewayConfig, Timeouts
+from stack.gateway.lease_client import RIGHTS, LeaseClient, LeaseStore, StoreLost
+from stack.gateway.lease_store import LeaseRequest, LimitClaim
 from stack.lab.install import operator_schema
 
 ROOT = Path(__file__).parents[3]
@@ -70,7 +75,14 @@ EITHER = replace(
 ROUTED = replace(OBSERVED, routes="slack", without=ONCE)
 BESIDE = replace(MUCH, gateway=False, own_gateway=OwnGateway("my-gateway", "logs", "out/requests.jsonl"))
 ALONE = replace(OBSERVED, sidecar=True)
-VARIANTS = {"usual": USUAL, "observed": OBSERVED, "alone": ALONE, "much": MUCH}
+SEVERAL = replace(USUAL, without=ONCE, gateways=ReplicaOptions(count=3))
+LEASED = replace(
+    MUCH, without=ONCE,
+    gateways=ReplicaOptions(count=2, most=6, streams=150, valkey=True, store_secret="watch-store"),
+)  # fmt: skip
+VARIANTS = {
+    "usual": USUAL, "observed": OBSERVED, "alone": ALONE, "much": MUCH, "leased": LEASED,
+}  # fmt: skip
 each_variant = pytest.mark.parametrize("wanted", VARIANTS.values(), ids=VARIANTS)
 CORE = ("1.27.0", "1.37.0")
 MONITORING = ("monitoring.coreos.com/v1", "monitoring.coreos.com/v1alpha1")
@@ -99,8 +111,12 @@ def of_kind(found: list[dict[str, Any]], kind: str) -> dict[str, dict[str, Any]]
 
 
 def pods(found: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Pod templates by the name of their Deployment."""
-    return {name: each["spec"]["template"] for name, each in of_kind(found, "Deployment").items()}
+    """Pod templates by the name of their Deployment or StatefulSet."""
+    return {name: each["spec"]["template"] for name, each in workloads(found).items()}
+
+
+def workloads(found: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return of_kind(found, "Deployment") | of_kind(found, "StatefulSet")
 
 
 def operators(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -116,22 +132,31 @@ def words_in(text: str) -> set[str]:
     return {value[1:] for value in scalars if re.fullmatch(r"\$[A-Z_]+", value)}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "stack/deploy/kubernetes/base").glob("*.yaml")), ids=lambda p: p.name)
-def test_every_word_of_the_base_files_is_filled_in(path, monkeypatch):
-    """A $WORD that nothing fills would reach the cluster as text, and a value that no file has is dead."""
-    used: set[str] = set()
+@pytest.fixture(scope="module")
+def words_used() -> dict[str, set[str]]:
+    """Words that are filled in for each file of the base; none is left in what is exported."""
+    used: dict[str, set[str]] = {}
     real = kubernetes_objects.load
 
     def recorded(name: str, **words: Any) -> list[dict[str, Any]]:
-        if name == path.name:
-            used.update(words)
+        used.setdefault(name, set()).update(words)
         return real(name, **words)
 
-    for module in (kubernetes_objects, files, monitoring, notifications, policies, running, sidecar_patch):
-        monkeypatch.setattr(module, "load", recorded, raising=False)
-    exported = [text for wanted in (*VARIANTS.values(), BESIDE, ROUTED) for text in files.files(wanted).values()]
-    assert used == words_in(path.read_text())
-    assert not any(words_in(text) for text in exported)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (
+            kubernetes_objects, files, monitoring, notifications, policies, replicas, running, sidecar_patch,
+        ):  # fmt: skip
+            patch.setattr(module, "load", recorded, raising=False)
+        exports = [files.files(wanted) for wanted in (*VARIANTS.values(), BESIDE, ROUTED)]
+    texts = {text for export in exports for text in export.values() if re.search(r"\$[A-Z_]+\b", text)}
+    assert not any(words_in(text) for text in texts)
+    return used
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "stack/deploy/kubernetes/base").glob("*.yaml")), ids=lambda p: p.name)
+def test_every_word_of_the_base_files_is_filled_in(path, words_used):
+    """A $WORD that nothing fills would reach the cluster as text, and a value that no file has is dead."""
+    assert words_used[path.name] == words_in(path.read_text())
 
 
 def test_a_word_without_a_value_is_refused():
@@ -383,7 +408,9 @@ def mismatches(found: list[dict[str, Any]]) -> list[str]:
         )
     claims, maps = of_kind(found, "PersistentVolumeClaim"), of_kind(found, "ConfigMap")
     for name, pod in templates.items():
-        volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+        volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]} | {
+            claim["metadata"]["name"]: claim for claim in workloads(found)[name]["spec"].get("volumeClaimTemplates", ())
+        }
         mounted = {mount["name"] for one in pod["spec"]["containers"] for mount in one["volumeMounts"]}
         said += [f"Deployment {name}: {sorted(mounted ^ set(volumes))}"] * (mounted != set(volumes))
         said += [
@@ -394,9 +421,7 @@ def mismatches(found: list[dict[str, Any]]) -> list[str]:
         said += [
             f"{name}: map" for one in volumes.values() if "configMap" in one and one["configMap"]["name"] not in maps
         ]
-        if not selects(
-            of_kind(found, "Deployment")[name]["spec"]["selector"]["matchLabels"], pod["metadata"]["labels"]
-        ):
+        if not selects(workloads(found)[name]["spec"]["selector"]["matchLabels"], pod["metadata"]["labels"]):
             said.append(f"Deployment {name} does not select its own pods")
     return said
 
@@ -442,7 +467,8 @@ def test_probes_ask_own_ports_by_their_scheme(wanted):
     """Probes ask ports of their own container by the scheme that it speaks."""
     for pod in pods(objects(wanted)).values():
         for one in pod["spec"]["containers"]:
-            asked = [one[probe]["httpGet"] for probe in ("livenessProbe", "readinessProbe") if probe in one]
+            probes = [one[probe] for probe in ("livenessProbe", "readinessProbe", "startupProbe") if probe in one]
+            asked = [probe["httpGet"] for probe in probes if "httpGet" in probe]
             names = {port["name"] for port in one.get("ports", ())}
             assert {get["port"] for get in asked} <= names
             secured = bool(wanted.tls_secret) and one["name"] in ("gateway", "sidecar")
@@ -628,6 +654,127 @@ def test_gateway_has_one_pod_and_time_to_end():
     spec = of_kind(objects(USUAL), "Deployment")[GATEWAY]["spec"]
     assert (1, {"type": "Recreate"}) == (spec["replicas"], spec["strategy"])
     assert spec["template"]["spec"]["terminationGracePeriodSeconds"] > Timeouts().drain_s
+
+
+def test_several_gateways_stay_while_nodes_and_rollouts_take_one_at_a_time():
+    found = objects(SEVERAL)
+    several = of_kind(found, "StatefulSet")[GATEWAY]["spec"]
+    assert (3, {"type": "RollingUpdate"}) == (several["replicas"], several["updateStrategy"])
+    budget = of_kind(found, "PodDisruptionBudget")[GATEWAY]["spec"]
+    assert (1, several["selector"]) == (budget["maxUnavailable"], budget["selector"])
+    pod = several["template"]["spec"]
+    assert {"kubernetes.io/hostname", "topology.kubernetes.io/zone"} == {
+        each["topologyKey"] for each in pod["topologySpreadConstraints"]
+    }
+    assert all(
+        each["labelSelector"] == several["selector"] and each["whenUnsatisfiable"] == "ScheduleAnyway"
+        for each in pod["topologySpreadConstraints"]
+    )
+    assert "replicas" not in of_kind(objects(LEASED), "StatefulSet")[GATEWAY]["spec"], "the autoscaler has it"
+    assert not {"Deployment", "PersistentVolumeClaim"} & {
+        each["kind"] for each in found if each["metadata"]["name"].startswith(GATEWAY)
+    }
+
+
+def test_a_gateway_that_ends_gets_no_new_connections_and_its_log_is_read_to_the_end(tmp_path, free_port):
+    """It serves until its Services have lost its pod; the sidecar ends when the gateway's metrics port is closed."""
+    found = objects(SEVERAL)
+    several = of_kind(found, "StatefulSet")[GATEWAY]["spec"]
+    pod = several["template"]["spec"]
+    containers = {each["name"]: each for each in pod["containers"]}
+    text = of_kind(found, "ConfigMap")["vllm-watch-config"]["data"]["gateway.yaml"]
+    grace = config.parse(text, GatewayConfig, "gateway.yaml").timeouts.accept_grace_s
+    assert grace == replicas.LEAVE_S
+    assert pod["terminationGracePeriodSeconds"] > Timeouts().drain_s + grace
+    services = of_kind(found, "Service")
+    assert {"watch-gateway": False, "watch-metrics": True, several["serviceName"]: True, "watch-board": True} == {
+        name: each["spec"].get("publishNotReadyAddresses", False) for name, each in services.items()
+    }
+    port = free_port()
+    waits = containers["sidecar"]["lifecycle"]["preStop"]["exec"]["command"]
+    waits = [word.replace(str(PORTS["gateway-metrics"]), str(port)) for word in waits]
+    with socket.create_server(("127.0.0.1", port)) as gateway:
+        shell = subprocess.Popen(waits, env={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"})
+        with contextlib.closing(gateway.accept()[0]):
+            assert shell.poll() is None
+    assert 0 == shell.wait(30)
+
+
+def test_shared_limits_are_configured_as_the_gateway_reads_them(tmp_path):
+    """Fixed shares by the headless Service, and leases of either store with files that the container mounts."""
+    stores = {
+        "fixed": ReplicaOptions(count=3),
+        "valkey": LEASED.gateways,
+        "tls": ReplicaOptions(count=2, store="rediss://redis.example:6380/1", store_user="llm", store_secret="redis"),
+    }
+    for name, gateways in stores.items():
+        found = objects(replace(LEASED, gateways=gateways))
+        text = of_kind(found, "ConfigMap")["vllm-watch-config"]["data"]["gateway.yaml"]
+        sharing = config.parse(text, GatewayConfig, "gateway.yaml").sharing
+        assert sharing is not None
+        headless = of_kind(found, "Service")[sharing.replicas_dns]["spec"]
+        assert ("None", True) == (headless["clusterIP"], headless["publishNotReadyAddresses"])
+        store = sharing.store
+        assert (store is None) == (name == "fixed")
+        if store is None:
+            continue
+        assert LEASED.namespace == store.fleet
+        [gateway] = [each for each in pods(found)[GATEWAY]["spec"]["containers"] if each["name"] == "gateway"]
+        folders = {mount["mountPath"] for mount in gateway["volumeMounts"]}
+        assert {str(Path(path).parent) for path in (store.password_file, store.ca_file) if path} <= folders
+        assert (name == "tls") == (store.ca_file is not None)
+        opened = [
+            port["port"]
+            for policy in of_kind(found, "NetworkPolicy").values()
+            if policy["spec"]["podSelector"].get("matchLabels") == {"app.kubernetes.io/name": GATEWAY}
+            for rule in policy["spec"].get("egress", ())
+            for port in rule["ports"]
+        ]
+        assert store.address[1] in opened
+
+
+def accepts(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
+def test_the_store_of_the_export_leases_to_its_user_and_to_nobody_else(part, tmp_path, free_port, eventually):
+    """The script of its container with a real Valkey: its one user may lease, and the password is in no command."""
+    [container] = pods(objects(LEASED))["vllm-watch-store"]["spec"]["containers"]
+    port, password = free_port(), "a 'password' with $signs and #"
+    (tmp_path / "password").write_text(f"{password}\n")
+    script = container["args"][0].replace("/run/store", str(tmp_path)).replace("port 6379", f"port {port}")
+    script = f"PATH={part('valkey').path.parent}:$PATH\n{script}"
+    store = LeaseStore(url=f"valkey://127.0.0.1:{port}", user="gateway", password_file="password", fleet="vllm")
+    limit = LimitClaim(use=0, keep=0, demand=0, limit=8)
+
+    def leased(word: str | None) -> str:
+        async def call() -> str:
+            client = LeaseClient(store, None, lambda: word)
+            try:
+                await client.connect()
+                request = LeaseRequest(
+                    name="a", incarnation="i", sequence=1, epoch=0, run=client.run, ttl_ms=2000, linger_ms=0,
+                    policy="p", slots=limit, tokens=None, teams=[],
+                )  # fmt: skip
+                return (await client.renew(request)).state
+            finally:
+                client.abort()
+
+        return asyncio.run(call())
+
+    with process(*container["command"], script, log=tmp_path / "store.log") as started:
+        eventually(lambda: accepts(port), within_s=20, what="the store's port")
+        assert "ok" == leased(password)
+        for wrong, sentence in (("wrong", "password or the user is wrong"), (None, "wants a password")):
+            with pytest.raises(StoreLost, match=sentence):
+                leased(wrong)
+        assert password not in Path(f"/proc/{started.pid}/cmdline").read_text()
+    (tmp_path / "password").write_text("\n")
+    refused = subprocess.run([*container["command"], script], capture_output=True, text=True, check=False)
+    assert (1, True) == (refused.returncode, "password is empty" in refused.stderr)
+    assert RIGHTS in script
 
 
 def test_the_gateway_has_memory_for_the_bodies_that_it_may_hold():
@@ -1570,6 +1717,20 @@ WRONG = [
     (("--own-gateway", "My Gateway:logs/a"), "--own-gateway 'My Gateway' is no name in Kubernetes"),
     (("--own-gateway", "g:logs/../a"), "'../a' is no path of a file from the root of the volume"),
     (("--gateway", "--own-gateway", "g:logs/a"), "--gateway adds ours, and --own-gateway is for one of yours"),
+    (("--replicas", "2"), "--replicas and --max-replicas are for the gateway of vllm-watch; add --gateway"),
+    (("--gateway", "--replicas", "0"), "replicas"),
+    (("--gateway", "--replicas", "3", "--max-replicas", "3"), "--max-replicas 3 is no more than --replicas 3"),
+    (("--gateway", "--store", "redis://a"), "a store is for several gateways; add --replicas 2 or more"),
+    (("--gateway", "--replicas", "2", "--valkey"), "--valkey needs --store-secret NAME"),
+    (("--gateway", "--replicas", "2", "--store-secret", "a"), "--store-secret and --store-user are for a store"),
+    (("--gateway", "--replicas", "2", "--store", "http://a"), "'http://a' is no store"),
+    (("--gateway", "--replicas", "2", "--store", "redis://u:p@a"), "has a user or a password in it"),
+    (("--gateway", "--replicas", "2", "--store", "redis://a", "--store-user", "b"), "user needs a password_file"),
+    (("--gateway", "--replicas", "2", "--valkey", "--store", "redis://a"), "leave one of them out"),
+    (
+        ("--gateway", "--replicas", "2", "--valkey", "--store-secret", "A b"),
+        "--store-secret 'A b' is no name in Kubernetes",
+    ),
     (("--tls-secret", "tls"), "--tls-secret protects the metrics of gateway and sidecar; add --gateway, --sidecar or"),
     (("--login-secret", "login"), "--login-secret protects the metrics of gateway and sidecar; add --gateway"),
     (("--restrict-engines",), "--restrict-engines lets only a gateway ask the engines, and there is none"),

@@ -23,13 +23,22 @@ from test_doctor_evidence import pair, scraped
 
 from alerts import thresholds
 from alerts.settings import Overrides, Settings
+from exporters.requests.record import RequestRecord
 from stack.cli.doctor import doctor_command
-from stack.doctor import advice, report
+from stack.doctor import advice, collect, report
 from stack.doctor.checks.case import LEAST_REQUESTS
 from stack.doctor.checks.decode import MANY_AT_ONCE
 from stack.doctor.collect import evidence
 from stack.doctor.diagnose import Diagnosis, areas, diagnose, ranked, serious, undecided
-from stack.doctor.evidence import Clients, EngineSnapshot, GatewayEvidence, Gauge, ModelEvidence, Spread
+from stack.doctor.evidence import (
+    AdapterEvidence,
+    Clients,
+    EngineSnapshot,
+    GatewayEvidence,
+    Gauge,
+    ModelEvidence,
+    Spread,
+)
 from stack.doctor.series import Pages, between
 from stack.doctor.symptoms import ROWS
 
@@ -694,6 +703,31 @@ def test_largest_team_is_named_only_with_a_queue():
     assert ["one-team", "queue-bound"] == names(well(**QUEUED, running=Gauge(8, 8, 8)), **crowd)
     waits = {**crowd, "gateway": GatewayEvidence(waiting=Gauge(12, 15, 20), teams={"batch": 18, "chat": 2})}
     assert ["gateway-queue", "one-team"] == names(well(), **waits), "the engine has room: nobody need have less"
+
+
+def test_a_slow_adapter_is_found_unless_all_are_slow_or_its_prompts_are_longer():
+    """Compared with all other requests, and only with enough of both."""
+
+    def of(adapter: float, rest: float, *, count: int = 40, tokens: float = 100) -> dict[str, Any]:
+        groups = {
+            "law": AdapterEvidence(spread(*[adapter] * count), spread(*[tokens] * count)),
+            None: AdapterEvidence(spread(*[rest] * 60), spread(*[100.0] * 60)),
+            "code": AdapterEvidence(spread(*[rest] * 30)),
+        }
+        return {"clients": Clients(source="log", outcomes={"ok": 100.0}, adapters=groups)}
+
+    assert ["slow-adapter"] == names(well(), **of(9.0, 0.5))
+    records = [
+        RequestRecord("a", adapter="law", outcome="ok", ttft_ms=9000, prompt_tokens=7),
+        RequestRecord("b", adapter="law", outcome="timeout", ttft_ms=90000),
+        RequestRecord("c", outcome="ok", ttft_ms=500),
+        RequestRecord("d", adapter="code", outcome="ok"),
+    ]
+    assert {"law": AdapterEvidence(spread(9.0), spread(7)), None: AdapterEvidence(spread(0.5))} == (
+        collect._of_log(records).adapters
+    )
+    for alike in (of(0.9, 0.5), of(9.0, 8.0), of(9.0, 0.5, count=9), of(9.0, 0.5, tokens=5000)):
+        assert [] == names(well(), **alike)
 
 
 def test_slow_stream_differs_from_slow_engine():

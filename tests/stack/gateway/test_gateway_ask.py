@@ -32,9 +32,14 @@ from stack.gateway.request_body import TokenRequest, read
 CHAT, BATCH, TEXT, RESPONSES, MESSAGES = (
     f"/v1/{name}" for name in ("chat/completions", "chat/completions/batch", "completions", "responses", "messages")
 )
-EMBEDDINGS, RERANK, SCORE, DECISIONS, AUDIO = (
-    f"/v1/{name}" for name in ("embeddings", "rerank", "score", "systemone", "audio/transcriptions")
+EMBEDDINGS, RERANK, SCORE, SYSTEM_ONE, DECISIONS, AUDIO = (
+    f"/v1/{name}" for name in ("embeddings", "rerank", "score", "systemone", "decisions", "audio/transcriptions")
 )
+QUESTIONS = [
+    {"type": "predicate", "instructions": "Is it?"},
+    {"type": "choice", "instructions": "Which?", "choices": [{"value": "a"}, {"value": "b", "description": "bee"}]},
+]
+QUESTION_BYTES = len("Is it?Which?" + json.dumps(QUESTIONS[1]["choices"]))
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 9000}}
 
 
@@ -81,7 +86,8 @@ def user(content: Any) -> dict[str, Any]:
         (EMBEDDINGS, {"input": ["a", "b"], "max_tokens": 5}, 0, 0),
         (RERANK, {"query": "q", "documents": ["a", "b"]}, 0, 0),
         (SCORE, {"text_1": "q", "text_2": ["a", "b"]}, 0, 0),
-        (DECISIONS, {"state": "s", "questions": {}}, 1, 1),
+        (SYSTEM_ONE, {"state": "s", "questions": {}}, 1, 1),
+        (DECISIONS, {"input": "s", "questions": QUESTIONS}, 1, 2),
         ("/v1/models", {"max_tokens": 5}, None, 1),
     ],
 )
@@ -256,8 +262,18 @@ def test_a_field_counts_as_the_engine_finds_it():
         (RERANK, {"query": "abc", "documents": ["hello", {"content": [{"text": "you"}, IMAGE]}]}, 3 * 2 + 8, 0, 1, 2),
         (SCORE, {"text_1": "abc", "text_2": ["hello", "you"]}, 3 * 2 + 8, 0, 0, 2),
         (SCORE, {"queries": ["abc", "d"], "documents": ["hello", "you"]}, 12, 0, 0, 2),
+        (DECISIONS, {"input": "hello", "questions": QUESTIONS}, 2 * 5 + QUESTION_BYTES, 0, 0, 2),
+        (DECISIONS, {"input": [user("hello")], "questions": QUESTIONS}, 2 * 5 + QUESTION_BYTES, 0, 0, 2),
         (
             DECISIONS,
+            {"input": [user("you"), user([{"type": "input_text", "text": "hello"}])], "questions": QUESTIONS},
+            2 * 8 + QUESTION_BYTES,
+            0,
+            0,
+            2,
+        ),
+        (
+            SYSTEM_ONE,
             {"state": {"a": 1}, "questions": {}, "instructions": "be", "images": ["AAAA"]},
             len('{"a": 1}{}') + 2,
             0,
@@ -403,7 +419,8 @@ def test_the_options_of_a_stream_stay():
         (MESSAGES, {"max_tokens": 11}, 10, {"max_tokens": 10}),
         (EMBEDDINGS, {"max_tokens": 11}, 10, {}),
         (RERANK, {}, 10, {}),
-        (DECISIONS, {}, 10, {}),
+        (SYSTEM_ONE, {}, 10, {}),
+        (DECISIONS, {"input": "s", "questions": QUESTIONS}, 10, {}),
         ("/v1/models", {"max_tokens": 11}, 10, {}),
     ],
 )

@@ -32,7 +32,16 @@ APART: dict[str, Any] = {
 }
 ALONE: dict[str, Any] = {"teams": {"demo": {"keys": [KEYS["demo"][1]], "cache_domain": None}}}
 RESPONSES = "/v1/responses"
-OTHERS = ("chat/completions/batch", "completions", "messages", "embeddings", "rerank", "score", "systemone")
+OTHERS = (
+    "chat/completions/batch",
+    "completions",
+    "messages",
+    "embeddings",
+    "rerank",
+    "score",
+    "systemone",
+    "decisions",
+)
 ROUTES = [CHAT, RESPONSES, *(f"/v1/{name}" for name in OTHERS)]
 # vLLM's own check: a non-empty string of at most 128 characters without @ / \ NUL
 ACCEPTED = re.compile(r"[^@/\\\0]{1,128}")

@@ -43,5 +43,41 @@ gateway.yaml: |
   {{- if or .Values.tls.existingSecret .Values.login.existingSecret }}
   metrics_web_config: /etc/vllm-watch/config/web.yml
   {{- end }}
+  {{- if include "vllm-watch.severalGateways" . }}
+  timeouts:
+    accept_grace_s: 5
+  {{- end }}
+  {{- if include "vllm-watch.severalGateways" . }}
+  sharing:
+    replicas_dns: watch-gateways
+    {{- if include "vllm-watch.storeUrl" . }}
+    store:
+      url: {{ include "vllm-watch.storeUrl" . | quote }}
+      fleet: {{ .Release.Namespace | quote }}
+      {{- if include "vllm-watch.storeUser" . }}
+      user: {{ include "vllm-watch.storeUser" . | quote }}
+      {{- end }}
+      {{- if .Values.store.existingSecret }}
+      password_file: /etc/vllm-watch/store/password
+      {{- end }}
+      {{- if and .Values.store.existingSecret (regexMatch "^(rediss|valkeys):" .Values.store.url) }}
+      ca_file: /etc/vllm-watch/store/ca.crt
+      {{- end }}
+    {{- end }}
+  {{- end }}
 {{- end }}
+{{- end }}
+{{- define "vllm-watch.spread" -}}
+- maxSkew: 1
+  topologyKey: kubernetes.io/hostname
+  whenUnsatisfiable: ScheduleAnyway
+  labelSelector:
+    matchLabels:
+      app.kubernetes.io/name: vllm-watch-gateway
+- maxSkew: 1
+  topologyKey: topology.kubernetes.io/zone
+  whenUnsatisfiable: ScheduleAnyway
+  labelSelector:
+    matchLabels:
+      app.kubernetes.io/name: vllm-watch-gateway
 {{- end }}

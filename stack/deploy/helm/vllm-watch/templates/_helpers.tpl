@@ -35,6 +35,25 @@
 {{- if or .Values.gateway.enabled .Values.sidecar.enabled }}full{{ else }}engine{{ end }}
 {{- end }}
 
+{{- /* "true" if there may be more than one gateway. */}}
+{{- define "vllm-watch.severalGateways" -}}
+{{- $several := or (gt (int .Values.gateway.replicas) 1) (gt (int .Values.gateway.autoscaling.maxReplicas) 0) }}
+{{- if and .Values.gateway.enabled $several }}true{{ end }}
+{{- end }}
+
+{{- define "vllm-watch.storeUrl" -}}
+{{- ternary "valkey://watch-store:6379/0" .Values.store.url .Values.store.valkey.enabled }}
+{{- end }}
+
+{{- define "vllm-watch.storeUser" -}}
+{{- ternary "gateway" .Values.store.user .Values.store.valkey.enabled }}
+{{- end }}
+
+{{- define "vllm-watch.storePort" -}}
+{{- $url := urlParse (include "vllm-watch.storeUrl" .) }}
+{{- regexFind ":[0-9]+$" $url.host | trimPrefix ":" | default "6379" }}
+{{- end }}
+
 {{- define "vllm-watch.prometheus" -}}
 {{- $operated := printf "http://prometheus-operated.%s.svc:9090" .Values.monitoring.namespace }}
 {{- .Values.monitoring.prometheusUrl | default $operated }}
@@ -91,5 +110,26 @@
 {{- end }}
 {{- if and .Values.login.existingSecret (not $sidecar) }}
 {{- fail "login.existingSecret protects the metrics of gateway and sidecar; set gateway.enabled or sidecar.enabled" }}
+{{- end }}
+{{- $several := include "vllm-watch.severalGateways" . }}
+{{- $store := include "vllm-watch.storeUrl" . }}
+{{- $most := int .Values.gateway.autoscaling.maxReplicas }}
+{{- if and (gt $most 0) (le $most (int .Values.gateway.replicas)) }}
+{{- fail "gateway.autoscaling.maxReplicas is no more than gateway.replicas; raise it, or set it to 0" }}
+{{- end }}
+{{- if and .Values.store.url .Values.store.valkey.enabled }}
+{{- fail "store.url names a server of yours, and store.valkey.enabled adds one; leave one of them out" }}
+{{- end }}
+{{- if and $store (not $several) }}
+{{- fail "a store is for several gateways; set gateway.enabled, and gateway.replicas to 2 or more" }}
+{{- end }}
+{{- if and .Values.store.valkey.enabled (not .Values.store.existingSecret) }}
+{{- fail "store.valkey.enabled needs store.existingSecret, a secret with its password; there is no default one" }}
+{{- end }}
+{{- if and (or .Values.store.existingSecret .Values.store.user) (not $store) }}
+{{- fail "store.existingSecret and store.user are for a store; set store.url or store.valkey.enabled" }}
+{{- end }}
+{{- if and .Values.store.user (or .Values.store.valkey.enabled (not .Values.store.existingSecret)) }}
+{{- fail "store.user is a user of store.url, and needs store.existingSecret with its password" }}
 {{- end }}
 {{- end }}
