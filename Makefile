@@ -20,7 +20,7 @@ ALONGSIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Else every process that the tests start compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help lab cli test check lint bench-dashboards bench-rules bench-admission bench-gateway bench-judge bench-runner bench-crosscheck bench-truth bench-tuning bench-faults bench-sidecar bench-fleet bench-histograms bench-soak
+.PHONY: help lab cli test check lint bench-dashboards bench-rules bench-admission bench-gateway bench-replicas bench-judge bench-runner bench-crosscheck bench-truth bench-tuning bench-faults bench-sidecar bench-fleet bench-histograms bench-soak
 .PHONY: drills screenshots mutants
 .PHONY: release image audit pins import-graph
 .DEFAULT_GOAL := help
@@ -40,6 +40,7 @@ help:
 	@echo 'make screenshots               pictures of every dashboard at 1440 and 400 px over an hour of 20 teams; ARGS=--docs those of the documentation'
 	@echo 'make bench-admission           a flood beside first come first served, and a million requests on a virtual clock'
 	@echo 'make bench-gateway             what the gateway adds to a request, and how many streams a core holds; ARGS=--peers compares'
+	@echo 'make bench-replicas            the wait of a small team beside a flood, through one gateway and through three; ARGS="--seconds 60"'
 	@echo 'make bench-sidecar             how fast the sidecar reads, how long a scrape waits, what it all takes; ARGS="--soak 50000000" only that'
 	@echo 'make bench-judge               2,000 simulated experiments a line: its false alarms, and the effects that it finds'
 	@echo 'make bench-crosscheck          our TTFT, TPOT and throughput beside those of `vllm bench serve`, in turns on one real engine'
@@ -122,6 +123,10 @@ bench-histograms: $(VENV)/dev.done
 bench-soak: $(VENV)/dev.done
 	@$(RUN) lab install prometheus alertmanager engine model
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_soak.py $(ARGS)
+
+bench-replicas: $(VENV)/dev.done
+	@$(RUN) lab install engine model valkey haproxy
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_replicas.py $(ARGS)
 
 bench-gateway: $(VENV)/dev.done
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_gateway.py $(ARGS)

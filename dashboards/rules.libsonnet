@@ -532,7 +532,7 @@
     },
     {
      "alert": "VLLMGatewayNotSharing",
-     "expr": "  max by (cluster, namespace, job, instance, pod) (vllm_watch_gateway_lease_lost) > 0\nor\n  max by (cluster, namespace, job, instance, pod) (vllm_watch_gateway_lease_policies) > 1",
+     "expr": "  sum by (cluster, namespace, job, instance, pod) (vllm_watch_gateway_lease_lost) > 0\nor\n  max by (cluster, namespace, job, instance, pod) (vllm_watch_gateway_lease_policies) > 1",
      "for": "1m",
      "labels": {
       "severity": "warning",

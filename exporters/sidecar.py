@@ -20,6 +20,8 @@ import msgspec
 from aiohttp import web
 
 from exporters import process, scrape
+from exporters.accounting import peers
+from exporters.accounting.fleet_log import FleetLog
 from exporters.accounting.join import Joiner
 from exporters.accounting.prices import Prices
 from exporters.catalogue import exposition_parser
@@ -51,6 +53,7 @@ LOG_INTERVAL_S = 0.05  # maximum delay before a new line is read
 COMMIT_S = 0.1  # commit interval while a backlog is read
 RETRY_COMMIT_S = 1.0
 SETTLE_S = 0.5  # interval of the reconciliation
+PEERS_S = 1.0  # interval of reading other sidecars
 
 log = logging.getLogger("vllm_watch.sidecar")
 
@@ -102,6 +105,7 @@ class Sidecar:
         self.spans = SpanQueue(config.otlp, version, since_s) if config.otlp else None
         self.genai_metrics = self._open_genai_metrics(since_s)
         tails = [Tail(Path(p), since=self.ledger.positions.get(p)) for p in config.requests_log]
+        self.fleet_log = self._open_fleet_log(stored)
         self.accounts = self._open_accounts(stored)
         self.logs = LogIngest(tails, self.ledger, config.fields, self.accounts, self.spans, self.genai_metrics)
         self._ways = {
@@ -109,6 +113,12 @@ class Sidecar:
             for e in config.engines
             if e.http_config
         }
+        self._peer_ways = {
+            peer.url: HttpClientConfig(Path(peer.http_config), "peers.http_config")
+            for peer in config.peers
+            if peer.http_config
+        }
+        self._peers_read: dict[str, tuple[float, bool]] = {}  # monotonic time, and whether all were at their logs' end
         self._readers = {e.name: exposition_parser.Parser() for e in config.engines}
         self.histories = {e.name: engine_view.History(e.name) for e in config.engines}
         self.sources: list[SourceStatus] = []
@@ -132,10 +142,19 @@ class Sidecar:
 
         return GenAiMetrics(self.config.otlp, self.version, since_s, self.ledger.traffic.models)
 
+    def _open_fleet_log(self, stored: Mapping[str, bytes]) -> FleetLog:
+        try:
+            fleet_log = FleetLog(self.ledger.traffic, stored.get("peers"))
+        except msgspec.MsgspecError as error:
+            log.error("the stored totals of peers are from another release (%s); they start again", error)
+            fleet_log = FleetLog(self.ledger.traffic)
+        self.ledger.keep([fleet_log.provider()])
+        return fleet_log
+
     def _open_accounts(self, stored: Mapping[str, bytes]) -> Joiner:
         config, prices = self.config, self.config.prices if isinstance(self.config.prices, Prices) else None
         about = (
-            self.ledger.traffic,
+            self.fleet_log,
             {target.name: target.claimed_gpus for target in config.engines},
             config.aliases,
             prices,
@@ -163,6 +182,9 @@ class Sidecar:
         log_sources = [SourceStatus("log", str(tail.path)) for tail in self.logs.tails]
         self.sources += log_sources
         self._tasks.append(asyncio.create_task(self._follow_logs(log_sources), name="logs"))
+        for peer in self.config.peers:
+            client = peers.PeerClient(self._session, peer.url, self.config.timeout_s, self._peer_ways.get(peer.url))
+            self._follow(SourceStatus("peer", peer.url), functools.partial(self._read_peer, client), PEERS_S)
         for target in self.config.engines:
             self._follow(
                 SourceStatus("engine", target.name),
@@ -262,14 +284,36 @@ class Sidecar:
             now_s = time.monotonic()
             if now_s - settled_s >= SETTLE_S:
                 with self._guard_update("log"):
-                    self.accounts.settle(time.time(), now_s, at_end=self.logs.at_end)
-                    await self.accounts.compare_hour(time.time())
+                    self.settle(now_s)
+                    if not self.config.peers:  # of their requests only totals are known
+                        await self.accounts.compare_hour(time.time())
                 settled_s = now_s
             if not more or now_s - committed_s >= COMMIT_S:
                 with self._guard_update("counts"):
                     await self._commit()
                 committed_s = now_s
             await asyncio.sleep(0 if more else LOG_INTERVAL_S)  # a long backlog must not delay a scrape
+
+    def settle(self, now_s: float) -> None:
+        """Compare logs and engines, once the logs of all gateways are known. now_s: monotonic.
+
+        The logs are known as of the oldest totals of a peer: while it does not answer, none of its lines is missing."""
+        if not self._peers_known:
+            return
+        at_end = self.logs.at_end and all(ended for _, ended in self._peers_read.values())
+        known_s = min((now_s, *(read_s for read_s, _ in self._peers_read.values())))
+        self.accounts.settle(time.time(), now_s, at_end, known_s)
+
+    @property
+    def _peers_known(self) -> bool:
+        return len(self._peers_read) == len(self.config.peers)
+
+    async def _read_peer(self, client: peers.PeerClient) -> None:
+        began_s = time.monotonic()
+        found = await client.totals()
+        for totals in found:
+            self.fleet_log.receive(totals)
+        self._peers_read[client.url] = began_s, all(totals.at_end for totals in found)
 
     async def _commit(self) -> None:
         if not self.ledger.up and time.monotonic() < self._retry_s:
@@ -309,7 +353,7 @@ class Sidecar:
     async def _read_engine(self, target: EngineTarget) -> None:
         accounts = self.accounts
         client = EngineClient(self._session, target.url.rstrip("/"), self.config.timeout_s, self._ways.get(target.name))
-        asked_s, asked_clock_s, logged = time.time(), time.monotonic(), self.ledger.traffic.finished()
+        asked_s, asked_clock_s, logged = time.time(), time.monotonic(), self.fleet_log.finished()
         try:
             text, version = await client.scrape()
             view = await asyncio.to_thread(engine_view.parse, text, version, self._readers[target.name].parse)
@@ -317,6 +361,8 @@ class Sidecar:
             with self._guard_update(f"engine {target.name}"):
                 accounts.on_failure(target.name, time.time(), time.monotonic())
             raise
+        if not self._peers_known:
+            return
         with self._guard_update(f"engine {target.name}"):
             accounts.on_scrape(target.name, view, asked_s, asked_clock_s, time.time(), time.monotonic(), logged)
         if accounts.reconciler.names_due(target.name, time.monotonic()):
@@ -347,9 +393,10 @@ class Sidecar:
 
 
 def application(sidecar: Sidecar) -> web.Application:
-    """Return the web application: /metrics, /-/healthy, /-/ready and /events.
+    """Return the web application: /metrics, /-/healthy, /-/ready, /log-totals and /events.
 
-    healthy: the process responds. ready: every source was read once. /events needs the token."""
+    healthy: the process responds. ready: every source was read once. /log-totals: for the sidecar of another gateway
+    that has the engines. /events needs the token."""
 
     async def metrics(request: web.Request) -> web.Response:
         page, content_type = sidecar.answer(request.headers.get("Accept", ""))
@@ -365,6 +412,14 @@ def application(sidecar: Sidecar) -> web.Application:
             else web.Response(status=503, text="not every source was read yet\n")
         )
 
+    async def log_totals(_: web.Request) -> web.Response:
+        if sidecar.config.state is None:
+            return web.Response(status=404, text="without `state` in the configuration a restart would count twice\n")
+        if not sidecar.ledger.complete:
+            return web.Response(status=503, text="the logs are not read to their end yet\n")
+        body = msgspec.json.encode(sidecar.fleet_log.own_totals(sidecar.logs.at_end))
+        return web.Response(body=body, content_type="application/json")
+
     async def start(_: web.Application) -> None:
         await sidecar.start()
 
@@ -372,7 +427,8 @@ def application(sidecar: Sidecar) -> web.Application:
         await sidecar.stop()
 
     app = web.Application()
-    app.add_routes([web.get("/metrics", metrics), web.get("/-/healthy", healthy), web.get("/-/ready", ready)])
+    app.add_routes([web.get("/metrics", metrics), web.get("/-/healthy", healthy), web.get("/-/ready", ready),
+                    web.get(peers.PATH, log_totals)])  # fmt: skip
     kept, token = sidecar.config.events, sidecar.config.events_token_file
     app.add_routes(http.routes(Path(kept) if kept else None, Path(token) if token else None))
     app.on_startup.append(start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Literal
 
@@ -47,6 +48,18 @@ class EngineTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.gpus or tuple(assumed_gpu(self.name, self.gpu_name, number) for number in range(self.gpu_count))
 
 
+class PeerTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Sidecars that read the logs of other gateways. url: scheme, host and port; every address that the host name
+    resolves to is one sidecar. http_config: TLS and auth, in Prometheus' format."""
+
+    url: str
+    http_config: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")) or self.url.count("/") > 2:
+            raise ValueError(f"peers: url {self.url!r} should be like http://gateway-1:9401")
+
+
 class TeamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Teams that always have their own series, and the limit of teams; further ones are counted as __other__."""
 
@@ -63,6 +76,10 @@ class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     field_names: Mapping[str, str] = {}  # foreign name -> ours, for logs of other gateways; see record.FieldMap
     field_values: Mapping[str, Mapping[str, Scalar]] = {}  # our field -> foreign word -> ours
     engines: tuple[EngineTarget, ...] = ()
+    # with several gateways: the sidecars of the others. Only the sidecar that has `engines` names them
+    peers: tuple[PeerTarget, ...] = ()
+    # one file for all sidecars: the one whose host name ends in 0 has engines, peers and GPUs; the others only a log
+    central: Literal["hostname"] | None = None
     teams: TeamSettings = TeamSettings()
     models_limit: int = 50
     # fine: classic buckets 9 % wide, for stores without native histograms
@@ -100,12 +117,26 @@ class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ):
             if len(set(listed)) != len(listed):
                 raise ValueError(f"{name} lists an entry twice; it would be counted twice")
+        if len({peer.url for peer in self.peers}) != len(self.peers):
+            raise ValueError("peers lists an entry twice")
+        if self.peers and not (self.engines and self.state):
+            raise ValueError("peers needs engines and state: they belong to the one sidecar that has the engines")
         if self.events_token_file and not self.events:
             raise ValueError("events_token_file needs events, the events file")
         if self.remember < 1000:
             raise ValueError("remember must be at least 1000 requests; the default is 200000")
         if min(self.engine_interval_s, self.gpu_interval_s, self.timeout_s, self.patience_s) <= 0:
             raise ValueError("intervals and timeouts must be greater than 0 seconds")
+
+    def on(self, hostname: str) -> SidecarConfig:
+        """Return the configuration of the sidecar on this host: with `central`, of one that has engines or of one that
+        reads a log only. Raises ValueError for a host name without a number at its end."""
+        if self.central is None:
+            return self
+        ordinal = re.search(r"(\d+)$", hostname)
+        if ordinal is None:
+            raise ValueError(f"central: the host name {hostname!r} does not end in a number; leave central out")
+        return self if int(ordinal[1]) == 0 else msgspec.structs.replace(self, engines=(), peers=(), gpu="off")
 
     @property
     def fields(self) -> FieldMap:

@@ -69,6 +69,7 @@ REASONS: Mapping[str, tuple[str, ...]] = {
     "checkpoint": ("os", "other", "permission"),
     "log": ("os", "other", "permission"),
     "engine": ("bad_page", "http_4xx", "http_5xx", "other", "timeout", "unreachable"),
+    "peer": ("http_4xx", "http_5xx", "os", "other", "timeout", "unreachable"),
     "gpu": (*gpu.REASONS, "other"),
     "events": ("os", "other", "permission", "timeout"),
 }

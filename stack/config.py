@@ -31,6 +31,7 @@ def sidecar(path: Path) -> SidecarConfig:
         _rooted(settings, folder, "web_config", "state", "events", "events_token_file"),
         requests_log=tuple(os.path.abspath(folder / log) for log in settings.requests_log),
         engines=tuple(_rooted(engine, folder, "http_config") for engine in settings.engines),
+        peers=tuple(_rooted(peer, folder, "http_config") for peer in settings.peers),
         otlp=settings.otlp and _rooted(settings.otlp, folder, "ca_file", "headers_file"),
         prices=load(folder / settings.prices, Prices) if isinstance(settings.prices, str) else settings.prices,
     )

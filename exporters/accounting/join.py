@@ -14,6 +14,7 @@ import msgspec
 from exporters.accounting import attribution, busy_hours, gpu_use, reconciled
 from exporters.accounting.attribution import Attribution
 from exporters.accounting.busy_hours import Hours
+from exporters.accounting.fleet_log import FleetLog
 from exporters.accounting.gpu_use import GpuShare, UsageSample, assumed_name
 from exporters.accounting.prices import Prices
 from exporters.accounting.reconciliation import Reconciler
@@ -21,7 +22,6 @@ from exporters.engine import view as engine_view
 from exporters.engine.view import EngineView
 from exporters.gpu.readings import GpuReading
 from exporters.requests.bounded_names import OTHER
-from exporters.requests.counters import RequestCounters
 from exporters.requests.record import UNKNOWN_TEAM, RequestRecord, ended_at
 from exporters.requests.store import StateProvider
 from exporters.requests.work import FinishedRequest, Work
@@ -77,7 +77,7 @@ class Joiner:
 
     def __init__(
         self,
-        traffic: RequestCounters,
+        traffic: FleetLog,
         gpus: Mapping[str, Sequence[str]],
         aliases: Mapping[str, str],
         prices: Prices | None,
@@ -176,10 +176,11 @@ class Joiner:
         else:
             self.attribution.add_unclaimed(self._claimed(upstream), before_s, now_s)
 
-    def settle(self, now_s: float, clock_s: float, at_end: bool) -> None:
-        """Process the newest state of the log. at_end: it was just read to its end."""
+    def settle(self, now_s: float, clock_s: float, at_end: bool, logs_clock_s: float | None = None) -> None:
+        """Process the newest state of the log. at_end: it was just read to its end. logs_clock_s: the time of that
+        state on the monotonic clock, if it is not new."""
         self._revision += 1
-        self.reconciler.settle(now_s, self._traffic.finished(), at_end, clock_s)
+        self.reconciler.settle(now_s, self._traffic.finished(), at_end, clock_s, logs_clock_s)
 
     def on_gpus(self, gpus: Sequence[GpuReading], clock_s: float) -> None:
         """Process a GPU reading. GPUs without an engine have a cost too."""

@@ -226,12 +226,20 @@ class Reconciler:
             naming.about = frozenset(self._unplaced())
 
     def settle(
-        self, now_s: float, logged: Mapping[str, FinishedRequest], at_end: bool, clock_s: float | None = None
+        self,
+        now_s: float,
+        logged: Mapping[str, FinishedRequest],
+        at_end: bool,
+        clock_s: float | None = None,
+        logs_clock_s: float | None = None,
     ) -> None:
         """Process the newest log state and record what became certain. at_end: it was just read to its end.
 
-        clock_s: monotonic clock for waiting, so that a clock set back stalls nothing; None: now_s is used."""
+        clock_s: monotonic clock for waiting, so that a clock set back stalls nothing; None: now_s is used.
+        logs_clock_s: time of the log state on that clock, where it is not new; while it stands still, nothing becomes
+        certain."""
         clock_s = now_s if clock_s is None else clock_s
+        logs_clock_s = clock_s if logs_clock_s is None else logs_clock_s
         self._take(logged, newest=True)
         if at_end and self._read_s is None:
             self._read_s = clock_s
@@ -240,7 +248,7 @@ class Reconciler:
             if watch.changed and (watch.last is None or clock_s - watch.last.clock_s >= LOOKS_APART_S):
                 self._compare(name, model, watch, now_s, clock_s)
             if at_end:
-                self._settle(name, model, watch, clock_s)
+                self._settle(name, model, watch, logs_clock_s)
 
     def samples(self) -> Iterator[Sample]:
         for name, model in self._kept.models.items():

@@ -93,7 +93,8 @@ SLOTS = Metric(
 )
 SLOTS_LIMIT = Metric(
     "vllm_watch_gateway_slots_limit", Kind.GAUGE, Unit.REQUESTS,
-    "Configured limit of concurrent requests at the engines (capacity.slots).", labels=(),
+    "Configured limit of concurrent requests at the engines (capacity.slots), or this gateway's share of it.",
+    labels=(),
 )  # fmt: skip
 TOKENS = Metric(
     "vllm_watch_gateway_inflight_tokens", Kind.GAUGE, Unit.TOKENS,
@@ -140,7 +141,6 @@ LEASE_LOST = Metric(
     "1 while the store of the gateways leases nothing to this one and its fixed share holds; 0 while it leases slots,"
     " tokens and limits of teams.",
     labels=(),
-    across=Across.MAX,
     notes=("Only with sharing.store in gateway.yaml.",),
 )
 LEASE_REPLICAS = Metric(

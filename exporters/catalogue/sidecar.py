@@ -145,7 +145,10 @@ LOG_ROTATIONS = Metric(
     "Rotations and truncations of a request log.",
     labels=("path",),
 )
-TEAMS = Metric("vllm_watch_teams", Kind.GAUGE, Unit.COUNT, "Teams with their own series.", labels=())
+TEAMS = Metric(
+    "vllm_watch_teams", Kind.GAUGE, Unit.COUNT, "Teams with their own series.", labels=(), across=Across.MAX,
+    notes=("Several sidecars have mostly the same teams.",),
+)  # fmt: skip
 TEAMS_OVERFLOW = Metric(
     "vllm_watch_teams_overflow_total", Kind.COUNTER, Unit.REQUESTS,
     "Requests counted as team __other__ because the team limit was reached.", labels=(),

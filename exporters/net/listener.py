@@ -389,12 +389,13 @@ async def listen(
     open_paths: Sequence[str] = (),
     own_login: Callable[[str], bool] | None = None,
     rejected: Counter[str] | None = None,
+    shared_port: bool = False,
 ) -> Listening:
     """Start `runner` and listen; on failure the runner is cleaned up. Raises BadConfig with the setting and a fix.
 
     most: maximum connections. open_paths: need no auth, for probes. own_login: True for paths whose handler
     authenticates requests that the listener does not; it finds AUTHENTICATED in others. rejected: counter by reason
-    (new_rejections())."""
+    (new_rejections()). shared_port: other processes of this user may listen on the port, too."""
     try:
         rejected = new_rejections() if rejected is None else rejected
         protection = protection or ListenerAuth(None)
@@ -405,7 +406,7 @@ async def listen(
                 server.request_handler, protection, frozenset(open_paths), own_login, rejected
             )
         listening = Listening(server, protection, most, rejected)
-        listening.begin(await _bound(setting, address))
+        listening.begin(await _bound(setting, address, shared_port))
     except BaseException:
         await runner.cleanup()
         raise
@@ -445,7 +446,7 @@ def _guarded(
     return handle
 
 
-async def _bound(setting: str, address: str) -> list[socket.socket]:
+async def _bound(setting: str, address: str, shared_port: bool) -> list[socket.socket]:
     """Return listening sockets, one per address of the host name. Raises BadConfig."""
     host, port = split_address(address)
     made: list[socket.socket] = []
@@ -456,6 +457,8 @@ async def _bound(setting: str, address: str) -> list[socket.socket]:
         for family, kind, protocol, _, where in dict.fromkeys(found):
             made.append(one := socket.socket(family, kind, protocol))
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shared_port:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             if family == socket.AF_INET6:
                 one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             one.bind(where)

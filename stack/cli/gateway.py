@@ -1,5 +1,5 @@
-"""`vllm-watch gateway`: serve, check, key, haproxy. The process that runs pays for every import, so what only another command
-needs is imported by that one."""
+"""`vllm-watch gateway`: serve, check, key, haproxy. The process that runs pays for every import, so what only another
+command needs is imported by that one."""
 
 from __future__ import annotations
 
@@ -29,15 +29,28 @@ def gateway() -> None:
     type=click.Path(path_type=Path),
     help="Configuration file; see stack/deploy/gateway.yaml.",
 )
-def gateway_run(path: Path) -> None:
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Processes that share the address and the limits.",
+)
+def gateway_run(path: Path, workers: int) -> None:
     """Forward requests to vLLM and log them.
+
+    With several workers each has a log and a metrics port of its own; see docs/guides/gateway.md.
 
     \b
     Example:  vllm-watch gateway run --config gateway.yaml
     """
     log_to_stderr()
     with mistakes_as_errors():
-        raise SystemExit(run(path))
+        if workers == 1:
+            raise SystemExit(run(path))
+        from stack.gateway.workers import supervise
+
+        raise SystemExit(supervise(path, workers))
 
 
 @gateway.command("key")

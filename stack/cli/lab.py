@@ -9,6 +9,7 @@ from rich.console import Console
 
 from stack.cli.options import duration
 from stack.lab import install
+from stack.lab.plan import GATEWAYS_AT_MOST
 from stack.lab.up import NEEDED, up
 from stack.terminal import output_width
 
@@ -39,7 +40,14 @@ def lab() -> None:
 @click.option(
     "--port-offset", type=click.IntRange(0, 50000), default=0, show_default=True, help="Number to add to every port."
 )
-def lab_up(engine: str | None, traffic: bool | None, for_s: float | None, port_offset: int) -> None:
+@click.option(
+    "--gateways",
+    type=click.IntRange(1, GATEWAYS_AT_MOST),
+    default=1,
+    show_default=True,
+    help="Gateways behind HAProxy, with limits shared in Valkey.",
+)
+def lab_up(engine: str | None, traffic: bool | None, for_s: float | None, port_offset: int, gateways: int) -> None:
     """Install what is missing and run the lab.
 
     Starts every process, sends load to its own vLLM and shows the state.
@@ -49,7 +57,7 @@ def lab_up(engine: str | None, traffic: bool | None, for_s: float | None, port_o
     """
     if traffic is None:
         traffic = engine is None
-    raise SystemExit(up(engine, for_s, port_offset, Console(width=output_width(110)), traffic))
+    raise SystemExit(up(engine, for_s, port_offset, Console(width=output_width(110)), traffic, gateways))
 
 
 @lab.command("install")

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def sidecar_run(path: Path) -> None:
     """
     log_to_stderr()
     with mistakes_as_errors():
-        settings = config.sidecar(path)
+        settings = config.sidecar(path).on(socket.gethostname())
         with process.runner(batches=True) as runner:
             runner.run(_serve(settings))
 

@@ -17,7 +17,8 @@ READY_PATH = "/-/ready"
 CHECK_MS = 500  # a gateway drains for longer than this before it closes its listener: timeouts.accept_grace_s
 NO_GATEWAY = (
     'http-error status 503 content-type application/json hdr Retry-After 2 string "'
-    r'{\"error\":{\"message\":\"no gateway is ready; retry after 2 s\",\"type\":\"server_error\",\"code\":\"no_gateway\"}}"'
+    r"{\"error\":{\"message\":\"no gateway is ready; retry after 2 s\",\"type\":\"server_error\","
+    r'\"code\":\"no_gateway\"}}"'
 )
 _ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+\]|\*):(?P<port>\d{1,5})")
 _FILE = re.compile(r"[A-Za-z0-9_./@+-]+")
@@ -43,7 +44,9 @@ class LoadBalancer(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def has_names(self) -> bool:
         """Return whether an address has to be resolved."""
-        return any(re.search(r"[A-Za-z]", address.rpartition(":")[0]) and "[" not in address for address in self.gateways)
+        return any(
+            re.search(r"[A-Za-z]", address.rpartition(":")[0]) and "[" not in address for address in self.gateways
+        )
 
     def __post_init__(self) -> None:
         """Refuse what HAProxy would refuse, or would read as another directive."""

@@ -214,7 +214,9 @@ class DrillLab:
             return await prometheus.delete_series('{__name__=~".+"}')
 
     async def _all_seen(self) -> bool:
-        return bool(await self.query(f"min(up) * (count(up) == bool {len(plan.targets(self.config))})"))
+        return bool(
+            await self.query(f"min(up) * (count(up) == bool {sum(map(len, plan.targets(self.config).values()))})")
+        )
 
     def reload_prometheus(self) -> None:
         """Have it read its files again, which then must be there."""

@@ -97,7 +97,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             split_address(text)
         for part in ("limits", "timeouts"):
             for name, value in msgspec.structs.asdict(getattr(self, part)).items():
-                if value is not None and not (value > 0 or value == 0 and name == "accept_grace_s"):
+                if value is not None and not (value > 0 or (value == 0 and name == "accept_grace_s")):
                     least = "0 or more" if name == "accept_grace_s" else "more than 0"
                     raise ValueError(f"{part}.{name} should be {least}, not {value:g}")
         if self.limits.all_bodies_bytes < PARTS * self.limits.body_bytes:

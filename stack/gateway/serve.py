@@ -52,13 +52,14 @@ class Started:
     reload: Callable[[], None]
 
 
-def run(config: GatewayConfig | Path) -> int:
-    """Runs until SIGTERM or SIGINT; the exit code. A configuration file may be given by its path."""
+def run(config: GatewayConfig | Path, *, shared_port: bool = False) -> int:
+    """Runs until SIGTERM or SIGINT; the exit code. A configuration file may be given by its path. shared_port: other
+    workers listen on the same port."""
     try:
         if isinstance(config, Path):
             config = rooted(load(config, GatewayConfig), config.resolve().parent)
         with process.runner(GARBAGE_AFTER) as runner:
-            runner.run(_until_signal(config))
+            runner.run(_until_signal(config, shared_port))
     except BadConfig as error:
         _log.error("%s", error)
         return 1
@@ -66,7 +67,11 @@ def run(config: GatewayConfig | Path) -> int:
 
 
 async def serve(
-    config: GatewayConfig, *, stop: asyncio.Event, on_start: Callable[[Started], None] = lambda _: None
+    config: GatewayConfig,
+    *,
+    stop: asyncio.Event,
+    on_start: Callable[[Started], None] = lambda _: None,
+    shared_port: bool = False,
 ) -> None:
     """Serves until `stop`, then drains: takes nothing new and lets running requests end. Raises BadConfig for what
     cannot start."""
@@ -98,8 +103,9 @@ async def serve(
             runner = web.ServerRunner(server, shutdown_timeout=CUT_S)
             guard = protection(config.web_config, "web_config", tls_only=True)
             listening = await listen(
-                runner, "listen", config.listen, guard, most=clients_at_most(), rejected=metrics.rejected["clients"]
-            )
+                runner, "listen", config.listen, guard, most=clients_at_most(), rejected=metrics.rejected["clients"],
+                shared_port=shared_port,
+            )  # fmt: skip
             url = listening.url
             watch.follow(terms.upstreams, terms.headers)
             leases = lease_renewal(config.sharing, shared)
@@ -193,7 +199,7 @@ async def _drain(
     await runner.cleanup()
 
 
-async def _until_signal(config: GatewayConfig) -> None:
+async def _until_signal(config: GatewayConfig, shared_port: bool) -> None:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -205,7 +211,7 @@ async def _until_signal(config: GatewayConfig) -> None:
 
         loop.add_signal_handler(signal.SIGHUP, hang_up)
 
-    await serve(config, stop=stop, on_start=started)
+    await serve(config, stop=stop, on_start=started, shared_port=shared_port)
 
 
 def _watching_client(timeouts: Timeouts, tls: ssl.SSLContext | None) -> aiohttp.ClientSession:

@@ -81,12 +81,16 @@ async def _told(client: Prometheus, expr: str) -> HeadlineValue | None:
 
 
 async def targets(prometheus: str) -> Mapping[str, bool] | None:
-    """Scrape job -> whether its last scrape succeeded; None when Prometheus does not answer."""
+    """Scrape job -> whether the last scrapes of all its targets succeeded; None when Prometheus does not answer."""
+    found: dict[str, bool] = {}
     async with prometheus_client(prometheus) as client:
         try:
-            return {target.labels["job"]: target.health == "up" for target in await client.targets()}
+            for target in await client.targets():
+                job = target.labels["job"]
+                found[job] = target.health == "up" and found.get(job, True)
         except PrometheusError:
             return None
+    return found
 
 
 async def firing(alertmanager: str) -> list[str] | None:

@@ -16,20 +16,27 @@ from alerts.settings import DEFAULTS, Settings
 from exporters.catalogue import bounds
 from exporters.catalogue.metric import key
 from stack.deploy.fleet import budget
+from stack.deploy.haproxy import LoadBalancer, configuration
 from vllm_watch import module_command
 
 TEAMS = ("demo", "replay", "default", "experimental")  # one for each band of the gateway
 MODEL = "tiny"
 SCRAPE_INTERVAL_S = 5
+GATEWAYS_AT_MOST = 4
 
 # One number for each listener; --port-offset moves them all.
 PORTS = {
     "gateway": 8000, "vllm": 8001, "gateway-metrics": 8010, "sidecar": 9401, "board": 9402, "lab": 9403,
     "prometheus": 9090, "alertmanager": 9093,
     "otlp-grpc": 4317, "otlp-http": 4318, "otelcol": 8888,
+    # with several gateways: HAProxy has the gateway's port
+    "valkey": 8120,
+    **{f"gateway-{n}": 8100 + n for n in range(GATEWAYS_AT_MOST)},
+    **{f"gateway-{n}-metrics": 8110 + n for n in range(GATEWAYS_AT_MOST)},
+    **{f"sidecar-{n}": 9410 + n for n in range(1, GATEWAYS_AT_MOST)},
 }  # fmt: skip
 
-UNSCRAPED = ("board",)  # processes that have no metrics
+UNSCRAPED = ("board", "haproxy", "valkey")  # processes that have no metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +50,20 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
+class LabReplica:
+    """One gateway and the sidecar that reads its log: the names of their processes, which are those of their ports and
+    files."""
+
+    index: int
+    gateway: str
+    sidecar: str
+    log: Path
+
+
+@dataclass(frozen=True, slots=True)
 class LabConfig:
     """One lab. folder: its files and logs. engine_url: a vLLM that runs already, None to start one. Programs are paths;
-    otelcol may be missing.
+    otelcol may be missing. gateways: with more than one, HAProxy is before them and they share limits in a Valkey.
     engine_version: of the vLLM to start; options that a release lacks, or any where it is not known, are left out.
 
     What drills change: settings and beat are those of its alerts; args and env are added to a process's, and so win;
@@ -62,6 +80,16 @@ class LabConfig:
     env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     more: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     engine_version: str = ""
+    gateways: int = 1
+
+    @property
+    def replicas(self) -> tuple[LabReplica, ...]:
+        if self.gateways == 1:
+            return (LabReplica(0, "gateway", "sidecar", self.folder / "requests.jsonl"),)
+        return tuple(
+            LabReplica(n, f"gateway-{n}", f"sidecar-{n}" if n else "sidecar", self.folder / f"requests-{n}.jsonl")
+            for n in range(self.gateways)
+        )
 
     @property
     def buckets(self) -> tuple[str, ...]:
@@ -85,7 +113,8 @@ class LabConfig:
 
     @property
     def requests_log(self) -> Path:
-        return self.folder / "requests.jsonl"
+        """The log of the first gateway."""
+        return self.replicas[0].log
 
     @property
     def events(self) -> Path:
@@ -94,7 +123,7 @@ class LabConfig:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process of the lab. health: answers 2xx when it serves. ports: what it listens on."""
+    """A process of the lab. health: answers 2xx when it serves, or a tcp:// address. ports: what it listens on."""
 
     name: str
     argv: tuple[str, ...]
@@ -120,14 +149,19 @@ def processes(config: LabConfig) -> Iterator[Process]:
             ("otlp-grpc", "otlp-http", "otelcol"),
         )
     ours = module_command("stack.cli")
-    yield Process(
-        "gateway", (*ours, "gateway", "run", "--config", str(config.folder / "gateway.yaml")),
-        config.url("gateway"), f"{config.url('gateway')}/-/healthy", ("gateway", "gateway-metrics"),
-    )  # fmt: skip
-    yield Process(
-        "sidecar", (*ours, "sidecar", "run", "--config", str(config.folder / "sidecar.yaml")),
-        config.url("sidecar"), f"{config.url('sidecar')}/-/healthy", ("sidecar",), env=config.env.get("sidecar", {}),
-    )  # fmt: skip
+    if config.gateways > 1:
+        yield from _before_gateways(config)
+    for each in config.replicas:
+        yield Process(
+            each.gateway, (*ours, "gateway", "run", "--config", str(config.folder / f"{each.gateway}.yaml")),
+            config.url(each.gateway), f"{config.url(each.gateway)}/-/healthy",
+            (each.gateway, f"{each.gateway}-metrics"),
+        )  # fmt: skip
+        yield Process(
+            each.sidecar, (*ours, "sidecar", "run", "--config", str(config.folder / f"{each.sidecar}.yaml")),
+            config.url(each.sidecar), f"{config.url(each.sidecar)}/-/healthy", (each.sidecar,),
+            env=config.env.get(each.sidecar, {}),
+        )  # fmt: skip
     yield Process(
         "board",
         (*ours, "board", "--prometheus", config.url("prometheus"), "--listen", f"127.0.0.1:{config.port('board')}"),
@@ -163,6 +197,21 @@ def processes(config: LabConfig) -> Iterator[Process]:
         config.url("prometheus"),
         f"{config.url('prometheus')}/-/ready",
         ("prometheus",),
+    )
+
+
+def _before_gateways(config: LabConfig) -> Iterator[Process]:
+    """The store of the limits, and the load balancer."""
+    port = config.port("valkey")
+    words = ("--port", str(port), "--bind", "127.0.0.1", "--save", "", "--maxmemory-policy", "noeviction")
+    yield Process("valkey", (str(config.programs["valkey"]), *words), f"127.0.0.1:{port}", f"tcp://127.0.0.1:{port}",
+                  ("valkey",))  # fmt: skip
+    yield Process(
+        "haproxy",
+        (str(config.programs["haproxy"]), "-db", "-f", str(config.folder / "haproxy.cfg")),
+        config.url("gateway"),
+        f"{config.url('gateway')}/-/healthy",
+        ("gateway",),
     )
 
 
@@ -225,17 +274,21 @@ def _vllm(config: LabConfig) -> Process:
     )
 
 
-def targets(config: LabConfig) -> dict[str, str]:
-    """Scrape job -> address."""
-    found = {
-        "vllm": config.engine.split("://", 1)[1].rstrip("/"),
-        "gateway": f"127.0.0.1:{config.port('gateway-metrics')}",
-        "sidecar": f"127.0.0.1:{config.port('sidecar')}",
-        "lab": f"127.0.0.1:{config.port('lab')}",
-        "prometheus": f"127.0.0.1:{config.port('prometheus')}",
-        "alertmanager": f"127.0.0.1:{config.port('alertmanager')}",
+def targets(config: LabConfig) -> dict[str, tuple[str, ...]]:
+    """Scrape job -> addresses."""
+    single = ("lab", "prometheus", "alertmanager", *(("otelcol",) if config.with_collector else ()))
+    ports = {
+        "gateway": [f"{each.gateway}-metrics" for each in config.replicas],
+        "sidecar": [each.sidecar for each in config.replicas],
+        **{name: [name] for name in single},
     }
-    return found | ({"otelcol": f"127.0.0.1:{config.port('otelcol')}"} if config.with_collector else {})
+    found = {job: tuple(f"127.0.0.1:{config.port(name)}" for name in names) for job, names in ports.items()}
+    return {"vllm": (config.engine.split("://", 1)[1].rstrip("/"),), **found}
+
+
+def job_of(process: str) -> str:
+    """Return the scrape job of a process."""
+    return process.rstrip("-0123456789")
 
 
 def files(config: LabConfig) -> Iterator[tuple[str, str]]:
@@ -257,31 +310,24 @@ def files(config: LabConfig) -> Iterator[tuple[str, str]]:
                     "alertmanagers": [{"static_configs": [{"targets": [f"127.0.0.1:{config.port('alertmanager')}"]}]}]
                 },
                 "scrape_configs": [
-                    {"job_name": job, "static_configs": [{"targets": [address]}]}
+                    {"job_name": job, "static_configs": [{"targets": list(addresses)}]}
                     | ({"scheme": scheme} if job == "vllm" else {})
                     | ({"sample_limit": budget.SAMPLE_LIMIT[job]} if job in budget.SAMPLE_LIMIT else {})
-                    for job, address in targets(config).items()
+                    for job, addresses in targets(config).items()
                 ],
             }
         ),
     )
     yield "alertmanager.yml", routing.configuration()
-    yield "gateway.yaml", _yaml({
-        "listen": f"127.0.0.1:{config.port('gateway')}",
-        "metrics_listen": f"127.0.0.1:{config.port('gateway-metrics')}",
-        "upstream": config.engine, "requests_log": str(config.requests_log), "teams": str(config.folder / "teams.yaml"),
-        "timeouts": {"drain_s": 10},  # shorter than the lab waits for a process to stop
-        **config.more.get("gateway.yaml", {}),
-    })  # fmt: skip
-    spans = {"otlp": {"endpoint": config.url("otlp-http")}} if config.with_collector else {}
-    yield "sidecar.yaml", _yaml({
-        "listen": f"127.0.0.1:{config.port('sidecar')}", "requests_log": [str(config.requests_log)],
-        "state": str(config.folder / "sidecar.state"),
-        "engines": [{"name": "vllm-0", "url": config.engine}], "teams": {"configured": list(config.teams)},
-        "events": str(config.events),
-        **spans,
-        **config.more.get("sidecar.yaml", {}),
-    })  # fmt: skip
+    if config.gateways > 1:
+        gateways = [f"127.0.0.1:{config.port(each.gateway)}" for each in config.replicas]
+        yield (
+            "haproxy.cfg",
+            configuration(LoadBalancer(gateways=gateways, listen=f"127.0.0.1:{config.port('gateway')}")),
+        )
+    for each in config.replicas:
+        yield f"{each.gateway}.yaml", _gateway(config, each)
+        yield f"{each.sidecar}.yaml", _sidecar(config, each)
     if config.with_collector:
         yield "otelcol.yaml", _yaml({
             "receivers": {"otlp": {"protocols": {
@@ -299,6 +345,38 @@ def files(config: LabConfig) -> Iterator[tuple[str, str]]:
                 }}}}]}},
             },
         })  # fmt: skip
+
+
+def _gateway(config: LabConfig, replica: LabReplica) -> str:
+    store = {"url": f"redis://127.0.0.1:{config.port('valkey')}", "fleet": "lab"}
+    alone = config.gateways == 1
+    sharing = {"replicas": config.gateways, "index": replica.index, "name": replica.gateway, "store": store}
+    return _yaml({
+        "listen": f"127.0.0.1:{config.port(replica.gateway)}",
+        "metrics_listen": f"127.0.0.1:{config.port(f'{replica.gateway}-metrics')}",
+        "upstream": config.engine, "requests_log": str(replica.log), "teams": str(config.folder / "teams.yaml"),
+        # shorter together than the lab waits for a process to stop
+        "timeouts": {"drain_s": 10} if alone else {"accept_grace_s": 2, "drain_s": 10},
+        **({} if alone else {"sharing": sharing}),
+        **config.more.get(f"{replica.gateway}.yaml", {}),
+    })  # fmt: skip
+
+
+def _sidecar(config: LabConfig, replica: LabReplica) -> str:
+    """The first sidecar has the engine, and compares it with the logs of all gateways."""
+    peers = [{"url": config.url(each.sidecar)} for each in config.replicas[1:]]
+    first = {
+        "engines": [{"name": "vllm-0", "url": config.engine}], "events": str(config.events),
+        **({"peers": peers} if peers else {}),
+    }  # fmt: skip
+    spans = {"otlp": {"endpoint": config.url("otlp-http")}} if config.with_collector else {}
+    return _yaml({
+        "listen": f"127.0.0.1:{config.port(replica.sidecar)}", "requests_log": [str(replica.log)],
+        "state": str(config.folder / f"{replica.sidecar}.state"), "teams": {"configured": list(config.teams)},
+        **({"gpu": "off"} if replica.index else first),
+        **spans,
+        **config.more.get(f"{replica.sidecar}.yaml", {}),
+    })  # fmt: skip
 
 
 def rules(config: LabConfig) -> Iterator[tuple[str, str]]:

@@ -114,6 +114,10 @@ class Supervisor:
             running.healthy = False
             _signal_group(running, signal.SIGKILL)  # what it left behind, now: later its number may be somebody else's
             return
+        if running.spec.health.startswith("tcp://"):
+            running.healthy = await _accepts(running.spec.health.removeprefix("tcp://"))
+            running.was_healthy |= running.healthy
+            return
         self._session = self._session or aiohttp.ClientSession()
         try:
             async with self._session.get(running.spec.health, timeout=aiohttp.ClientTimeout(total=3)) as response:
@@ -164,6 +168,17 @@ class Supervisor:
         await asyncio.gather(*waits)
         if self._session:
             await self._session.close()
+
+
+async def _accepts(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(3):
+            _, writer = await asyncio.open_connection(host, int(port))
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
 
 
 def last_words(log: Path, most: int = 300) -> str:

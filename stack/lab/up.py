@@ -27,6 +27,7 @@ from stack.lab.plan import LabConfig
 from stack.lab.supervisor import LabError, Supervisor
 
 NEEDED = ("prometheus", "alertmanager", "engine", "model")
+NEEDED_BY_SEVERAL = ("valkey", "haproxy")  # gateways
 SHORTEST_S = 15.0
 _BEAT_S = 2.0
 _READY_WITHIN_S = 120.0  # in a timed run
@@ -65,7 +66,14 @@ class LabTotals:
             yield "no alert reached Alertmanager, not even the watchdog that always fires"
 
 
-def up(engine_url: str | None, for_s: float | None, port_offset: int, console: Console, traffic: bool = True) -> int:
+def up(
+    engine_url: str | None,
+    for_s: float | None,
+    port_offset: int,
+    console: Console,
+    traffic: bool = True,
+    gateways: int = 1,
+) -> int:
     """Run the lab until it is interrupted, or for `for_s` seconds of readiness. Return the exit status: 0 if all went
     well, else 1. traffic: the lab sends requests of its own."""
     try:
@@ -76,7 +84,7 @@ def up(engine_url: str | None, for_s: float | None, port_offset: int, console: C
             raise LabError(f"--engine {engine_url} is no server's address; write it like http://127.0.0.1:8000")
         folder = install.cache_dir() / ("lab" if not port_offset else f"lab-{port_offset}")
         with locked(folder):
-            config = configured(folder, engine_url, port_offset, console)
+            config = configured(folder, engine_url, port_offset, console, gateways)
             return asyncio.run(_up(config, for_s, console, traffic))
     except (LabError, install.PartMissing) as error:
         console.print(f"[red]lab:[/red] {error}", soft_wrap=True, highlight=False)
@@ -113,9 +121,11 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def configured(folder: Path, engine_url: str | None, port_offset: int, console: Console) -> LabConfig:
+def configured(
+    folder: Path, engine_url: str | None, port_offset: int, console: Console, gateways: int = 1
+) -> LabConfig:
     began = time.monotonic()
-    names = NEEDED[:2] if engine_url else NEEDED
+    names = (NEEDED[:2] if engine_url else NEEDED) + (NEEDED_BY_SEVERAL if gateways > 1 else ())
 
     def report(text: str) -> None:
         console.print(f"[dim]{time.monotonic() - began:5.0f} s[/dim]  {text}", highlight=False, soft_wrap=True)
@@ -126,8 +136,9 @@ def configured(folder: Path, engine_url: str | None, port_offset: int, console: 
         programs = dict.fromkeys(names, Path()) | {name: part.path for name, part in found.items()}
         version = found["engine"].version if "engine" in found else ""
         return LabConfig(
-            folder, programs, engine_url.rstrip("/") if engine_url else None, port_offset, engine_version=version
-        )
+            folder, programs, engine_url.rstrip("/") if engine_url else None, port_offset, engine_version=version,
+            gateways=gateways,
+        )  # fmt: skip
 
     def free() -> LabConfig:
         supervisor.refuse_taken_ports(found := config(), plan.processes(found))
@@ -177,9 +188,10 @@ def prepare(config: LabConfig) -> dict[str, str]:
         (config.folder / "rules").mkdir(exist_ok=True)
         for name, text in plan.files(config):
             (config.folder / name).write_text(text)
-        if config.requests_log.exists():  # each lab counts its own requests; the last one's stay beside it
-            config.requests_log.replace(config.requests_log.with_suffix(".jsonl.1"))
-        config.requests_log.touch()
+        for log in (each.log for each in config.replicas):
+            if log.exists():  # each lab counts its own requests; the last one's stay beside it
+                log.replace(log.with_suffix(".jsonl.1"))
+            log.touch()
         store, table = config.folder / "keys.json", config.folder / "teams.yaml"
         keys: dict[str, str] = json.loads(store.read_text()) if store.exists() and table.exists() else {}
         if set(keys) != set(config.teams):
@@ -330,7 +342,8 @@ def _table(lab: Supervisor, scraped: Mapping[str, bool] | None) -> Table:
     table = Table("process", "state", "scraped", "pid", "address", title="vllm-watch lab", title_justify="left")
     for name, running in lab.running.items():
         colour = "green" if running.healthy else "yellow" if running.exited is None else "red"
-        state = {True: "[green]up[/green]", False: "[red]down[/red]", None: "?"}[scraped.get(name) if scraped else None]
+        is_scraped = scraped.get(plan.job_of(name)) if scraped else None
+        state = {True: "[green]up[/green]", False: "[red]down[/red]", None: "?"}[is_scraped]
         state = "no target" if name in plan.UNSCRAPED else state
         table.add_row(
             name, f"[{colour}]{running.state}[/{colour}]", state, str(running.process.pid), running.spec.address

@@ -4,6 +4,7 @@ from many sides."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import random
@@ -53,6 +54,24 @@ def test_every_configuration_file_is_accepted_by_who_reads_it(tmp_path):
     config.parse(texts["gateway.yaml"], GatewayConfig, "gateway.yaml")
     jobs = [job["job_name"] for job in yaml.safe_load(texts["prometheus.yml"])["scrape_configs"]]
     assert {"vllm", "gateway", "sidecar", "lab", "prometheus", "alertmanager", "otelcol"} == set(jobs)
+
+
+def test_several_gateways_have_a_log_and_a_sidecar_each_and_one_of_these_the_engine(tmp_path):
+    several = lab_config(tmp_path, gateways=3)
+    several = dataclasses.replace(several, programs={**several.programs, "valkey": Path("v"), "haproxy": Path("h")})
+    texts = dict(plan.files(several))
+    gateways = [config.parse(texts[f"gateway-{n}.yaml"], GatewayConfig, "gateway.yaml") for n in range(3)]
+    sidecars = [
+        config.parse(texts[name], SidecarConfig, name) for name in ("sidecar.yaml", "sidecar-1.yaml", "sidecar-2.yaml")
+    ]
+    assert [(gateway.requests_log,) for gateway in gateways] == [sidecar.requests_log for sidecar in sidecars]
+    assert [1, 0, 0] == [len(sidecar.engines) for sidecar in sidecars]
+    assert [f"http://{sidecar.listen}" for sidecar in sidecars[1:]] == [peer.url for peer in sidecars[0].peers]
+    assert all(gateway.listen in texts["haproxy.cfg"] for gateway in gateways)
+    assert [3, 3] == [len(plan.targets(several)[job]) for job in ("gateway", "sidecar")]
+    ports = [port for process in plan.processes(several) for port in process.ports]
+    assert len(ports) == len({several.port(port) for port in ports})
+    assert {"gateway", "sidecar", "lab"} == {plan.job_of(name) for name in ("gateway-2", "sidecar", "sidecar-1", "lab")}
 
 
 @pytest.mark.prometheus

@@ -16,7 +16,7 @@ OF_REDIS = (
 )  # fmt: skip
 OF_HAPROXY = (
     *_COMMON, "libcrypt1", "libssl3t64", "liblua5.4-0", "libpcre2-8-0", "libopentracing-c-wrapper0t64",
-    "libopentracing1t64", "zlib1g", "libcap2",
+    "libopentracing1", "zlib1g", "libcap2",
 )  # fmt: skip
 
 

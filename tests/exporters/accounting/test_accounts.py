@@ -6,6 +6,7 @@ from collections import defaultdict
 
 import pytest
 
+from exporters.accounting.fleet_log import FleetLog
 from exporters.accounting.join import Joiner
 from exporters.accounting.prices import GpuPrice, PriceChange, Prices
 from exporters.engine.view import EngineCore, EngineTotals, EngineView
@@ -49,7 +50,9 @@ class Books:
         traffic: RequestCounters | None = None,
     ):
         self.traffic = traffic or RequestCounters(BoundedNames(), BoundedNames())
-        self.accounts = Joiner(self.traffic, {"e": ()} if gpus is None else gpus, {}, prices, 30.0, stored or {})
+        self.accounts = Joiner(
+            FleetLog(self.traffic), {"e": ()} if gpus is None else gpus, {}, prices, 30.0, stored or {}
+        )
         self.now = NOON
 
     def log(self, **teams: tuple[int, int]) -> None:

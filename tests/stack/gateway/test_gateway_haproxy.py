@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from authority import Authority
 
 from stack.config import BadConfig
 from stack.deploy.haproxy import LoadBalancer, configuration
@@ -56,12 +57,16 @@ class FakeGateway:
         await self.runner.cleanup()
 
 
+def started(program: Path, folder: Path) -> subprocess.Popen[bytes]:
+    with (folder / "haproxy.log").open("wb") as log:
+        return subprocess.Popen([program, "-f", folder / "haproxy.cfg", "-db"], stdout=log, stderr=log)
+
+
 @contextlib.asynccontextmanager
 async def haproxy(program: Path, folder: Path, balancer: LoadBalancer) -> AsyncIterator[str]:
     """A running HAProxy; its URL. It answers as soon as it has checked every gateway once."""
     (folder / "haproxy.cfg").write_text(configuration(balancer))
-    with (folder / "haproxy.log").open("wb") as log:
-        process = subprocess.Popen([program, "-f", folder / "haproxy.cfg", "-db"], stdout=log, stderr=log)
+    process = started(program, folder)
     url = f"http://{balancer.listen}"
     try:
         async with aiohttp.ClientSession() as session:
@@ -99,25 +104,22 @@ async def ask(session: aiohttp.ClientSession, url: str, key: str = "") -> str:
 
 
 def test_haproxy_takes_every_option(part, tmp_path: Path):
-    pem = tmp_path / "site.pem"
-    subject = ["-subj", "/CN=localhost", "-keyout", tmp_path / "key", "-out", tmp_path / "crt", "-days", "2"]
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *subject], check=True, capture_output=True)
-    pem.write_text((tmp_path / "crt").read_text() + (tmp_path / "key").read_text())
+    authority, pem = Authority(tmp_path), tmp_path / "site.pem"
+    pair = authority.pair("site")
+    pem.write_text(pair.cert.read_text() + pair.key.read_text())
     for number, balancer in enumerate(
         (
             LoadBalancer(gateways=["127.0.0.1:1", "[::1]:2"]),
             LoadBalancer(gateways=["gateway-0:8000", "gateway-1.example:8000"], by_team=True),
             LoadBalancer(
-                gateways=["127.0.0.1:1"], certificate=str(pem), ca_file=str(tmp_path / "crt"),
+                gateways=["127.0.0.1:1"], certificate=str(pem), ca_file=str(authority.ca),
                 metrics_listen="127.0.0.1:8405",
             ),
         )
     ):  # fmt: skip
         file = tmp_path / f"{number}.cfg"
         file.write_text(configuration(balancer))
-        done = subprocess.run(
-            [part("haproxy").path, "-c", "-f", file], capture_output=True, text=True, check=False
-        )
+        done = subprocess.run([part("haproxy").path, "-c", "-f", file], capture_output=True, text=True, check=False)
         assert 0 == done.returncode, done.stderr
         assert "WARNING" not in done.stderr
 
