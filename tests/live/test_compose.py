@@ -199,6 +199,9 @@ def test_files_of_two_gateways_are_those_of_one_and_what_they_share() -> None:
     timeouts = msgspec.structs.replace(each.timeouts, accept_grace_s=one.timeouts.accept_grace_s)
     assert one == msgspec.structs.replace(each, sharing=None, timeouts=timeouts)
     assert each.timeouts.accept_grace_s >= 4 * CHECK_MS / 1000
+    one, first = (config.load(path / "sidecar.yaml", SidecarConfig) for path in (DEPLOY, DEPLOY / "replicas"))
+    assert (("http://sidecar-1:9401",), "hostname") == (tuple(peer.url for peer in first.peers), first.central)
+    assert one == msgspec.structs.replace(first, peers=(), central=None)
     base, both = (read(path / "prometheus/prometheus.yml") for path in (DEPLOY, DEPLOY / "replicas"))
     for job in both["scrape_configs"]:
         targets = job["static_configs"][0]["targets"]

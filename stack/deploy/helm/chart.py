@@ -52,6 +52,7 @@ _POLICIES = {
     "vllm-watch-board": ".Values.board.enabled",
     "vllm-watch-gateway": ".Values.gateway.enabled",
     "vllm-watch-sidecar-alone": _ALONE,
+    "vllm-watch-gateway-peers": _SEVERAL,
     "vllm-watch-store": _VALKEY,
     "vllm-watch-gateway-store": _STORE,
     "vllm-watch-engines": ".Values.engines.restrict",
@@ -181,7 +182,7 @@ def _config_texts() -> str:
     """Return the data of the ConfigMap, each text a template of YAML."""
     web = When("or .Values.tls.existingSecret .Values.login.existingSecret", running.WEB)
     logs = When(".Values.gateway.enabled", [running.LOG])
-    sidecar = running.sidecar_settings(logs, YamlBlock("toYaml .Values.engines.endpoints"), web)
+    sidecar = running.sidecar_settings(logs, YamlBlock("toYaml .Values.engines.endpoints"), web) | _of_sidecars(web)
     sidecar["settings"] = Lines('include "vllm-watch.lines" .Values.sidecar.settings')
     upstream = When(_ONE_ENGINE, Expr("(first .Values.engines.endpoints).url | quote"))
     gateway = running.gateway_settings(upstream, web) | _of_several()
@@ -189,16 +190,29 @@ def _config_texts() -> str:
         "tls_server_config": When(_SECRETS["tls"], running.TLS),
         "bearer_token_files": When(_SECRETS["login"], running.LOGIN),
     }
+    of_peers = {
+        "tls_config": When(_SECRETS["tls"], running.PEERS_TLS),
+        "authorization": When(_SECRETS["login"], running.PEERS_LOGIN),
+    }
     texts = (
         ("", "thresholds.yml", '{{ .Files.Get "files/thresholds.yml" | indent 2 }}'),
         (_SIDECAR, "sidecar.yaml", text_of(sidecar, 2)),
         (f"and ({_SIDECAR}) ({web.condition})", "web.yml", text_of(of_web, 2)),
+        (f"and ({_SEVERAL}) ({web.condition})", "peers.yml", text_of(of_peers, 2)),
         (".Values.gateway.enabled", "gateway.yaml", text_of(gateway, 2)),
     )
     return "".join(
         f"{{{{- if {condition} }}}}\n{name}: |\n{text}\n{{{{- end }}}}\n" if condition else f"{name}: |\n{text}\n"
         for condition, name, text in texts
     )
+
+
+def _of_sidecars(web: When) -> Object:
+    """Return what sidecar.yaml of several gateways has more."""
+    plain, secure = (replicas.peers_url(scheme) for scheme in ("http", "https"))
+    url = Expr(f'ternary "{secure}" "{plain}" (not (empty {_SECRETS["tls"]})) | quote')
+    more = replicas.sidecar_settings(url, When(web.condition, running.PEERS))
+    return {name: When(_SEVERAL, part) for name, part in more.items()}
 
 
 def _of_several() -> Object:

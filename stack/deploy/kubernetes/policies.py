@@ -18,6 +18,7 @@ def policies(wanted: KubernetesOptions) -> Iterator[Object]:
         ("vllm-watch-board", wanted.board),
         ("vllm-watch-gateway", wanted.gateway),
         ("vllm-watch-sidecar-alone", wanted.sidecar_alone),
+        ("vllm-watch-gateway-peers", wanted.gateways.several),
         ("vllm-watch-store", wanted.gateways.valkey),
         ("vllm-watch-gateway-store", wanted.gateways.has_store),
     )

@@ -37,6 +37,18 @@ def settings(store: Any) -> Object:
     }
 
 
+def sidecar_settings(scheme: Any, http_config: Any) -> Object:
+    """Return what sidecar.yaml has more: engines count the requests of all gateways, so the first sidecar compares them
+    with the logs of all."""
+    peers = given({"url": scheme, "http_config": http_config})
+    return {"central": "hostname", "peers": [peers]}
+
+
+def peers_url(scheme: str) -> str:
+    """Return the address of all sidecars: their headless Service has one for each."""
+    return f"{scheme}://{REPLICAS_SERVICE}:{PORTS['sidecar']}"
+
+
 def replicated(objects: list[Object], count: Any) -> list[Object]:
     """Return the objects of base/gateway.yaml for several gateways. count: OMIT where an autoscaler has it, or each
     apply would undo its work."""

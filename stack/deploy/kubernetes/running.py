@@ -18,6 +18,7 @@ from alerts.printer import as_yaml
 from stack.deploy.kubernetes import replicas
 from stack.deploy.kubernetes.objects import (
     BOARD_SERVICE,
+    METRICS_SERVICE,
     OMIT,
     PORTS,
     SIDECAR,
@@ -39,6 +40,10 @@ PROTECTION = ("tls", "login")  # volumes of the secrets that an operator may nam
 WEB = f"{_ETC}/config/web.yml"
 TLS = {"cert_file": f"{_ETC}/tls/tls.crt", "key_file": f"{_ETC}/tls/tls.key"}
 LOGIN = [f"{_ETC}/login/token"]
+# How the first sidecar of several asks the others.
+PEERS = f"{_ETC}/config/peers.yml"
+PEERS_TLS = {"ca_file": f"{_ETC}/tls/ca.crt", "server_name": METRICS_SERVICE}
+PEERS_LOGIN = {"credentials_file": LOGIN[0]}
 _EVERYWHERE = "0.0.0.0"  # noqa: S104  in a pod; NetworkPolicies say who reaches it
 # the gateway has 10 s of its own to write the last records, after running requests had their time
 GRACE_S = int(Timeouts().drain_s) + 10
@@ -52,7 +57,12 @@ def config_text(wanted: KubernetesOptions) -> dict[str, str]:
     web = WEB if wanted.secrets else OMIT
     logs = OMIT if wanted.sidecar_alone else [_log(wanted)]
     engines = [{"name": name, "url": url} for name, url in wanted.engine_names.items()]
-    texts["sidecar.yaml"] = as_yaml(sidecar_settings(logs, engines, web))
+    texts["sidecar.yaml"] = as_yaml(sidecar_settings(logs, engines, web) | _of_sidecars(wanted))
+    if wanted.secrets and wanted.gateways.several:
+        texts["peers.yml"] = as_yaml(
+            given({"tls_config": PEERS_TLS if wanted.tls_secret else OMIT,
+                   "authorization": PEERS_LOGIN if wanted.login_secret else OMIT})
+        )  # fmt: skip
     if wanted.secrets:
         texts["web.yml"] = as_yaml(
             given({"tls_server_config": TLS if wanted.tls_secret else OMIT,
@@ -62,6 +72,13 @@ def config_text(wanted: KubernetesOptions) -> dict[str, str]:
         one = next(iter(wanted.engine_names.values())) if len(wanted.engines) == 1 else OMIT
         texts["gateway.yaml"] = as_yaml(gateway_settings(one, web) | _of_several(wanted))
     return texts
+
+
+def _of_sidecars(wanted: KubernetesOptions) -> Object:
+    if not wanted.gateways.several:
+        return {}
+    scheme = "https" if wanted.tls_secret else "http"
+    return replicas.sidecar_settings(replicas.peers_url(scheme), PEERS if wanted.secrets else OMIT)
 
 
 def _of_several(wanted: KubernetesOptions) -> Object:

@@ -40,6 +40,7 @@ from alerts.settings import Overrides, Settings
 from dashboards import variables
 from dashboards.registry import BOARDS
 from exporters.catalogue import EVERYTHING, promql
+from exporters.net.http_client import HttpConfig
 from exporters.sidecar_config import SidecarConfig
 from stack import cli, config
 from stack.board import server as board_server
@@ -674,6 +675,26 @@ def test_several_gateways_stay_while_nodes_and_rollouts_take_one_at_a_time():
     assert not {"Deployment", "PersistentVolumeClaim"} & {
         each["kind"] for each in found if each["metadata"]["name"].startswith(GATEWAY)
     }
+
+
+def test_the_first_sidecar_compares_the_engines_with_all_logs():
+    """It asks every pod by the headless Service, with the login and the name in the certificate of each."""
+    for wanted in (SEVERAL, LEASED):
+        found = objects(wanted)
+        data = of_kind(found, "ConfigMap")["vllm-watch-config"]["data"]
+        sidecar = config.parse(data["sidecar.yaml"], SidecarConfig, "sidecar.yaml")
+        assert sidecar.on(f"{GATEWAY}-0").engines
+        assert not sidecar.on(f"{GATEWAY}-1").engines
+        (peer,) = sidecar.peers
+        url = urllib.parse.urlsplit(peer.url)
+        assert ("https" if wanted.tls_secret else "http", PORTS["sidecar"]) == (url.scheme, url.port)
+        assert of_kind(found, "Service")[url.hostname]["spec"]["publishNotReadyAddresses"]
+        assert (peer.http_config is not None) == bool(wanted.secrets)
+        if peer.http_config:
+            asked = config.parse(data[Path(peer.http_config).name], HttpConfig, "peers.yml")
+            assert asked.tls_config is not None
+            assert asked.authorization is not None
+            assert "watch-metrics" == asked.tls_config.server_name
 
 
 def test_a_gateway_that_ends_gets_no_new_connections_and_its_log_is_read_to_the_end(tmp_path, free_port):

@@ -16,6 +16,16 @@ sidecar.yaml: |
   {{- if or .Values.tls.existingSecret .Values.login.existingSecret }}
   web_config: /etc/vllm-watch/config/web.yml
   {{- end }}
+  {{- if include "vllm-watch.severalGateways" . }}
+  central: hostname
+  {{- end }}
+  {{- if include "vllm-watch.severalGateways" . }}
+  peers:
+    - url: {{ ternary "https://watch-gateways:9401" "http://watch-gateways:9401" (not (empty .Values.tls.existingSecret)) | quote }}
+      {{- if or .Values.tls.existingSecret .Values.login.existingSecret }}
+      http_config: /etc/vllm-watch/config/peers.yml
+      {{- end }}
+  {{- end }}
   {{- include "vllm-watch.lines" .Values.sidecar.settings | nindent 2 }}
 {{- end }}
 {{- if and (or .Values.gateway.enabled .Values.sidecar.enabled) (or .Values.tls.existingSecret .Values.login.existingSecret) }}
@@ -28,6 +38,18 @@ web.yml: |
   {{- if .Values.login.existingSecret }}
   bearer_token_files:
     - /etc/vllm-watch/login/token
+  {{- end }}
+{{- end }}
+{{- if and (include "vllm-watch.severalGateways" .) (or .Values.tls.existingSecret .Values.login.existingSecret) }}
+peers.yml: |
+  {{- if .Values.tls.existingSecret }}
+  tls_config:
+    ca_file: /etc/vllm-watch/tls/ca.crt
+    server_name: watch-metrics
+  {{- end }}
+  {{- if .Values.login.existingSecret }}
+  authorization:
+    credentials_file: /etc/vllm-watch/login/token
   {{- end }}
 {{- end }}
 {{- if .Values.gateway.enabled }}
