@@ -156,6 +156,10 @@ WHY_NOT = {
     "VLLMGatewayNotSharing": (
         "the lab has one gateway and no store; tests/stack/gateway/test_gateway_leases_live.py stops one"
     ),
+    **dict.fromkeys(
+        ("VLLMKVBlocksExpired", "VLLMKVTransferSlow", "VLLMKVTransferStuck", "VLLMKVTransfersFailing"),
+        "it needs a prefill and a decode engine, and the lab has one engine that does both",
+    ),
     "VLLMLatencyWorseThanLastWeek": "it compares with a week ago, and the lab has no such past",
     "VLLMRequestsDeferred": (
         "it needs adapters or a transfer of KV cache between engines, which the lab's tiny model does not have"

@@ -528,7 +528,7 @@ def test_engines_without_a_common_bound_have_no_quantile(answered):
 # ---- prefill and decode on separate engines
 
 
-def test_an_engine_of_a_pair_is_left_out_only_where_engines_are_added_up():
+def test_engine_of_a_pair_is_left_out_only_of_sums_over_engines():
     """By engine or by role nothing is left out, nor for a metric of which each engine has a part of its own."""
     assert 'sum by (model_name) (increase(vllm:request_success_total{role!="prefill"}[5m]))' == promql.growth(
         vllm.REQUEST_SUCCESS
