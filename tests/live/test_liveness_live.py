@@ -115,7 +115,7 @@ def stopped(pid: int) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def watched(real_engines: Engines, free_port, tmp_path_factory) -> Iterator[Watched]:
-    engine, folder = real_engines.own().up(), tmp_path_factory.mktemp("liveness")
+    engine, folder = real_engines.shared().up(), tmp_path_factory.mktemp("liveness")
     ports = free_port(), free_port()
     (folder / "teams.yaml").write_text(json.dumps({"teams": {"demo": {"keys": [HASH]}}}))
     (folder / "gateway.yaml").write_text(
@@ -141,7 +141,6 @@ def watched(real_engines: Engines, free_port, tmp_path_factory) -> Iterator[Watc
     yield Watched(engine, gateway, url, metrics_url, folder / "requests.jsonl")
     gateway.terminate()
     gateway.wait(30)
-    engine.end()
 
 
 def test_core_that_stops_while_it_decodes(watched: Watched):
@@ -185,7 +184,7 @@ def test_gateway_that_was_stopped_itself_blames_nobody(watched: Watched):
     with watched.decoding():
         watched.until("/-/engine-ready", True, 15)
         with stopped(watched.gateway.pid):
-            time.sleep(20)  # the length of the pause under test, in which nothing can be polled
+            time.sleep(12)  # longer than the limit; the pause under test, in which nothing can be polled
         for _ in range(30):
             assert watched.state()[0] not in ("suspect", "hung")
             assert watched.answers("/-/engine-ready")
