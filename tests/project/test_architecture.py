@@ -29,12 +29,14 @@ IMPORTERS = {
     "bcrypt": ("exporters/net/listener_auth.py", "stack/deploy/credentials.py"),
     "click": tuple(f"stack/cli/{path.name}" for path in (ROOT / "stack/cli").glob("*.py")),
     "cryptography": ("stack/deploy/certificates.py",),
+    "duckdb": ("exporters/dataset/parquet.py",),
     "grafanalib": ("dashboards/grafana_json.py",),
     "grpc": ("exporters/tracing/over_grpc.py",),
     "httptools": ("stack/gateway/upstream_client.py",),
     "jinja2": ("stack/templates.py",),
     "markdown_it": ("stack/board/pages.py",),
     "markupsafe": ("stack/templates.py",),
+    "obstore": ("exporters/dataset/s3.py",),
     "opentelemetry": tuple(f"exporters/tracing/{path.name}" for path in (ROOT / "exporters/tracing").glob("*.py")),
     "plotly": (),  # its JavaScript file is read by stack/board/charts.py; its Python is never imported
     "promql_parser": ("exporters/catalogue/promql_ast.py",),
@@ -104,7 +106,7 @@ EXPORTERS = (
     ("catalogue", "config", "process", "statistics", "text", "native_histogram"),
     ("exposition", "fine_ladder", "protobuf_exposition", "scrape", "net", "gpu", "compat", "source_status"),
     ("events", "requests"),
-    ("engine", "tracing"),
+    ("engine", "tracing", "dataset"),
     ("accounting",),
     ("sidecar_config", "ingest", "sidecar"),
 )
@@ -333,7 +335,9 @@ def test_what_another_file_needs_has_no_underscore(path):
 
 def test_dependencies_and_imports_agree():
     """Every dependency is used and every import is a dependency."""
-    declared = {Requirement(text).name.lower() for text in PROJECT["dependencies"]}
+    declared = {
+        Requirement(text).name.lower() for text in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["data"])
+    }
     provides = {
         "pyyaml": "yaml",
         "nvidia-ml-py": "pynvml",
