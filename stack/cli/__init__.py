@@ -37,6 +37,7 @@ GROUPS: dict[str, tuple[Later, ...]] = {
         Later("board", "board:board_command", "Serve the dashboards as web pages, without Grafana."),
         Later("sidecar", "sidecar:sidecar", "Run the exporter that joins request log, engine and GPU."),
         Later("events", "events:events_command", "List configuration changes and other events."),
+        Later("requests", "requests:requests_command", "Find, group and explain requests."),
     ),
     "Respond": (
         Later("runbook", "runbook:runbook_command", "Show the runbook of an alert, filled with live values."),

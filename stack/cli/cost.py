@@ -25,6 +25,7 @@ from exporters.text import printable
 from stack import config
 from stack.cli.common import AS_JSON, json_text, mistakes_as_errors
 from stack.cli.options import HTTP_CONFIG, PROMETHEUS_URL, TOKEN_FILE, USER_FILE, duration
+from stack.cli.rows import no_formula
 from stack.terminal import output_width
 
 _PLACE = ("period_start", "period_end", "cluster", "price_version")
@@ -182,7 +183,7 @@ def csv_text(result: Mapping[str, Any]) -> str:
     writer = csv.DictWriter(text, [*names, *_PLACE, "currency", *result["total"]], lineterminator="\n")
     writer.writeheader()
     for row in result["rows"]:
-        plain = {name: _no_formula(row[name] or "") for name in (*names, "cluster", "price_version")}
+        plain = {name: no_formula(row[name] or "") for name in (*names, "cluster", "price_version")}
         writer.writerow({"currency": result["currency"], **row, **plain})
     period = {name: result[name] for name in ("period_start", "period_end")}
     total = {"currency": result["currency"], **dict.fromkeys(names, ""), **period, names[0]: "total", **result["total"]}
@@ -196,13 +197,8 @@ def focus_csv(rows: Sequence[FocusRow]) -> str:
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow({name: _no_formula(value) if isinstance(value, str) else value for name, value in row.items()})
+        writer.writerow({name: no_formula(value) if isinstance(value, str) else value for name, value in row.items()})
     return text.getvalue()
-
-
-def _no_formula(name: str) -> str:
-    """Return a client-supplied name that no spreadsheet evaluates: it shows an apostrophe before it."""
-    return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name
 
 
 def _labels(result: Mapping[str, Any]) -> list[str]:

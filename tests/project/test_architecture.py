@@ -29,7 +29,7 @@ IMPORTERS = {
     "bcrypt": ("exporters/net/listener_auth.py", "stack/deploy/credentials.py"),
     "click": tuple(f"stack/cli/{path.name}" for path in (ROOT / "stack/cli").glob("*.py")),
     "cryptography": ("stack/deploy/certificates.py",),
-    "duckdb": ("exporters/dataset/parquet.py",),
+    "duckdb": tuple(f"exporters/dataset/{name}.py" for name in ("parquet", "query", "sql_guard")),
     "grafanalib": ("dashboards/grafana_json.py",),
     "grpc": ("exporters/tracing/over_grpc.py",),
     "httptools": ("stack/gateway/upstream_client.py",),
@@ -56,6 +56,8 @@ IMPORTERS = {
                 "gateway",
                 "lab",
                 "metrics",
+                "requests",
+                "rows",
                 "runbook",
                 "tuning",
             )
