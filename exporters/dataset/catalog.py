@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from exporters.dataset import layout
-from exporters.dataset.layout import OTHER_MODELS, UNDATED, BadDataset, WriterClaim, Manifest, LogSegment, days_between
+from exporters.dataset.layout import OTHER_MODELS, UNDATED, BadDataset, LogSegment, Manifest, WriterClaim, days_between
 from exporters.dataset.objects import FolderStore, ObjectStore, S3Access
 from exporters.text import write_atomically
 
