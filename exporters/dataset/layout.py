@@ -77,7 +77,7 @@ class LogSegment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replaced(msgspec.Struct, frozen=True):
-    """LogSegment that compaction or retention took out of a manifest. It is deleted after `delete_after`, unix seconds."""
+    """Segment that compaction or retention took out of a manifest. It is deleted after `delete_after`, unix seconds."""
 
     key: str
     delete_after: float

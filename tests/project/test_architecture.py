@@ -183,7 +183,7 @@ def test_the_drawing_of_imports_is_that_of_the_code():
 # What a second implementation of a job would hold -> the only files that may hold it.
 PLACES = {
     r"\bparse_block\(": (
-        "exporters/ingest.py",
+        "exporters/requests/log_reader.py",
         "exporters/requests/record.py",
         "exporters/requests/read.py",
         "exporters/requests/explain.py",
