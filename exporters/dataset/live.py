@@ -5,61 +5,48 @@ before is left out, by the same window of request ids as the sidecar's."""
 
 from __future__ import annotations
 
-from collections import Counter
+import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from exporters.dataset import columns
+from exporters.requests.log_reader import LogReader
 from exporters.requests.positions import Position
-from exporters.requests.read import BadLines
-from exporters.requests.record import FieldMap, RequestRecord, parse_block
-from exporters.requests.store import RecentRequests
+from exporters.requests.record import FieldMap, RequestRecord
+from exporters.requests.store import LogTotals, RecentRequests
 from exporters.requests.tail import Tail
 
 _BATCH_BYTES = 2 << 20
 _SCAN_AGAIN_S = 60.0  # on the clock that is made here: every poll looks for rotated files again
 
+log = logging.getLogger("vllm_watch.requests")
 
-@dataclass(slots=True)
-class LiveLines:
-    """Reader of one log. since: positions up to which it was shipped; empty: all of it, rotated files included.
 
-    faults: damaged or cut files by reason, as in tail.py."""
+def live_records(
+    path: Path, since: Sequence[Position], fields: FieldMap, window: RecentRequests, totals: LogTotals
+) -> Iterator[list[RequestRecord]]:
+    """Yield the records of a log after its positions, oldest file first; without positions all, rotated files included.
 
-    path: Path
-    since: Sequence[Position] = ()
-    fields: FieldMap = field(default_factory=FieldMap)
-    bad: BadLines = field(default_factory=BadLines)
-    faults: Counter[str] = field(default_factory=Counter)
-    duplicates: int = 0
-
-    def batches(self, window: RecentRequests) -> Iterator[list[RequestRecord]]:
-        """Yield the records, oldest file first. window: requests that count as read. Raises OSError."""
-        tail = Tail(self.path, self.since)
-        clock_s = 0.0
-        try:
-            while (blocks := tail.poll(clock_s, _BATCH_BYTES)) or tail.busy or not clock_s:
-                clock_s += _SCAN_AGAIN_S
-                records: list[RequestRecord] = []
-                for block in blocks:
-                    found, bad = parse_block(block, self.fields)
-                    records += found
-                    for _, error in bad:
-                        self.bad.add(error)
-                fresh = window.fresh(records)
-                window.added.clear()
-                self.duplicates += len(records) - len(fresh)
-                if fresh:
-                    yield fresh
-        finally:
-            tail.close()
-            self.faults = tail.faults
-        if not tail.found:
-            raise FileNotFoundError(2, "no such request log", str(self.path))
+    window: requests that count as read. totals: receives bad lines, faults and duplicates. Raises OSError."""
+    tail = Tail(path, since)
+    reader = LogReader(tail, fields, totals, log)
+    clock_s, more = 0.0, True
+    try:
+        while more or tail.busy:
+            records, more = reader.poll(clock_s, _BATCH_BYTES)
+            clock_s += _SCAN_AGAIN_S
+            fresh = window.fresh(records)
+            window.added.clear()
+            totals.duplicates += len(records) - len(fresh)
+            if fresh:
+                yield fresh
+    finally:
+        tail.close()
+    if not tail.found:
+        raise FileNotFoundError(2, "no such request log", str(path))
 
 
 _encoder = msgspec.json.Encoder()

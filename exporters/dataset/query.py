@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import msgspec
 
 from exporters.dataset import catalog, columns, layout, views
 from exporters.dataset.layout import BadDataset, LogSegment
-from exporters.dataset.live import LiveLines, lines_of, write_rows
+from exporters.dataset.live import lines_of, live_records, write_rows
 from exporters.dataset.objects import FolderStore, ObjectStore, S3Access
 from exporters.dataset.parquet import connect
 from exporters.requests.positions import Position
-from exporters.requests.read import BadLines
-from exporters.requests.record import FieldMap, RequestRecord, parse_block
-from exporters.requests.store import RecentRequests
+from exporters.requests.record import FieldMap, RequestRecord
+from exporters.requests.store import LogTotals, RecentRequests
 
 MEMORY_MB = 1024
 BATCH_ROWS = 2048
@@ -33,6 +33,8 @@ _RECORD = ", ".join(
     f"strftime({column.name}, '%Y-%m-%dT%H:%M:%S.%fZ') AS ts" if column.name == "ts" else f'"{column.name}"'
     for column in columns.OF_RECORD
 )
+
+_decoder = msgspec.json.Decoder(RequestRecord)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +78,7 @@ class RequestData:
 
     connection: duckdb.DuckDBPyConnection
     damaged: list[str] = field(default_factory=list)
-    bad: BadLines = field(default_factory=BadLines)
-    faults: dict[str, int] = field(default_factory=dict)
+    totals: LogTotals = field(default_factory=LogTotals)
     segments: int = 0
     live: int = 0
     files: list[Path] = field(default_factory=list)
@@ -88,11 +89,13 @@ class RequestData:
         found = [f"left out: {message}" for message in self.damaged]
         if self.damaged:
             found.append(f"{len(self.damaged)} of {self.segments} segments are left out; totals are too low")
-        found += [
-            f"{count} lines are no request record ({why}): {self.bad.messages[why]}"
-            for why, count in sorted(self.bad.counts.items())
+        found += [f"{count} lines are no request record ({why})" for why, count in self.totals.bad.items() if count]
+        return found + [
+            f"{path}: {count} {'fault' if count == 1 else 'faults'} while reading ({why})"
+            for path, faults in self.totals.faults.items()
+            for why, count in faults.items()
+            if count
         ]
-        return found + [f"{path}: {count} faults while reading" for path, count in self.faults.items()]
 
     def select(self, sql: str, parameters: Sequence[object] = ()) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Return names and rows of a query of ours. Raises ValueError with the engine's sentence."""
@@ -111,7 +114,7 @@ class RequestData:
         try:
             result = self.connection.cursor().execute(sql, parameters)
             while rows := result.fetchmany(BATCH_ROWS):
-                yield from parse_block("\n".join([row[0] for row in rows]).encode())[0]
+                yield from _decoder.decode_lines("\n".join([row[0] for row in rows]))
         except duckdb.Error as error:
             raise ValueError(first_line(error)) from error
 
@@ -175,7 +178,7 @@ def _gather(
     """Collect the files: segments, and one of live lines, of the same commit of the shipper."""
     store = catalog.open_store(source.location, source.s3) if source.location else None
     for _ in range(READ_AGAIN):
-        data.files, data.damaged, data.bad, data.faults = [], [], BadLines(), {}
+        data.files, data.damaged, data.totals = [], [], LogTotals()
         state = source.shipped() if source.shipped else ShippedState()
         found = _segments(store, source, since_s, until_s) if store else []
         data.segments = len(found)
@@ -235,12 +238,9 @@ def _live(data: RequestData, source: RequestSource, state: ShippedState, scratch
     with lines.open("wb") as file:
         for path in source.logs:
             since = state.positions.get(os.path.abspath(path), ())
-            log = LiveLines(path, since, source.fields or FieldMap(), data.bad)
-            for records in log.batches(window):
+            for records in live_records(path, since, source.fields or FieldMap(), window, data.totals):
                 count += len(records)
                 file.write(lines_of(records))
-            if faults := log.faults.total():
-                data.faults[str(path)] = faults
     if count:
         target = scratch / "live.parquet"
         write_rows(data.connection, lines, target, state.cluster)

@@ -132,10 +132,14 @@ def _requests(d: Dialect) -> str:
 
 
 def _grouped(keys: Mapping[str, str], columns: Mapping[str, str], where: str = "") -> str:
-    """Return one row for each combination of keys, in their order."""
-    named = ", ".join(f"{sql} AS {name}" for name, sql in {**keys, **columns}.items())
-    by = ", ".join(keys.values())
-    return f"SELECT {named} FROM requests{where and f' WHERE {where}'} GROUP BY {by}"  # noqa: S608
+    """Return one row for each combination of keys.
+
+    Named in an outer query: ClickHouse reads an alias that is also a column as the alias."""
+    every = {**keys, **columns}
+    inner = ", ".join(f"{sql} AS c{number}" for number, sql in enumerate(every.values()))
+    outer = ", ".join(f"c{number} AS {name}" for number, name in enumerate(every))
+    source = f"requests{where and f' WHERE {where}'} GROUP BY {', '.join(keys.values())}"
+    return f"SELECT {outer} FROM (SELECT {inner} FROM {source}) AS g"  # noqa: S608 (ours)
 
 
 _BY_TEAM = {"cluster": "cluster", "model": "model_label", "team": "team_label"}
