@@ -84,7 +84,10 @@ class Replaced(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Segments of one day, cluster and writer. sequence: increases with each write."""
+    """Segments of one day, cluster and writer.
+
+    sequence: the writer's newest commit in it. A writer that finds a newer one, or its own without its segments, is
+    not the only one."""
 
     format: int = FORMAT
     day: str
@@ -100,12 +103,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WriterClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """Right of one state file to write as `writer`, made once. It also tells readers which manifests may exist."""
+    """Right of one state file to write as `writer`. It also tells readers which manifests may exist.
+
+    owner: identity of the state file. session: process that holds it; the last one started. commit: newest commit of
+    the state that may be in a manifest; an older state is a copy, whose lines would repeat."""
 
     format: int = FORMAT
     cluster: str
     writer: str
     owner: str
+    session: str
+    commit: int
     host: str
     since: str
 

@@ -27,7 +27,11 @@ class S3ObjectStore:
 
     def __init__(self, bucket: str, prefix: str, options: S3Access) -> None:
         self._where = f"s3://{bucket}/{prefix}".rstrip("/")
-        config: S3Config = {"region": options.region, "virtual_hosted_style_request": options.virtual_hosted}
+        config: S3Config = {
+            "region": options.region,
+            "virtual_hosted_style_request": options.virtual_hosted,
+            "disable_bulk_delete": True,
+        }
         if options.endpoint:
             config["endpoint"] = options.endpoint
         if options.credentials_file:

@@ -1,0 +1,194 @@
+"""Shipping: request logs become segments of a data set, each record in exactly one.
+
+Invariant: records are read, buffered, sealed into segment files, committed together with the read positions, stored,
+and listed in a manifest, in this order. What comes after the commit is repeated until it succeeds; what comes before
+is read from the log again after a crash."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import duckdb
+import msgspec
+
+from exporters.dataset.catalog import open_store
+from exporters.dataset.layout import BadDataset, LogSegment
+from exporters.dataset.objects import ObjectStore
+from exporters.dataset.parquet import SegmentMaker
+from exporters.dataset.segment_buffer import SegmentBuffer
+from exporters.dataset.ship_config import ShipConfig
+from exporters.dataset.ship_state import ShipState
+from exporters.dataset.upkeep import Upkeep
+from exporters.dataset.writer import DatasetWriter
+from exporters.requests.checkpoint import Checkpoint
+from exporters.requests.log_reader import LogReader
+from exporters.requests.tail import Tail
+
+BATCH_BYTES = 2 << 20  # lines per poll
+POLL_S = 0.2
+RETRY_S = 5.0  # after a failure of the store or the disk
+UPKEEP_S = 60.0
+
+log = logging.getLogger("vllm_watch.ship")
+
+
+class Shipper:
+    """Shipping of some logs. `run` in a thread of its own, or `step` again and again.
+
+    clock: unix seconds; ticks: a monotonic clock. Raises Locked, Unreadable and OSError for its state."""
+
+    def __init__(
+        self,
+        config: ShipConfig,
+        store: ObjectStore | None = None,
+        clock: Callable[[], float] = time.time,
+        ticks: Callable[[], float] = time.monotonic,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
+        self.config = config
+        self._ticks = ticks
+        folder = Path(config.state)
+        self._checkpoint = checkpoint or Checkpoint(folder / "positions")
+        self.state = ShipState(self._checkpoint, config.remember)
+        self.state.open()
+        spool = folder / "spool"
+        spool.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._maker = SegmentMaker(spool, config.cluster, config.writer)
+        self.writer = DatasetWriter(
+            store or open_store(config.dataset, config.s3),
+            self.state,
+            spool,
+            config.cluster,
+            config.writer,
+            clock,
+            config.grace_s,
+        )
+        self.writer.clean_spool()
+        self._maker.clear_copies()
+        self.buffer = SegmentBuffer(spool / "open.jsonl")
+        self._upkeep = Upkeep(config, self.writer, self.state, self._maker, clock)
+        self.totals = msgspec.convert(msgspec.to_builtins(self.state.last.totals), type(self.state.last.totals))
+        logged = set[str]()
+        self.readers = [
+            LogReader(
+                Tail(Path(path), since=self.state.last.positions.get(path)), config.fields, self.totals, log, logged
+            )
+            for path in config.requests_log
+        ]
+        self._sealed: list[LogSegment] | None = None  # segment files whose commit failed
+        self._oldest_s: float | None = None  # when the buffer got its first record
+        self._store_retry_s = self._disk_retry_s = self._upkeep_s = float("-inf")
+        self.store_error = self.disk_error = ""
+        self.failures = 0
+
+    def claim(self) -> None:
+        """Claim the writer's name. Raises WriterConflict, StoreError, BadDataset."""
+        self.writer.claim()
+
+    def run(self, stop: threading.Event) -> None:
+        """Ship until `stop` is set, then seal and store what was read. Raises BadDataset, as WriterConflict."""
+        while not stop.is_set():
+            if not self.step():
+                stop.wait(POLL_S)
+        self.step(last=True)
+
+    def step(self, last: bool = False) -> bool:
+        """Read, seal and store as needed. Return True if there is more to do at once.
+
+        last: seal everything that was read. Raises BadDataset where another attempt would change nothing."""
+        now_s = self._ticks()
+        more = False
+        if now_s >= self._disk_retry_s or last:
+            try:
+                more = self._read(now_s)
+                if self._is_due(now_s) or last:
+                    self.seal()
+                self.disk_error = ""
+            except (OSError, duckdb.Error) as error:
+                self._failed("disk", error)
+                if self._sealed is None:
+                    self.writer.clean_spool()
+                self._disk_retry_s = now_s + RETRY_S
+                more = False
+        if (now_s >= self._store_retry_s or last) and self._store(now_s, last):
+            more = True
+        return more
+
+    def seal(self) -> None:
+        """Make segments of the buffer and commit them with the read positions. Raises OSError, duckdb.Error."""
+        if self._sealed is None:
+            self.buffer.flush()
+            files = self._maker.seal(self.buffer.path, self.buffer.sums) if self.buffer.bytes else []
+            self._maker.sync([file.path for file in files])
+            self._sealed = [file.segment for file in files]
+        totals = msgspec.convert(msgspec.to_builtins(self.totals), type(self.totals))
+        found = {reader.path: reader.tail.positions() for reader in self.readers}
+        self.state.seal(totals, {path: at for path, at in found.items() if at}, self._sealed)
+        self._sealed, self._oldest_s = None, None
+        self.buffer.clear()
+
+    @property
+    def spool_bytes(self) -> int:
+        """Return the size of the committed segments that wait for the store."""
+        return sum(one.segment.size for one in self.state.last.pending)
+
+    def close(self) -> None:
+        for reader in self.readers:
+            reader.tail.close()
+        self.buffer.close()
+        self.state.close()
+
+    def _read(self, now_s: float) -> bool:
+        """Read a batch of each log into the buffer. Return True if a log may have more."""
+        if self._sealed is not None or self.spool_bytes >= self.config.spool_bytes:
+            return False
+        self.buffer.flush()
+        more = False
+        for reader in self.readers:
+            records, any_read = reader.poll(now_s, BATCH_BYTES)
+            more |= any_read or reader.tail.busy
+            if any_read and self._oldest_s is None:
+                self._oldest_s = now_s
+            fresh = self.state.window.fresh(records)
+            self.totals.lines += len(fresh)
+            self.totals.duplicates += len(records) - len(fresh)
+            self.buffer.add(fresh)
+        return more
+
+    def _is_due(self, now_s: float) -> bool:
+        return (
+            self._sealed is not None
+            or self.buffer.bytes >= self.config.seal_bytes
+            or (self._oldest_s is not None and now_s - self._oldest_s >= self.config.seal_s)
+        )
+
+    def _store(self, now_s: float, last: bool) -> bool:
+        try:
+            for manifest in self.writer.upload():
+                self._upkeep.days.add(manifest.day)
+            worked = False
+            if now_s >= self._upkeep_s and not last:
+                worked = self._upkeep.step()
+                self._upkeep_s = now_s if worked else now_s + UPKEEP_S
+            self.store_error = ""
+            return worked
+        except BadDataset:
+            raise
+        except (OSError, duckdb.Error) as error:
+            self._failed("store", error)
+            self._store_retry_s = now_s + RETRY_S
+            return False
+
+    def _failed(self, what: str, error: Exception) -> None:
+        """Note a failure that is retried; log it when it is new."""
+        self.failures += 1
+        if (self.store_error if what == "store" else self.disk_error) != str(error):
+            log.warning("%s; retrying in %g s", error, RETRY_S)
+        if what == "store":
+            self.store_error = str(error)
+        else:
+            self.disk_error = str(error)
