@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
+
+from stack import config
 from stack.option import Opt
 
 if TYPE_CHECKING:
-    from exporters.dataset.query import RequestData
+    from exporters.dataset.query import RequestData, RequestSource
+    from exporters.dataset.ship_config import ShipConfig
+    from exporters.requests.read import BadLines, RecordReader
+    from exporters.requests.record import RequestRecord
 
 DATA_LOCATION = "VLLM_WATCH_DATA"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSourceOptions:
-    """Data set and logs."""
+    """Data set and logs. ship_config: of the shipper on this machine: data set, access to it, logs and positions."""
 
     data: Annotated[
         str | None,
@@ -26,9 +34,76 @@ class RequestSourceOptions:
     logs: Annotated[
         tuple[Path, ...], Opt(name="--log", file=True, help="Request log, with its rotated files; repeatable.")
     ] = ()
+    ship_config: Annotated[
+        Path | None, Opt(file=True, help="The shipper's YAML: its data set, and lines not shipped yet.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.ship_config and (self.data or self.logs):
+            raise ValueError("--ship-config names data set and logs; omit --data and --log")
+
+    @property
+    def any(self) -> bool:
+        return bool(self.data or self.logs or self.ship_config)
+
+    @property
+    def has_data(self) -> bool:
+        return bool(self.data or self.ship_config)
+
+    def source(self) -> RequestSource:
+        """Return what is meant. Raises BadConfig, ValueError, and BadDataset if the libraries are missing."""
+        from exporters.dataset.query import RequestSource
+        from exporters.dataset.shipped import read_shipped
+
+        if self.ship_config is None:
+            return RequestSource(location=self.data, logs=self.logs)
+        shipper = ship_config(self.ship_config)
+        return RequestSource(
+            location=shipper.dataset,
+            logs=tuple(map(Path, shipper.requests_log)),
+            shipped=lambda: read_shipped(Path(shipper.state), shipper.remember),
+            fields=shipper.fields,
+            s3=shipper.s3,
+            cluster=shipper.cluster,
+        )
 
     def open(self, since_s: float | None, until_s: float | None) -> AbstractContextManager[RequestData]:
-        """Open the requests of a time range. Raises what `open_requests` raises."""
-        from exporters.dataset.query import RequestSource, open_requests
+        """Open the requests of a time range. Raises what `source` and `open_requests` raise."""
+        source = self.source()
+        from exporters.dataset.query import open_requests
 
-        return open_requests(RequestSource(location=self.data, logs=self.logs), since_s, until_s)
+        return open_requests(source, since_s, until_s)
+
+
+def ship_config(path: Path) -> ShipConfig:
+    """Read the shipper's file; its paths are taken from the folder that it stands in. Raises BadConfig."""
+    from exporters.dataset.ship_config import ShipConfig
+
+    found, folder = config.load(path, ShipConfig), path.parent
+    return msgspec.structs.replace(
+        found,
+        requests_log=tuple(os.path.abspath(folder / log) for log in found.requests_log),
+        state=os.path.abspath(folder / found.state),
+        dataset=found.dataset if found.dataset.startswith("s3://") else os.path.abspath(folder / found.dataset),
+    )
+
+
+LATER_S = 86_400.0  # a request that ran in a period may have ended this much later
+
+
+def data_reader(
+    location: str, since_s: float | None = None, until_s: float | None = None, order: str = "started_at"
+) -> RecordReader:
+    """Return a reader of a data set for the commands that read request logs; of requests that ran in a period.
+
+    Raises BadDataset if the libraries are missing. The reader raises what `open_requests` raises, and ValueError for a
+    damaged segment: totals without it would be wrong."""
+
+    def read(_: BadLines) -> Iterator[RequestRecord]:
+        later_s = None if until_s is None else until_s + LATER_S
+        with RequestSourceOptions(data=location).open(since_s, later_s) as data:
+            if data.damaged:
+                raise ValueError(f"{data.damaged[0]}; `vllm-watch requests` answers without it")
+            yield from data.records(order=order)
+
+    return read

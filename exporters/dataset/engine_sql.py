@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from exporters.dataset import columns, layout, views
 from exporters.dataset.query import quoted
 
-_CLICKHOUSE_TYPES = {
+CLICKHOUSE_TYPES = {
     "TIMESTAMP WITH TIME ZONE": "DateTime64(6, 'UTC')",
     "VARCHAR": "String",
     "BIGINT": "Int64",
     "DOUBLE": "Float64",
     "BOOLEAN": "Bool",
 }
-_TRINO_TYPES = dict(zip(_CLICKHOUSE_TYPES, ("TIMESTAMP(6)", "VARCHAR", "BIGINT", "DOUBLE", "BOOLEAN"), strict=True))
+_TRINO_TYPES = dict(zip(CLICKHOUSE_TYPES, ("TIMESTAMP(6)", "VARCHAR", "BIGINT", "DOUBLE", "BOOLEAN"), strict=True))
 _ATHENA_TYPES = {
     "TIMESTAMP WITH TIME ZONE": "timestamp", "VARCHAR": "string", "BIGINT": "bigint", "DOUBLE": "double",
     "BOOLEAN": "boolean",
@@ -30,7 +30,7 @@ def clickhouse(location: str, endpoint: str | None = None, database: str = "vllm
     """Yield statements for ClickHouse: the segments as `recorded`, and the views. location: folder or s3://bucket/prefix.
 
     Credentials are those of the server: environment, role, or a named collection."""
-    structure = ", ".join(f"{c.name} Nullable({_CLICKHOUSE_TYPES[c.type]})" for c in columns.COLUMNS)
+    structure = ", ".join(f"{c.name} Nullable({CLICKHOUSE_TYPES[c.type]})" for c in columns.COLUMNS)
     segments = _clickhouse_files(location, endpoint, "day=*/cluster=*/model=*/*.parquet", "Parquet", structure)
     manifests = _clickhouse_files(location, endpoint, f"{layout.MANIFESTS}/day=*/cluster=*/*.json", "JSONAsString", "")
     names = ", ".join(column.name for column in columns.COLUMNS)
@@ -40,11 +40,9 @@ def clickhouse(location: str, endpoint: str | None = None, database: str = "vllm
         "SELECT splitByChar('/', JSONExtractString(segment, 'key'))[-1] AS file\n"
         f"FROM {manifests}\nARRAY JOIN JSONExtractArrayRaw(json, 'segments') AS segment"
     )
-    yield (
-        f"CREATE OR REPLACE VIEW {database}.recorded AS\nSELECT {names}\nFROM {segments}\n"
-        f"WHERE _file IN (SELECT file FROM {database}.listed)\n"
-        "SETTINGS use_hive_partitioning = 0, input_format_parquet_allow_missing_columns = 1"
-    )
+    settings = "SETTINGS use_hive_partitioning = 0, input_format_parquet_allow_missing_columns = 1"
+    rows = f"SELECT {names}\nFROM {segments}\nWHERE _file IN (SELECT file FROM {database}.listed)"  # noqa: S608 (ours)
+    yield f"CREATE OR REPLACE VIEW {database}.recorded AS\n{rows}\n{settings}"
     yield from _views(views.CLICKHOUSE, database)
 
 
@@ -105,7 +103,7 @@ def _listed_only(schema: str) -> str:
     names = ", ".join(column.name for column in columns.COLUMNS)
     listed = f"SELECT {_FILE.format('s.key')} FROM {schema}.manifests CROSS JOIN UNNEST(segments) AS s(key)"  # noqa: S608
     where = f"{_FILE.format(chr(34) + '$path' + chr(34))} IN ({listed})"
-    return f"CREATE OR REPLACE VIEW {schema}.recorded AS\nSELECT {names}\nFROM {schema}.segments\nWHERE {where}"  # noqa: S608
+    return f"CREATE OR REPLACE VIEW {schema}.recorded AS\nSELECT {names}\nFROM {schema}.segments\nWHERE {where}"
 
 
 def _views(dialect: views.Dialect, schema: str) -> Iterator[str]:

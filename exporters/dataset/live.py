@@ -8,11 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-import msgspec
-
-from exporters.dataset import columns
 from exporters.requests.log_reader import LogReader
 from exporters.requests.positions import Position
 from exporters.requests.record import FieldMap, RequestRecord
@@ -26,9 +22,10 @@ log = logging.getLogger("vllm_watch.requests")
 
 
 def live_records(
-    path: Path, since: Sequence[Position], fields: FieldMap, window: RecentRequests, totals: LogTotals
+    path: Path, since: Sequence[Position] | None, fields: FieldMap, window: RecentRequests, totals: LogTotals
 ) -> Iterator[list[RequestRecord]]:
-    """Yield the records of a log after its positions, oldest file first; without positions all, rotated files included.
+    """Yield the records of a log after its positions, oldest file first; with no positions all of it, rotated
+    files included; None leaves rotated files out.
 
     window: requests that count as read. totals: receives bad lines, faults and duplicates. Raises OSError."""
     tail = Tail(path, since)
@@ -45,24 +42,3 @@ def live_records(
                 yield fresh
     finally:
         tail.close()
-    if not tail.found:
-        raise FileNotFoundError(2, "no such request log", str(path))
-
-
-_encoder = msgspec.json.Encoder()
-
-
-def lines_of(records: Sequence[RequestRecord]) -> bytes:
-    return _encoder.encode_lines(records)
-
-
-def write_rows(connection: Any, lines: Path, target: Path, cluster: str | None) -> None:
-    types = ", ".join(f"'{c.name}': '{'VARCHAR' if c.name == 'ts' else c.type}'" for c in columns.OF_RECORD)
-    special = {
-        "ts": "CAST(ts AS TIMESTAMPTZ) AS ts",
-        "cluster": "CAST(? AS VARCHAR) AS cluster",
-        "writer": "CAST(NULL AS VARCHAR) AS writer",
-    }
-    named = ", ".join(special.get(column.name, f'"{column.name}"') for column in columns.COLUMNS)
-    read = f"read_json('{lines}', columns = {{{types}}}, format = 'newline_delimited')"
-    connection.execute(f"COPY (SELECT {named} FROM {read}) TO '{target}' (FORMAT parquet)", [cluster])  # noqa: S608

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,15 +20,17 @@ import msgspec
 
 from exporters.dataset import catalog, columns, layout, views
 from exporters.dataset.layout import BadDataset, LogSegment
-from exporters.dataset.live import lines_of, live_records, write_rows
+from exporters.dataset.live import live_records
 from exporters.dataset.objects import FolderStore, ObjectStore, S3Access
-from exporters.dataset.parquet import connect
-from exporters.requests.positions import Position
+from exporters.dataset.parquet import SegmentMaker, connect
+from exporters.dataset.segment_buffer import SegmentBuffer
+from exporters.dataset.shipped import ShippedState
 from exporters.requests.record import FieldMap, RequestRecord
 from exporters.requests.store import LogTotals, RecentRequests
 
 MEMORY_MB = 1024
 BATCH_ROWS = 2048
+LIVE_BYTES = 64 << 20  # of lines in memory and in one file
 READ_AGAIN = 5  # a shipper commits every few seconds at most
 _RECORD = ", ".join(
     f"strftime({column.name}, '%Y-%m-%dT%H:%M:%S.%fZ') AS ts" if column.name == "ts" else f'"{column.name}"'
@@ -41,15 +44,16 @@ _decoder = msgspec.json.Decoder(RequestRecord)
 class RequestSource:
     """Where requests are read from: a data set, logs, or both.
 
-    location: folder or s3://bucket/prefix. shipped: state of the shipper that reads these logs; without it all lines
-    of the logs count. fields: names of the logs' fields. clusters, models: empty means all. cache: folder for copies of
-    segments of an object store."""
+    location: folder or s3://bucket/prefix. shipped: reads the state of the shipper of these logs; without it all lines
+    of the logs count. fields: names of the logs' fields. cluster: of live lines. clusters, models: empty means all.
+    cache: folder for copies of segments of an object store."""
 
     location: str | None = None
     logs: tuple[Path, ...] = ()
     shipped: Callable[[], ShippedState] | None = None
     fields: FieldMap | None = None
     s3: S3Access | None = None
+    cluster: str | None = None
     clusters: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     cache: Path | None = None
@@ -59,15 +63,6 @@ class RequestSource:
             raise ValueError("no requests to read: name a data set with --data, or a request log with --log")
         if len({path.resolve() for path in self.logs}) != len(self.logs):
             raise ValueError("--log lists a file twice; it would be counted twice")
-
-
-@dataclass(frozen=True, slots=True)
-class ShippedState:
-    """What a shipper has committed: positions by log, remembered requests, and its cluster."""
-
-    positions: Mapping[str, Sequence[Position]] = field(default_factory=dict)
-    requests: tuple[bytes, ...] = ()
-    cluster: str | None = None
 
 
 @dataclass(slots=True)
@@ -177,20 +172,37 @@ def _gather(
 ) -> None:
     """Collect the files: segments, and one of live lines, of the same commit of the shipper."""
     store = catalog.open_store(source.location, source.s3) if source.location else None
-    for _ in range(READ_AGAIN):
+    for attempt in range(READ_AGAIN):
         data.files, data.damaged, data.totals = [], [], LogTotals()
         state = source.shipped() if source.shipped else ShippedState()
-        found = _segments(store, source, since_s, until_s) if store else []
-        data.segments = len(found)
-        for segment in found:
+        listed = _segments(store, source, since_s, until_s) if store else []
+        keys = {segment.key for segment in listed}
+        pending = [path for segment, path in state.pending if segment.key not in keys]
+        data.segments = len(listed) + len(pending)
+        for segment in listed:
             try:
                 data.files.append(_local(store, segment, source.cache or segment_cache()) if store else Path())
             except BadDataset as error:
                 data.damaged.append(str(error))
-        data.live = _live(data, source, state, scratch)
-        if not source.shipped or source.shipped().positions == state.positions:
-            return
+        # a copy: the shipper deletes its file as soon as the segment is stored
+        with contextlib.suppress(FileNotFoundError):
+            data.files += [_kept(path, scratch) for path in pending]
+            data.live = _live(data, source, state, scratch / f"live-{attempt}")
+            now = source.shipped() if source.shipped else state
+            if (now.number, now.pending) == (state.number, state.pending):
+                return
     raise BadDataset(f"{source.location} changed {READ_AGAIN} times while it was read; try again")
+
+
+def _kept(path: Path, scratch: Path) -> Path:
+    """Return a second name of a file, or a copy where there can be none. Raises FileNotFoundError."""
+    kept = scratch / path.name
+    if not kept.exists():
+        try:
+            os.link(path, kept)
+        except OSError:
+            shutil.copyfile(path, kept)
+    return kept
 
 
 def _segments(
@@ -232,28 +244,34 @@ def _local(store: ObjectStore, segment: LogSegment, cache: Path) -> Path:
 
 
 def _live(data: RequestData, source: RequestSource, state: ShippedState, scratch: Path) -> int:
-    """Write the live records as a Parquet file; return their number. Raises OSError."""
-    window, count, lines = RecentRequests(), 0, scratch / "live.jsonl"
+    """Write the live records as segments of our own; return their number. Raises OSError."""
+    window, count = RecentRequests(), 0
     window.restore(state.requests)
-    with lines.open("wb") as file:
-        for path in source.logs:
-            since = state.positions.get(os.path.abspath(path), ())
-            for records in live_records(path, since, source.fields or FieldMap(), window, data.totals):
-                count += len(records)
-                file.write(lines_of(records))
-    if count:
-        target = scratch / "live.parquet"
-        write_rows(data.connection, lines, target, state.cluster)
-        data.files.append(target)
-    lines.unlink()
+    scratch.mkdir()
+    maker, buffer = SegmentMaker(scratch, source.cluster or "", ""), SegmentBuffer(scratch / "live.jsonl")
+    for path in source.logs:
+        if not path.exists():
+            raise ValueError(f"{path}: no such request log")
+        # as the shipper itself begins: rotated files of before its first start are not its own
+        since = state.positions.get(os.path.abspath(path)) if source.shipped else ()
+        for records in live_records(path, since, source.fields or FieldMap(), window, data.totals):
+            count += len(records)
+            buffer.add(records)
+            if buffer.bytes > LIVE_BYTES:
+                _seal(data, maker, buffer)
+    if buffer.bytes:
+        _seal(data, maker, buffer)
+    buffer.close()
     return count
 
 
+def _seal(data: RequestData, maker: SegmentMaker, buffer: SegmentBuffer) -> None:
+    data.files += [file.path for file in maker.seal(buffer.path, buffer.sums)]
+    buffer.clear()
+
+
 def _relation(data: RequestData, since_s: float | None, until_s: float | None) -> str:
-    names = [f'"{column.name}"' for column in columns.COLUMNS]
-    typed = [f'CAST(NULL AS {column.type}) AS "{column.name}"' for column in columns.COLUMNS]
-    # a query without rows gives the columns that older segments lack
-    parts = [f"SELECT {', '.join(typed)} WHERE false"]
+    parts = [columns.empty_select()]
     if data.files:
         files = ", ".join(quoted(str(path)) for path in data.files)
         read = f"read_parquet([{files}], union_by_name = true, hive_partitioning = false)"
@@ -264,7 +282,8 @@ def _relation(data: RequestData, since_s: float | None, until_s: float | None) -
         for sign, at_s in ((">=", since_s), ("<", until_s))
         if at_s is not None
     ]
-    return f"SELECT {', '.join(names)} FROM ({source}){' WHERE ' + ' AND '.join(bounds) if bounds else ''}"  # noqa: S608
+    names = ", ".join(column.name for column in columns.COLUMNS)
+    return f"SELECT {names} FROM ({source}){' WHERE ' + ' AND '.join(bounds) if bounds else ''}"  # noqa: S608
 
 
 def quoted(value: str) -> str:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from exporters.config import meant
 from exporters.text import parse_duration, printable, write_atomically
 from stack.board.view import moment
 from stack.cli.common import AS_JSON, json_text, mistakes_as_errors
@@ -117,7 +118,7 @@ def requests_command(
 
     with mistakes_as_errors():
         only = request_query.RequestFilter({name: values for name, values in filters.items() if values})
-        with source.open(*when.span(time.time(), bool(source.data))) as data:
+        with source.open(*when.span(time.time(), source.has_data)) as data:
             if percentiles or group_by:
                 fields = [name.strip() for name in (group_by or "").split(",") if name.strip()]
                 answer = request_query.percentiles if percentiles else request_query.grouped
@@ -156,7 +157,7 @@ def requests_show(
     with mistakes_as_errors():
         if trace_url and "{trace_id}" not in trace_url:
             raise ValueError("--trace-url needs {trace_id} in it")
-        with source.open(*when.span(time.time(), bool(source.data))) as data:
+        with source.open(*when.span(time.time(), source.has_data)) as data:
             found = find_story(data, request_id)
             notes = data.notes
         if found is None:
@@ -249,7 +250,47 @@ def requests_sql(
                 click.echo(f"{name}: {meaning}\n    {', '.join(columns)}")
         return
     source, when = given
-    with mistakes_as_errors(), source.open(*when.span(time.time(), bool(source.data))) as data:
+    with mistakes_as_errors(), source.open(*when.span(time.time(), source.has_data)) as data:
         found = sql_guard.run(data, sql, limit)
         notes = data.notes
     show_rows(found.head, found.rows, notes, as_json, as_csv)
+
+
+@requests_command.command("ddl")
+@click.argument("engine", type=click.Choice(["clickhouse", "trino", "athena"]))
+@click.argument("location")
+@click.option("--endpoint", metavar="URL", help="URL of an S3-compatible store, for ClickHouse.")
+def requests_ddl(engine: str, location: str, endpoint: str | None) -> None:
+    """Print SQL with which another engine reads a data set.
+
+    LOCATION is a folder or s3://bucket/prefix as that engine sees it.
+
+    \b
+    Example:  vllm-watch requests ddl clickhouse s3://logs/requests | clickhouse-client --multiquery
+    """
+    from exporters.dataset import engine_sql
+
+    with mistakes_as_errors():
+        if engine == "clickhouse":
+            statements = list(engine_sql.clickhouse(location, endpoint))
+        else:
+            statements = list((engine_sql.trino if engine == "trino" else engine_sql.athena)(location))
+    click.echo("\n\n".join(f"{statement};" for statement in statements))
+
+
+@requests_command.command("sink")
+@click.argument("name")
+def requests_sink(name: str) -> None:
+    """Print how to send request lines to another system.
+
+    NAME is clickhouse, kafka, nats or loki. Delivery is at least once; request_id is the key.
+
+    \b
+    Example:  vllm-watch requests sink kafka
+    """
+    from exporters.dataset.sinks import SINKS
+
+    with mistakes_as_errors():
+        if name not in SINKS:
+            raise ValueError(f"there is no recipe for {name!r}{meant(name, SINKS)}")
+    click.echo(SINKS[name](), nl=False)

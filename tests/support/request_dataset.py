@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 from exporters.dataset import layout
-from exporters.dataset.live import lines_of, write_rows
 from exporters.dataset.objects import FolderStore
-from exporters.dataset.parquet import connect
+from exporters.dataset.parquet import SegmentMaker
+from exporters.dataset.segment_buffer import SegmentBuffer
 from exporters.requests.record import RequestRecord, ended_at, timestamp
 
 START_S = 1_764_000_000.0  # 2025-11-24T16:00:00Z
@@ -68,14 +69,16 @@ def make_dataset(
 ) -> list[layout.LogSegment]:
     """Add records to a data set, as `parts` segments for each day and model; return the segments."""
     store = FolderStore(folder)
-    claim = layout.WriterClaim(cluster=cluster, writer=writer, owner="test", host="test", since=timestamp(START_S))
+    claim = layout.WriterClaim(
+        cluster=cluster, writer=writer, owner="test", session="test", commit=0, host="test", since=timestamp(START_S)
+    )
     store.put(layout.claim_key(cluster, writer), layout.encode(claim))
     groups = defaultdict[tuple[str, str | None, int], list[RequestRecord]](list)
     for number, record in enumerate(records):
         groups[layout.day_of(ended_at(record)), record.model, number * parts // len(records)].append(record)
     days = defaultdict[str, list[layout.LogSegment]](list)
-    for (day, model, _), rows in groups.items():
-        days[day].append(_segment(store, day, cluster, writer, model, rows))
+    for (day, _, _), rows in groups.items():
+        days[day].append(_segment(store, cluster, writer, rows))
     for day, added in days.items():
         key = layout.manifest_key(day, cluster, writer)
         found = store.get(key)
@@ -85,24 +88,11 @@ def make_dataset(
     return [segment for added in days.values() for segment in added]
 
 
-def _segment(
-    store: FolderStore, day: str, cluster: str, writer: str, model: str | None, rows: Sequence[RequestRecord]
-) -> layout.LogSegment:
-    lines, target = store.folder / ".lines", store.folder / ".segment"
-    lines.write_bytes(lines_of(rows))
-    write_rows(connect(), lines, target, cluster)
-    data = target.read_bytes()
-    lines.unlink()
-    target.unlink()
-    times = [at for row in rows if (at := ended_at(row)) is not None]
-    partition = layout.model_partition(model)
-    key = layout.segment_key(day, cluster, partition, layout.digest_of(data))
-    store.put(key, data)
-    return layout.LogSegment(
-        key=key, day=day, cluster=cluster, model=partition, writer=writer, schema=1, size=len(data),
-        sha256=layout.digest_of(data), min_ts=min(times, default=None), max_ts=max(times, default=None),
-        sums=layout.Sums(
-            len(rows), *(sum(getattr(row, name) or 0 for row in rows) for name in
-                         ("prompt_tokens", "cached_tokens", "completion_tokens")),
-        ),
-    )  # fmt: skip
+def _segment(store: FolderStore, cluster: str, writer: str, rows: Sequence[RequestRecord]) -> layout.LogSegment:
+    with tempfile.TemporaryDirectory() as folder:
+        buffer = SegmentBuffer(Path(folder) / "open.jsonl")
+        buffer.add(rows)
+        (made,) = SegmentMaker(Path(folder), cluster, writer).seal(buffer.path, buffer.sums)
+        buffer.close()
+        store.put(made.segment.key, made.path.read_bytes())
+    return made.segment

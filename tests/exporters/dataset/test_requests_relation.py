@@ -11,7 +11,10 @@ from request_dataset import START_S, made_requests, make_dataset
 from exporters.dataset import layout
 from exporters.dataset.layout import BadDataset
 from exporters.dataset.objects import FolderStore
-from exporters.dataset.query import RequestSource, ShippedState, open_requests
+from exporters.dataset.query import RequestSource, open_requests
+from exporters.dataset.ship import Shipper
+from exporters.dataset.ship_config import ShipConfig
+from exporters.dataset.shipped import ShippedState, read_shipped
 from exporters.requests.record import RequestRecord, to_line
 from exporters.requests.store import RecentRequests
 from exporters.requests.tail import Tail
@@ -50,7 +53,7 @@ def shipped(log: Path, count: int) -> ShippedState:
     tail.close()
     with log.open("ab") as file:  # the same file goes on
         file.write(content[len(log.read_bytes()) :])
-    return ShippedState({str(log): tail.positions()}, tuple(window.newer | window.older), "test")
+    return ShippedState(count, {str(log): tail.positions()}, tuple(window.newer | window.older))
 
 
 def test_live_lines_count_from_the_shipped_position(tmp_path: Path):
@@ -85,6 +88,41 @@ def test_a_shipper_that_commits_meanwhile_makes_readers_start_again(tmp_path: Pa
     source = RequestSource(location=str(tmp_path / "data"), logs=(log,), shipped=state)
     assert sorted(one.request_id for one in RECORDS) == ids(source)
     assert 4 == len(asked)
+
+
+def test_every_moment_of_a_real_shipper(tmp_path: Path):
+    """Before and after each step, with segments in the spool, listed, and lines that are read but not sealed."""
+    log, folder = tmp_path / "requests.jsonl", tmp_path / "state"
+    config = ShipConfig(
+        dataset=str(tmp_path / "data"), cluster="c", writer="w", requests_log=(str(log),), state=str(folder)
+    )
+    log.write_bytes(lines(RECORDS[:100]))
+    shipper = Shipper(config)
+    shipper.claim()
+    source = RequestSource(
+        location=config.dataset, logs=(log,), shipped=lambda: read_shipped(folder, config.remember), cluster="c"
+    )
+
+    def expect(count: int, pending: int) -> None:
+        assert sorted(one.request_id for one in RECORDS[:count]) == ids(source)
+        assert (pending > 0) == bool(read_shipped(folder, config.remember).pending)
+
+    expect(100, 0)  # nothing is committed
+    shipper.step()
+    expect(100, 0)  # in the buffer only
+    shipper.seal()
+    expect(100, 1)  # in the spool
+    with log.open("ab") as file:
+        file.write(lines(RECORDS[100:150]))
+    expect(150, 1)
+    shipper.step(last=True)
+    expect(150, 0)
+    log.rename(tmp_path / "requests.jsonl.1")
+    log.write_bytes(lines([*RECORDS[150:200], RECORDS[10]]))
+    expect(200, 0)
+    shipper.step(last=True)
+    expect(200, 0)
+    shipper.close()
 
 
 def test_a_damaged_segment_is_named_left_out_and_counted(tmp_path: Path):
@@ -155,7 +193,10 @@ def test_what_is_no_data_set(tmp_path: Path):
     for location, message in ((tmp_path / "none", "no such folder"), (tmp_path, "nothing was shipped")):
         with pytest.raises(BadDataset, match=message), open_requests(RequestSource(location=str(location))):
             pass
-    with pytest.raises(FileNotFoundError), open_requests(RequestSource(logs=(tmp_path / "requests.jsonl",))):
+    with (
+        pytest.raises(ValueError, match="no such request log"),
+        open_requests(RequestSource(logs=(tmp_path / "requests.jsonl",))),
+    ):
         pass
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +33,8 @@ WAITING = [
 # situation -> record, the others of its engine, phase that must be the longest, words of its cause
 SITUATIONS = {
     "queue of the engine": (
-        request(engine_queue_ms=7800.0, ttft_ms=7900.0, e2e_ms=9910.0), WAITING, "engine_queue", "23 others were waiting",
+        request(engine_queue_ms=7800.0, ttft_ms=7900.0, e2e_ms=9910.0), WAITING, "engine_queue",
+        "23 others were waiting",
     ),
     "queue of the gateway": (
         request(queue_ms=6000.0, ttft_ms=6100.0, e2e_ms=8110.0), BUSY, "gateway_queue", "others were waiting",
@@ -113,8 +116,7 @@ def test_phases_sum_to_the_recorded_total(record: RequestRecord):
     assert total == pytest.approx(sum(phase.length_ms for phase in phases), abs=1e-6)
     assert all(phase.length_ms > 0 for phase in phases)
     assert all(
-        one.start_ms + one.length_ms == pytest.approx(other.start_ms, abs=1e-6)
-        for one, other in zip(phases, phases[1:], strict=False)
+        one.start_ms + one.length_ms == pytest.approx(other.start_ms, abs=1e-6) for one, other in pairwise(phases)
     )
     shares = [one.share for one in blame(record, BUSY)]
     assert shares == sorted(shares, reverse=True)
