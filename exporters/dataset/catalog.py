@@ -1,7 +1,7 @@
 """Readers' view of a data set: its location, its segments for a time range, and local copies of them.
 
 A reader needs no listing to be complete, except of the claims of writers, which are made once: manifests are read by
-key, so a store that lists late hides nothing."""
+key, so a store that lists late hides nothing. Only ranges of more than 100 days are listed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from exporters.dataset.layout import OTHER_MODELS, UNDATED, BadDataset, LogSegme
 from exporters.dataset.objects import FolderStore, ObjectStore, S3Access
 from exporters.text import write_atomically
 
+LISTED_FROM_DAYS = 100
 NEEDS_EXTRA = "install vllm-watch with its data set libraries: pip install 'vllm-watch[data]'"
 
 
@@ -53,7 +54,11 @@ def manifests(
 
     undated: also those of records without a time."""
     known = list(writers(store, clusters))
-    for day in [*days_between(since_s, until_s), *([UNDATED] if undated else [])]:
+    days = days_between(since_s, until_s)
+    if len(days) > LISTED_FROM_DAYS:  # one listing instead of a read for each day; days are not listed late for long
+        there = {key.split("/")[1].removeprefix("day=") for key in store.keys(f"{layout.MANIFESTS}/")}
+        days = [day for day in days if day in there]
+    for day in [*days, *([UNDATED] if undated else [])]:
         for claim in known:
             found = manifest(store, day, claim.cluster, claim.writer)
             if found.segments or found.sequence:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import duckdb
 
+from exporters.dataset.catalog import local_copy
 from exporters.dataset.columns import COLUMNS, OF_RECORD, SCHEMA, empty_select
 from exporters.dataset.layout import (
     MODELS_AT_MOST,
@@ -28,6 +29,7 @@ from exporters.dataset.layout import (
     segment_key,
     total,
 )
+from exporters.dataset.objects import ObjectStore
 from exporters.requests.positions import MAX_LINE_BYTES
 from exporters.text import sync_folder
 
@@ -199,3 +201,25 @@ def _content(db: duckdb.DuckDBPyConnection, table: str) -> tuple[object, ...]:
 
 def _quoted(path: Path) -> str:
     return str(path).replace("'", "''")
+
+
+def range_sums(
+    store: ObjectStore, cache: Path, segments: Sequence[LogSegment], first_s: float, end_s: float
+) -> dict[str, dict[str, float]]:
+    """Return sums of the records that ended in [first_s, end_s), by model partition and kind; undated ones as well.
+
+    cache: folder for copies of segments. Raises StoreError, BadDataset, duckdb.Error."""
+    paths: dict[str, list[str]] = {}
+    for segment in segments:
+        if segment.min_ts is None or segment.max_ts is None or (segment.min_ts < end_s and segment.max_ts >= first_s):
+            paths.setdefault(segment.model, []).append(str(local_copy(store, segment, cache)))
+    found = {}
+    with connect(MEMORY_MB) as db:
+        for model, of_model in paths.items():
+            ((*sums,),) = db.execute(
+                f"SELECT {_SUMS} FROM read_parquet($paths)"
+                " WHERE ts IS NULL OR (epoch(ts) >= $first AND epoch(ts) < $end)",
+                {"paths": of_model, "first": first_s, "end": end_s},
+            ).fetchall()
+            found[model] = dict(zip(("requests", "prompt", "cached", "completion"), map(float, sums), strict=True))
+    return found

@@ -9,21 +9,24 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import duckdb
 import msgspec
 
+from exporters.catalogue import ship as series
 from exporters.dataset.catalog import open_store
-from exporters.dataset.layout import BadDataset, LogSegment
-from exporters.dataset.objects import ObjectStore
+from exporters.dataset.layout import NULL_PARTITION, BadDataset, LogSegment, model_name, total
+from exporters.dataset.objects import ObjectStore, StoreError
 from exporters.dataset.parquet import SegmentMaker
 from exporters.dataset.segment_buffer import SegmentBuffer
 from exporters.dataset.ship_config import ShipConfig
 from exporters.dataset.ship_state import ShipState
 from exporters.dataset.upkeep import Upkeep
 from exporters.dataset.writer import DatasetWriter
+from exporters.exposition import Sample
+from exporters.requests.bounded_names import UNKNOWN_MODEL
 from exporters.requests.checkpoint import Checkpoint
 from exporters.requests.log_reader import LogReader
 from exporters.requests.tail import Tail
@@ -83,7 +86,7 @@ class Shipper:
         self._oldest_s: float | None = None  # when the buffer got its first record
         self._store_retry_s = self._disk_retry_s = self._upkeep_s = float("-inf")
         self.store_error = self.disk_error = ""
-        self.failures = 0
+        self._unread: dict[str, int] = {}
 
     def claim(self) -> None:
         """Claim the writer's name. Raises WriterConflict, StoreError, BadDataset."""
@@ -136,6 +139,24 @@ class Shipper:
         """Return the size of the committed segments that wait for the store."""
         return sum(one.segment.size for one in self.state.last.pending)
 
+    def samples(self) -> Iterator[Sample]:
+        """Yield its series. Counters are those of the last commit, so they never fall."""
+        last = self.state.last
+        for partition, sums in last.sealed.items():
+            model = UNKNOWN_MODEL if partition == NULL_PARTITION else model_name(partition) or UNKNOWN_MODEL
+            yield series.SHIPPED_REQUESTS, {"model_name": model}, sums.requests
+            tokens = (sums.prompt_tokens, sums.cached_tokens, sums.completion_tokens)
+            for kind, value in zip(("prompt", "cached", "completion"), tokens, strict=True):
+                yield series.SHIPPED_TOKENS, {"model_name": model, "type": kind}, value
+        yield series.SHIP_UNSEALED, {}, self.buffer.sums.requests
+        yield series.SHIP_WAITING, {}, self.spool_bytes
+        for reader in self.readers:
+            yield series.SHIP_UNREAD, {"path": reader.path}, self._unread.get(reader.path, 0)
+        yield series.SHIP_UP, {"kind": "store"}, float(not self.store_error)
+        yield series.SHIP_UP, {"kind": "disk"}, float(not self.disk_error)
+        for reason, count in last.totals.bad.items():
+            yield series.SHIP_BAD_LINES, {"reason": reason}, count
+
     def close(self) -> None:
         for reader in self.readers:
             reader.tail.close()
@@ -150,6 +171,7 @@ class Shipper:
         more = False
         for reader in self.readers:
             records, any_read = reader.poll(now_s, BATCH_BYTES)
+            self._unread[reader.path] = reader.tail.unread_bytes()
             more |= any_read or reader.tail.busy
             if any_read and self._oldest_s is None:
                 self._oldest_s = now_s
@@ -185,10 +207,25 @@ class Shipper:
 
     def _failed(self, what: str, error: Exception) -> None:
         """Note a failure that is retried; log it when it is new."""
-        self.failures += 1
         if (self.store_error if what == "store" else self.disk_error) != str(error):
             log.warning("%s; retrying in %g s", error, RETRY_S)
         if what == "store":
             self.store_error = str(error)
         else:
             self.disk_error = str(error)
+
+
+def ship_once(config: ShipConfig) -> int:
+    """Ship what the logs hold now; return the number of requests. Raises BadDataset, OSError."""
+    shipper = Shipper(config)
+    try:
+        shipper.claim()
+        before = total(shipper.state.last.sealed.values()).requests
+        while shipper.step():
+            pass
+        shipper.step(last=True)
+        if error := shipper.disk_error or shipper.store_error:
+            raise StoreError(error)
+        return total(shipper.state.last.sealed.values()).requests - before
+    finally:
+        shipper.close()

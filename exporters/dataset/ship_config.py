@@ -28,6 +28,8 @@ class ShipConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     s3: S3Access = S3Access()
     listen: str = "127.0.0.1:9403"
     web_config: str | None = None  # TLS and auth of this listener, in Prometheus' web.yml format
+    prometheus: str | None = None  # URL; with it every complete day is compared with sidecar and engines
+    http_config: str | None = None  # TLS and auth for it, in Prometheus' http_config format
     field_names: Mapping[str, str] = {}  # as in the sidecar's configuration, for logs of other gateways
     field_values: Mapping[str, Mapping[str, Scalar]] = {}
     seal_bytes: int = 64 << 20  # of lines, about an eighth of that as Parquet

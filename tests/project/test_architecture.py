@@ -110,7 +110,7 @@ EXPORTERS = (
     ("events", "requests"),
     ("engine", "tracing", "dataset"),
     ("accounting",),
-    ("sidecar_config", "ingest", "sidecar"),
+    ("sidecar_config", "ingest", "sidecar", "ship_service"),
 )
 
 
@@ -239,7 +239,12 @@ WRITERS = {
     "the thresholds overlay": ("alerts.derived_text.overlay", {"stack/cli/alerts.py"}),
     "the checkpoint": (
         "exporters.requests.checkpoint.Checkpoint",
-        {"exporters/requests/store.py", "exporters/sidecar.py"},
+        {
+            "exporters/requests/store.py",
+            "exporters/sidecar.py",
+            "exporters/dataset/ship.py",
+            "exporters/dataset/ship_state.py",
+        },
     ),
 }
 # What may write teams.yaml once, before its operator does: init of the compose files, and the lab.
