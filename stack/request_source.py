@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
-
 from stack import config
 from stack.option import Opt
 
 if TYPE_CHECKING:
     from exporters.dataset.query import RequestData, RequestSource
-    from exporters.dataset.ship_config import ShipConfig
     from exporters.requests.read import BadLines, RecordReader
     from exporters.requests.record import RequestRecord
 
@@ -57,7 +53,7 @@ class RequestSourceOptions:
 
         if self.ship_config is None:
             return RequestSource(location=self.data, logs=self.logs)
-        shipper = ship_config(self.ship_config)
+        shipper = config.ship(self.ship_config)
         return RequestSource(
             location=shipper.dataset,
             logs=tuple(map(Path, shipper.requests_log)),
@@ -73,19 +69,6 @@ class RequestSourceOptions:
         from exporters.dataset.query import open_requests
 
         return open_requests(source, since_s, until_s)
-
-
-def ship_config(path: Path) -> ShipConfig:
-    """Read the shipper's file; its paths are taken from the folder that it stands in. Raises BadConfig."""
-    from exporters.dataset.ship_config import ShipConfig
-
-    found, folder = config.load(path, ShipConfig), path.parent
-    return msgspec.structs.replace(
-        found,
-        requests_log=tuple(os.path.abspath(folder / log) for log in found.requests_log),
-        state=os.path.abspath(folder / found.state),
-        dataset=found.dataset if found.dataset.startswith("s3://") else os.path.abspath(folder / found.dataset),
-    )
 
 
 LATER_S = 86_400.0  # a request that ran in a period may have ended this much later
