@@ -115,7 +115,8 @@ def board_command(
                 click.echo(f"written: {snapshot} ({snapshot.stat().st_size / 1e6:.1f} MB)")
             else:
                 log_to_stderr()
-                shown = source if source.any else None
-                served = run.until_signal(where, listen, scrape_s, allowed, settings, web_config, team, shown, trace_url)
-                runner.run(served)
+                requests = source if source.any else None
+                served = run.until_signal(
+                    where, listen, scrape_s, allowed, settings, web_config, team, requests, trace_url
                 )
+                runner.run(served)

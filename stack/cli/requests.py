@@ -294,3 +294,18 @@ def requests_sink(name: str) -> None:
         if name not in SINKS:
             raise ValueError(f"there is no recipe for {name!r}{meant(name, SINKS)}")
     click.echo(SINKS[name](), nl=False)
+
+
+@requests_command.command("dashboard")
+@click.option("--database", default="vllm_watch", show_default=True, metavar="NAME", help="Database of the views.")
+def requests_dashboard(database: str) -> None:
+    """Print a Grafana dashboard for the ClickHouse data source.
+
+    It reads the views of `requests ddl clickhouse`.
+
+    \b
+    Example:  vllm-watch requests dashboard > requests.json
+    """
+    from dashboards.clickhouse_requests import dashboard
+
+    click.echo(json_text(dashboard(database)))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from request_dataset import START_S, made_requests, make_dataset
 
+from dashboards import clickhouse_requests
 from exporters.dataset import engine_sql, views
 from exporters.dataset.query import RequestData, RequestSource, open_requests
 from exporters.requests.bounded_names import BoundedNames
@@ -116,9 +117,23 @@ def test_clickhouse_gives_the_same_rows(data: RequestData, folder: Path):
             for one, other in zip(_ordered(mine), _ordered(theirs), strict=True):
                 for name in one:
                     assert _same(one[name], other[name]), (view.name, name, one[name], other[name])
+        for panel in clickhouse_requests.PANELS:
+            assert session.query(_filled(panel.sql("vllm_watch")), "JSONEachRow").bytes(), panel.title
+        for variable in clickhouse_requests.dashboard()["templating"]["list"][1:]:
+            assert session.query(_filled(variable["query"]), "JSONEachRow").bytes()
     finally:
         session.close()
         (leftover.parent / f"{'0' * 40}.parquet").unlink()
+
+
+def _filled(sql: str) -> str:
+    """Return a query of the Grafana dashboard with its macros and variables filled in as the plugin does."""
+    return (
+        sql.replace("$__timeFilter(ts)", "ts >= '2025-11-24 00:00:00'")
+        .replace("$__timeInterval(ts)", "toStartOfInterval(ts, INTERVAL 60 second)")
+        .replace("${model:singlequote}", "'large','small'")
+        .replace("${team:singlequote}", "'chat','batch'")
+    )
 
 
 KEYS = ("request_id", "hour", "model", "team", "engine", "outcome", "reason")
