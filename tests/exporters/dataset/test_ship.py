@@ -397,7 +397,7 @@ def test_a_newer_format_is_refused(folder):
     ship_once(config_of(folder))
     store = FolderStore(folder / "dataset")
     key = layout.manifest_key("2026-11-25", "prod", "gw-0")
-    store.put(key, store.path(key).read_bytes().replace(b'"format": 1', b'"format": 2'))
+    store.put(key, store.path(key).read_bytes().replace(b'"format":1', b'"format":2'))
     with pytest.raises(BadDataset, match="has format 2"):
         catalog.segments(store, *FOREVER)
 

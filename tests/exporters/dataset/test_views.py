@@ -66,22 +66,22 @@ def test_totals_equal_the_counters(data: RequestData, records: list[RequestRecor
         by_reason = reasons.setdefault((row["model"], row["team"]), {}).setdefault(str(row["outcome"]), {})
         by_reason[str(row["reason"])] = int(str(row["requests"]))
     assert counted.keys() == traffic.keys() == latency.keys() == finished.keys()
-    for key, row in counted.items():
+    for key, series in counted.items():
         mine = traffic[key]
-        assert {**dict.fromkeys(OUTCOMES, 0), "unknown": 0, **row.outcomes} == {
+        assert {**dict.fromkeys(OUTCOMES, 0), "unknown": 0, **series.outcomes} == {
             name: mine[name] for name in (*OUTCOMES, "unknown")
         }
-        assert row.tokens == (mine["prompt_tokens"], mine["cached_tokens"], mine["completion_tokens"])
-        assert row.estimated == (mine["estimated_prompt_tokens"], mine["estimated_completion_tokens"])
-        assert reasons.get(key, {}) == row.reasons
+        assert series.tokens == (mine["prompt_tokens"], mine["cached_tokens"], mine["completion_tokens"])
+        assert series.estimated == (mine["estimated_prompt_tokens"], mine["estimated_completion_tokens"])
+        assert reasons.get(key, {}) == series.reasons
         work = finished[key]
-        requests, prompt, completion, _, cached = row.finished
+        requests, prompt, completion, _, cached = series.finished
         assert (requests, prompt, cached, completion) == tuple(
             work[name] for name in ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
         )
         for at, name in enumerate(("ttft", "tpot", "e2e", "queue", "engine_queue")):
-            assert sum(row.counts[at]) == latency[key][f"{name}_count"], name
-            assert math.isclose(row.sums_ms[at], float(str(latency[key][f"{name}_sum_ms"] or 0)), rel_tol=1e-9), name
+            assert sum(series.counts[at]) == latency[key][f"{name}_count"], name
+            assert math.isclose(series.sums_ms[at], float(str(latency[key][f"{name}_sum_ms"] or 0)), rel_tol=1e-9), name
 
 
 def test_phases_of_sql_equal_those_of_python(data: RequestData, records: list[RequestRecord]):

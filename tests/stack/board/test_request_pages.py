@@ -69,7 +69,8 @@ async def test_a_team_sees_its_own_requests_only(log: Path):
         f"/requests/{theirs.request_id}?from=now-24h", f"/requests/{own.request_id}?from=now-24h", team="chat",
     )  # fmt: skip
     for _, page in answers:
-        assert theirs.request_id not in page
+        assert f"/{theirs.request_id}?" not in page
+        assert f"Request {theirs.request_id}<" not in page
         assert "batch" not in page
         assert ">search<" not in page
     assert [200, 200, 200, 404, 200] == [status for status, _ in answers]
