@@ -42,7 +42,7 @@ _decoder = msgspec.json.Decoder(RequestRecord)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSource:
-    """Where requests are read from: a data set, logs, or both.
+    """Source of requests: a data set, logs, or both.
 
     location: folder or s3://bucket/prefix. shipped: reads the state of the shipper of these logs; without it all lines
     of the logs count. fields: names of the logs' fields. cluster: of live lines. clusters, models: empty means all.

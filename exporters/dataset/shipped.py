@@ -1,4 +1,4 @@
-"""What a running shipper has committed, read without its lock."""
+"""Last commit of a running shipper, read without its lock."""
 
 from __future__ import annotations
 
