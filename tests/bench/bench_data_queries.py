@@ -1,6 +1,6 @@
 """Speed and memory of queries over a made data set, beside DuckDB on raw JSON lines and jq.
 
-make bench-data ARGS=queries      or      python tests/bench/bench_data_queries.py --rows 10_000_000 --days 30"""
+PYTHONPATH=. python tests/bench/bench_data_queries.py --rows 10000000 --days 1 --folder made"""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from exporters.dataset import columns, layout, request_query
 from exporters.dataset.objects import FolderStore
 from exporters.dataset.parquet import connect
 from exporters.dataset.query import RequestSource, open_requests
+from exporters.requests.read import BadLines
 from exporters.requests.record import timestamp
+from stack.request_source import data_reader
 
 START_S = 1_764_028_800.0  # 2025-11-25T00:00:00Z
 DAY_S = 86_400.0
@@ -110,6 +112,14 @@ def measure(folder: Path, rows: int, days: int, baseline_rows: int) -> None:
     timed("requests --percentiles --group-by team,model", ask(request_query.percentiles, *one_day, ["team", "model"]))
     month = ask(request_query.grouped, *all_days, ["team", "model"])
     timed("tokens by team and model, all days", month, times=1)
+    reader = data_reader(str(folder), START_S, START_S + 600)
+    count = [0]
+
+    def stream() -> None:
+        count[0] = sum(1 for _ in reader(BadLines()))
+
+    took = timed("records streamed in the order of starts", stream, times=1)
+    print(f"  {count[0]:,} records, {count[0] / took:,.0f} a second")  # noqa: T201
     raw = folder / "raw.jsonl"
     with connect(1024, 2, folder / "spill") as db:
         listed = ", ".join(MADE)
