@@ -119,7 +119,7 @@ def measure(folder: Path, rows: int, days: int, baseline_rows: int) -> None:
         count[0] = sum(1 for _ in reader(BadLines()))
 
     took = timed("records streamed in the order of starts", stream, times=1)
-    print(f"  {count[0]:,} records, {count[0] / took:,.0f} a second")  # noqa: T201
+    print(f"  {count[0]:,} records, {count[0] / took:,.0f} a second")
     raw = folder / "raw.jsonl"
     with connect(1024, 2, folder / "spill") as db:
         listed = ", ".join(MADE)
