@@ -33,7 +33,9 @@ BATCH_ROWS = 2048
 LIVE_BYTES = 64 << 20  # of lines in memory and in one file
 READ_AGAIN = 5  # a shipper commits every few seconds at most
 _RECORD = ", ".join(
-    f"strftime({column.name}, '%Y-%m-%dT%H:%M:%S.%fZ') AS ts" if column.name == "ts" else f'"{column.name}"'
+    f"strftime({column.name} AT TIME ZONE 'UTC', '%Y-%m-%dT%H:%M:%S.%fZ') AS ts"
+    if column.name == "ts"
+    else f'"{column.name}"'
     for column in columns.OF_RECORD
 )
 

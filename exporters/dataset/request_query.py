@@ -29,8 +29,8 @@ GROUPS = FIELDS | {
     "route": "route",
     "engine_version": "engine_version",
     "finish_reason": "finish_reason",
-    "hour": "strftime(ts, '%Y-%m-%dT%H:00Z')",
-    "day": "strftime(ts, '%Y-%m-%d')",
+    "hour": "strftime(ts AT TIME ZONE 'UTC', '%Y-%m-%dT%H:00Z')",
+    "day": "strftime(ts AT TIME ZONE 'UTC', '%Y-%m-%d')",
 }
 # Name of a time -> expression, in ms. A missing part of the queue counts as 0, both missing as unknown.
 TIMES = {
@@ -42,7 +42,7 @@ TIMES = {
 }
 OUTCOMES = (*get_args(Outcome), "unknown")
 LISTED = {
-    "ended": "strftime(ts, '%Y-%m-%dT%H:%M:%S.%gZ')",
+    "ended": "strftime(ts AT TIME ZONE 'UTC', '%Y-%m-%dT%H:%M:%S.%gZ')",
     "request_id": "request_id",
     "team": "team_label",
     "model": "model_label",

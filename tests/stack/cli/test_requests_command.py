@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 from request_dataset import made_requests, make_dataset
 
-from exporters.requests.record import to_line
+from exporters.requests.record import to_line, unix_seconds
 from stack.cli import main
+from stack.root import ROOT
 
 RECORDS = made_requests(400)
 
@@ -56,6 +60,16 @@ def test_show_as_table_json_and_html(log: str, tmp_path: Path):
     assert 0 == run("--log", log, "show", one.request_id, "--html", str(page)).exit_code
     assert one.request_id in page.read_text()
     assert "<script>" not in page.read_text()
+
+
+def test_times_are_utc_wherever_the_machine_is(log: str):
+    """A process of its own, because the time zone is read at its start."""
+    one = next(r for r in RECORDS if r.ts and r.e2e_ms)
+    words = [sys.executable, "-m", "stack.cli", "requests", "--log", log, "show", one.request_id, "--json"]
+    found = subprocess.run(
+        words, env={**os.environ, "TZ": "America/New_York"}, cwd=ROOT, capture_output=True, check=True, text=True
+    )
+    assert unix_seconds(str(one.ts)) == unix_seconds(json.loads(found.stdout)["record"]["ts"])
 
 
 def test_sql(log: str):
