@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,9 +75,15 @@ LATER_S = 86_400.0  # a request that ran in a period may have ended this much la
 
 
 def data_reader(
-    location: str, since_s: float | None = None, until_s: float | None = None, order: str = "started_at"
+    location: str,
+    since_s: float | None = None,
+    until_s: float | None = None,
+    order: str = "started_at",
+    fields: Collection[str] = (),
 ) -> RecordReader:
     """Return a reader of a data set for the commands that read request logs; of requests that ran in a period.
+
+    fields: those that the command needs; empty means all.
 
     Raises BadDataset if the libraries are missing. The reader raises what `open_requests` raises, and ValueError for a
     damaged segment: totals without it would be wrong."""
@@ -87,6 +93,6 @@ def data_reader(
         with RequestSourceOptions(data=location).open(since_s, later_s) as data:
             if data.damaged:
                 raise ValueError(f"{data.damaged[0]}; `vllm-watch requests` answers without it")
-            yield from data.records(order=order)
+            yield from data.records(order=order, fields=fields)
 
     return read

@@ -27,6 +27,12 @@ from exporters.requests.bounded_names import UNKNOWN_MODEL
 from exporters.requests.read import BadLines, RecordReader, read_records
 from exporters.requests.record import UNKNOWN_TEAM, FieldMap, RequestRecord, ended_at, estimated_tokens
 
+# fields of a record that cost depends on
+COST_FIELDS = (
+    "ts", "team", "model", "outcome", "queue_ms", "e2e_ms", "prompt_tokens", "cached_tokens", "completion_tokens",
+    "est_prompt_tokens", "est_completion_tokens",
+)  # fmt: skip
+
 
 @dataclass(slots=True)
 class CostLog:

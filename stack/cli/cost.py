@@ -19,6 +19,7 @@ from rich.table import Table
 
 from exporters.accounting import cost
 from exporters.accounting.bill import BillRequest, make_bill
+from exporters.accounting.cost_from_log import COST_FIELDS
 from exporters.accounting.focus import FocusRow, focus_rows
 from exporters.accounting.prices import Prices
 from exporters.net.prometheus import address_from
@@ -131,7 +132,8 @@ def cost_command(
         )
         if data:
             period = request.period(time.time()) if request.has_period else None
-            reader = data_reader(data, *((period.from_s, period.to_s) if period else ()))
+            span = (period.from_s, period.to_s) if period else (None, None)
+            reader = data_reader(data, *span, fields=COST_FIELDS)
             request = replace(request, read=reader, name=data)
         found = make_bill(request, time.time())
         rows = focus_rows(found, issuer) if focus else []
