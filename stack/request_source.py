@@ -16,17 +16,14 @@ if TYPE_CHECKING:
     from exporters.requests.read import BadLines, RecordReader
     from exporters.requests.record import RequestRecord
 
-DATA_LOCATION = "VLLM_WATCH_DATA"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSourceOptions:
     """Data set and logs. ship_config: of the shipper on this machine: data set, access to it, logs and positions."""
 
-    data: Annotated[
-        str | None,
-        Opt(metavar="LOCATION", envvar=DATA_LOCATION, help="Data set of `ship`: folder or s3://bucket/prefix."),
-    ] = None
+    data: Annotated[str | None, Opt(metavar="LOCATION", help="Data set of `ship`: folder or s3://bucket/prefix.")] = (
+        None
+    )
     logs: Annotated[
         tuple[Path, ...], Opt(name="--log", file=True, help="Request log, with its rotated files; repeatable.")
     ] = ()
@@ -37,6 +34,8 @@ class RequestSourceOptions:
     def __post_init__(self) -> None:
         if self.ship_config and (self.data or self.logs):
             raise ValueError("--ship-config names data set and logs; omit --data and --log")
+        if self.data and self.logs:
+            raise ValueError("--data and --log would count shipped lines twice; name the shipper's file, --ship-config")
 
     @property
     def any(self) -> bool:
