@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,6 +16,15 @@ if TYPE_CHECKING:
     from exporters.dataset.query import RequestData, RequestSource
     from exporters.requests.read import BadLines, RecordReader
     from exporters.requests.record import RequestRecord
+
+
+def require_libraries() -> None:
+    """Raise BadDataset if the extra `data` is not installed."""
+    from exporters.dataset.catalog import NEEDS_EXTRA
+    from exporters.dataset.layout import BadDataset
+
+    if importlib.util.find_spec("duckdb") is None:
+        raise BadDataset(f"DuckDB is missing; {NEEDS_EXTRA}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +57,7 @@ class RequestSourceOptions:
 
     def source(self) -> RequestSource:
         """Return what is meant. Raises BadConfig, ValueError, and BadDataset if the libraries are missing."""
+        require_libraries()
         from exporters.dataset.query import RequestSource
         from exporters.dataset.shipped import read_shipped
 

@@ -20,7 +20,7 @@ from stack.cli.common import AS_JSON, json_text, mistakes_as_errors
 from stack.cli.rows import AS_CSV, show_rows
 from stack.cli.struct_options import options_of
 from stack.option import Opt
-from stack.request_source import RequestSourceOptions
+from stack.request_source import RequestSourceOptions, require_libraries
 from stack.terminal import output_width
 
 LAST_S = 86_400.0  # of a data set, without a time range
@@ -109,6 +109,8 @@ def requests_command(
     \b
     Example:  vllm-watch requests --data requests-data --since 1h --team chat --slowest ttft
     """
+    with mistakes_as_errors():
+        require_libraries()
     if context.invoked_subcommand:
         context.obj = source, when
         return

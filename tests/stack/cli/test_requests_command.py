@@ -115,3 +115,10 @@ def test_statements_for_other_engines():
     assert "did you mean" in run("sink", "kafak").stderr
     for sink in ("clickhouse", "kafka", "nats", "loki"):
         assert "request_id" in run("sink", sink).stdout
+
+
+def test_missing_libraries(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    told = run("--log", "x")
+    assert 2 == told.exit_code
+    assert "pip install 'vllm-watch[data]'" in told.stderr
