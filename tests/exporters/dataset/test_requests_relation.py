@@ -5,12 +5,16 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
+import msgspec
 import pytest
+import s3_standin
 from request_dataset import START_S, made_requests, make_dataset
 
 from exporters.dataset import layout
+from exporters.dataset.catalog import open_store
 from exporters.dataset.layout import BadDataset
-from exporters.dataset.objects import FolderStore
+from exporters.dataset.objects import FolderStore, S3Access
+from exporters.dataset.parquet import connect
 from exporters.dataset.query import RequestSource, open_requests
 from exporters.dataset.ship import Shipper
 from exporters.dataset.ship_config import ShipConfig
@@ -154,8 +158,6 @@ def test_a_replaced_segment_is_not_read(tmp_path: Path):
 
 def test_older_segments_have_nulls_for_newer_columns(tmp_path: Path):
     """A segment without a column is read with nulls, alone and with others."""
-    from exporters.dataset.parquet import connect
-
     segments = make_dataset(tmp_path, RECORDS, parts=1)
     old = segments[0]
     path = tmp_path / old.key
@@ -165,8 +167,6 @@ def test_older_segments_have_nulls_for_newer_columns(tmp_path: Path):
     data = (tmp_path / "old").read_bytes()
     path.write_bytes(data)
     store, key = FolderStore(tmp_path), layout.manifest_key(old.day, "test", "w")
-    import msgspec
-
     for kept in ([], segments[1:]):
         renewed = msgspec.structs.replace(old, sha256=layout.digest_of(data), schema=0, size=len(data))
         made = layout.Manifest(day=old.day, cluster="test", writer="w", sequence=2, segments=(renewed, *kept))
@@ -205,3 +205,30 @@ def test_time_range_of_several_days(tmp_path: Path):
     make_dataset(tmp_path, records)
     with open_requests(RequestSource(location=str(tmp_path)), START_S + 86_400, START_S + 2 * 86_400) as data:
         assert [f"r1-{number}" for number in range(12, 24)] == [one.request_id for one in data.records(order="ts")]
+
+
+def test_an_object_store_is_read_once(tmp_path: Path):
+    """Segments of a stand-in of S3 are copied into the cache; a damaged object is named and not kept."""
+    segments = make_dataset(tmp_path / "made", RECORDS)
+    credentials = tmp_path / "credentials"
+    credentials.write_text(
+        f"[default]\naws_access_key_id = {s3_standin.ACCESS_KEY}\naws_secret_access_key = {s3_standin.SECRET_KEY}\n"
+    )
+    with s3_standin.running() as standin:
+        access = S3Access(
+            endpoint=standin.endpoint, region=s3_standin.REGION, credentials_file=str(credentials), retry_s=0.2
+        )
+        store = open_store("s3://logs/ds", access)
+        for path in (tmp_path / "made").rglob("*"):
+            if path.suffix in (".json", ".parquet"):
+                store.put(path.relative_to(tmp_path / "made").as_posix(), path.read_bytes())
+        source = RequestSource(location="s3://logs/ds", s3=access, cache=tmp_path / "cache")
+        store.put(segments[0].key, b"PAR1 damaged")
+        with open_requests(source) as data:
+            assert segments[0].key in data.notes[0]
+        store.put(segments[0].key, (tmp_path / "made" / segments[0].key).read_bytes())
+        assert sorted(one.request_id for one in RECORDS) == ids(source)
+        for segment in segments:
+            store.delete(segment.key)
+        assert len(RECORDS) == len(ids(source))
+        assert 0o600 == next((tmp_path / "cache").rglob("*.parquet")).stat().st_mode & 0o777
