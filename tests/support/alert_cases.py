@@ -1668,6 +1668,7 @@ _WATCHERS = (
         {
             _written("vllm_watch_ship_up", {**SHIP, "kind": "store"}): "1x3 0x40",
             _written("vllm_watch_ship_up", {**SHIP, "kind": "disk"}): "1x43",
+            _written("vllm_watch_ship_waiting_bytes", SHIP): "5000x43",
         },
         silent_at="13m",
         fires_at="14m",
@@ -1681,7 +1682,11 @@ _WATCHERS = (
     ),
     Case(
         "VLLMDatasetDiffers",
-        {_written("vllm_watch_ship_unexplained", {**SHIP, "kind": "prompt", "model_name": "chat"}): "0x3 120x40"},
+        {
+            _written("vllm_watch_ship_unexplained", {**SHIP, "kind": "prompt", "model_name": "chat"}): "0x3 120x40",
+            _written("vllm_watch_ship_waiting_bytes", SHIP): "5000x43",
+            _written("vllm_watch_ship_unread_bytes", {**SHIP, "path": "/var/log/requests.jsonl"}): "0x43",
+        },
         silent_at="18m",
         fires_at="19m",
         labels={**SHIP, "kind": "prompt", "model_name": "chat"},
