@@ -107,6 +107,20 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             muted_by=("VLLMSidecarDown",),
         ),
         Alert(
+            "VLLMShipFailing",
+            Severity.WARNING,
+            f"{promql.current(ship.SHIP_UP, (*TARGET_POD, 'kind'))} == 0",
+            hold="10m",
+            summary="Request logs not shipped: {{ $labels.kind }} fails on {{ $labels.instance }}",
+            description=(
+                "The shipper {{ $labels.instance }} has failed to write to its {{ $labels.kind }} for 10 min: the data"
+                " set lacks new requests. Nothing is lost while the request logs exist. Keep rotated logs, and read the"
+                " error in its log (First five minutes, step 2)."
+            ),
+            panel=PanelRef("monitoring-health", "ship-up"),
+            owner="platform",
+        ),
+        Alert(
             "VLLMDatasetDiffers",
             Severity.WARNING,
             f"{promql.current(ship.SHIP_UNEXPLAINED, (*TARGET_POD, 'kind', 'model_name'))} > 0",

@@ -434,6 +434,17 @@ BOARD = Dashboard(
                     ),
                 ),
                 Panel(
+                    "ship-up",
+                    "Data set: shipper writes",
+                    "Whether the shipper's last write succeeded: to the store of segments and manifests, and to its own"
+                    " disk.",
+                    "yes for both.",
+                    "Requests wait in the shipper's spool and in the log until it can write again; nothing is lost.",
+                    (queries.now(ship.SHIP_UP, ("instance", "kind")),),
+                    Shape.NUMBER,
+                    optional="Only where request logs are shipped: run vllm-watch ship run.",
+                ),
+                Panel(
                     "dataset-unexplained",
                     "Data set: unexplained difference",
                     "Largest difference between segments, sidecar and engines on the last complete day that no known"

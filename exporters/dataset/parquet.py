@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -107,12 +108,19 @@ class SegmentMaker:
             return self._partitions(db)
 
     def _partitions(self, db: duckdb.DuckDBPyConnection) -> list[SegmentFile]:
-        """Write one file for each day and model of the table `records`; rare models share one."""
+        """Write one file for each day and model of the table `records`.
+
+        Clients may send any model name: only models that served a request have files of their own, as they have series
+        of their own in the sidecar; the others share one."""
         groups = db.execute(
-            "SELECT day_, model, count(*) FROM records GROUP BY 1, 2 ORDER BY 3 DESC, 1 NULLS LAST, 2 NULLS LAST"
+            "SELECT day_, model, count(*) FILTER (outcome = 'ok' OR outcome IS NULL) FROM records GROUP BY 1, 2"
         ).fetchall()
-        models = sorted(dict.fromkeys(model for _, model, _ in groups), key=lambda name: name is not None)
-        own, rare = set(models[:MODELS_AT_MOST]), models[MODELS_AT_MOST:]
+        served: Counter[str | None] = Counter()
+        for _, model, count in groups:
+            served[model] += count
+        ranked = sorted(served, key=lambda model: (model is not None, -served[model], model or ""))
+        own = {model for model in ranked[:MODELS_AT_MOST] if model is None or served[model]}
+        rare = [model for model in ranked if model not in own]
         made = []
         for day, model in sorted(
             {(day, model) for day, model, _ in groups if model in own}, key=lambda one: (str(one[0]), str(one[1]))

@@ -35,7 +35,7 @@ class ShipConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     seal_bytes: int = 64 << 20  # of lines, about an eighth of that as Parquet
     seal_s: float = 300.0  # age of the oldest line
     spool_bytes: int = 4 << 30  # segments kept while the store fails; then reading waits
-    compact_bytes: int = 128 << 20  # of a merged segment; 0: never merge
+    compact_bytes: int = 64 << 20  # of a merged segment, which is held in memory twice; 0: never merge
     grace_s: float = 3600.0  # until replaced segments are deleted; a query that began before still reads them
     retain_days: int | None = None  # days after which segments are deleted; None: never
     remember: int = 200_000  # requests remembered to detect repeated lines

@@ -54,14 +54,19 @@ class ShipState:
         self._checkpoint = checkpoint
 
     def open(self) -> None:
-        """Restore the last commit. Raises Locked, Unreadable, OSError."""
-        for data in self._checkpoint.open():
+        """Restore the last commit, or make the first: the owner must be on disk before it claims a name.
+
+        Raises Locked, Unreadable, OSError."""
+        frames = self._checkpoint.open()
+        for data in frames:
             try:
                 self.last = _decoder.decode(data)
             except msgspec.MsgspecError as error:
                 raise self._checkpoint.put_aside(error) from error
             self.window.restore(self.last.requests)
             self.last.requests = []
+        if not frames:
+            self._commit()
 
     def seal(
         self, totals: LogTotals, positions: Mapping[str, Sequence[Position]], segments: Sequence[LogSegment]

@@ -266,6 +266,21 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "Mitigation 1 at once: the gateway loses records when its memory is used up",
         ),
     ),
+    "VLLMShipFailing": (
+        DiagnosisRow(
+            "the store fails, the disk does not",
+            f"{at(ship.SHIP_UP, eq('kind', 'store'), INSTANCE)} == 0"
+            f" unless on (instance) {at(ship.SHIP_UP, eq('kind', 'disk'), INSTANCE)} == 0",
+            "the store is down, its credentials expired, or the network fails",
+            "Mitigation 1",
+        ),
+        DiagnosisRow(
+            "the disk fails",
+            f"{at(ship.SHIP_UP, eq('kind', 'disk'), INSTANCE)} == 0",
+            "the disk of `state` is full or read-only, or the request log cannot be read",
+            "Mitigation 2",
+        ),
+    ),
     "VLLMDatasetDiffers": (
         DiagnosisRow(
             "segments wait for the store or their manifest",

@@ -30,7 +30,7 @@ from exporters.requests import tail as tail_module
 from exporters.requests.checkpoint import Checkpoint
 from exporters.requests.record import RequestRecord
 
-HISTORIES = int(os.environ.get("VLLM_WATCH_HISTORIES", "12"))
+HISTORIES = int(os.environ.get("VLLM_WATCH_HISTORIES", "8"))
 FAULTS = ("fail", "fail after", "kill", "kill after")
 
 

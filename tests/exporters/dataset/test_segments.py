@@ -141,6 +141,12 @@ def test_rare_models_share_a_partition(tmp_path):
     assert 2 == next(segment for segment in made if segment.model == "chat").sums.requests
 
 
+def test_models_that_served_nothing_share_a_partition(tmp_path):
+    some = [record(number, model=f"made-up-{number}", outcome="rejected") for number in range(20)] + [record(30)]
+    made = {file.segment.model: file.segment.sums.requests for file in seal(tmp_path, some)}
+    assert {"chat": 1, OTHER_MODELS: 20} == made
+
+
 def test_equal_lines_make_equal_bytes(tmp_path):
     some = [record(number) for number in range(5000)]
     first, second = tmp_path / "a", tmp_path / "b"

@@ -136,15 +136,15 @@ def access(folder: Path, standin: S3Standin, secret: str = s3_standin.SECRET_KEY
 
 
 FAULTS = [
-    [("PUT", "day=", "500")] * 8,
+    [("PUT", "day=", "500")] * 6,
     [("PUT", "day=", "stored then 500")],
     [("PUT", "day=", "stored then cut")],
-    [("PUT", "manifests/", "500")] * 8,
+    [("PUT", "manifests/", "500")] * 6,
     [("PUT", "manifests/", "stored then 500")],
     [("PUT", "manifests/", "stored then cut")],
     [("PUT", "writers/", "stored then 500")],
     [("PUT", "writers/", "stored then cut")],
-    [("GET", "manifests/", "500")] * 8,
+    [("GET", "manifests/", "500")] * 6,
     [("PUT", kind, fault) for kind in ("day=", "manifests/", "writers/") for fault in ("500", "stored then cut")],
 ]
 
@@ -155,16 +155,16 @@ def test_a_failing_store_loses_and_repeats_nothing(folder, standin, faults):
     clock = Clock()
     shipper = Shipper(settings, clock=clock, ticks=clock)
     shipper.claim()
-    for at in range(0, 300, 100):
+    for at in (0, 100):
         append(folder, lines(at, 100))
-        standin.faults = list(faults)
+        standin.faults = list(faults) if at else []
         ship_all(shipper, clock)
         assert not shipper.state.last.pending
     shipper.close()
     store = catalog.open_store(settings.dataset, settings.s3)
     standin.late = {key for key in standin.objects if not key.startswith("ds/writers/")}
-    assert expected(300) == stored(store) == read_back(store, folder / "cache")
-    assert [] == standin.rejected
+    assert expected(200) == stored(store) == read_back(store, folder / "cache")
+    assert [] == standin.rejected == standin.faults
 
 
 def test_a_store_without_the_right_key_is_named(folder, standin):
@@ -441,7 +441,7 @@ def test_a_killed_process_loses_and_repeats_nothing(folder, standin, free_port):
     )
     command = [sys.executable, "-m", "stack.cli", "ship", "run", "--config", str(file)]
     choose, written = random.Random(27), 0
-    for turn in range(5):
+    for turn in range(4):
         standin.faults = [("PUT", choose.choice(["day=", "manifests/"]), choose.choice(["500", "stored then cut"]))]
         before = len(standin.requests)
         process = subprocess.Popen(command, stderr=subprocess.PIPE)
