@@ -26,7 +26,7 @@ from exporters.dataset.parquet import SegmentMaker, connect
 from exporters.dataset.segment_buffer import SegmentBuffer
 from exporters.dataset.shipped import ShippedState
 from exporters.requests.record import FieldMap, RequestRecord
-from exporters.requests.store import LogTotals, RecentRequests
+from exporters.requests.store import WINDOW, LogTotals, RecentRequests
 
 MEMORY_MB = 1024
 BATCH_ROWS = 2048
@@ -234,7 +234,7 @@ def _days(store: ObjectStore) -> tuple[float, float]:
     if not days:
         return 0.0, 0.0
     first, last = (datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp() for day in (min(days), max(days)))
-    return first, last + 86_399.0
+    return first, last + 86_400.0
 
 
 _verified: dict[tuple[str, int, int], str] = {}  # path, size and time of change of files whose hash was compared
@@ -254,12 +254,12 @@ def _local(store: ObjectStore, segment: LogSegment, cache: Path) -> Path:
 
 def _live(data: RequestData, source: RequestSource, state: ShippedState, scratch: Path) -> int:
     """Write the live records as segments of our own; return their number. Raises OSError."""
-    window, count = RecentRequests(), 0
+    window, count = RecentRequests(max(WINDOW, 2 * len(state.requests))), 0
     window.restore(state.requests)
     scratch.mkdir()
     maker, buffer = SegmentMaker(scratch, source.cluster or "", ""), SegmentBuffer(scratch / "live.jsonl")
     for path in source.logs:
-        if not path.exists():
+        if not source.shipped and not path.exists():
             raise ValueError(f"{path}: no such request log")
         # as the shipper itself begins: rotated files of before its first start are not its own
         since = state.positions.get(os.path.abspath(path)) if source.shipped else ()
