@@ -141,7 +141,7 @@ async def _add_counters(found: _Day, prometheus: Prometheus, day: PriceSegment) 
     await read(sidecar.TOKENS, lambda labels, amount: counted(labels, amount, labels.get("type", "")))
     await read(reconciled.LOGGED, logged)
     for at_s, sign in ((day.from_s, -1), (day.to_s, 1)):
-        for one in (await prometheus.as_of(promql.stored(reconciled.OPEN), at_s)).series:
+        for one in (await prometheus.as_of(promql.series(reconciled.OPEN), at_s)).series:
             explained({**one.metric, "cause": "open"}, float(one.value[1]) if one.value else 0.0, sign, "in flight")
     await read(reconciled.ENGINE, worked)
     await read(reconciled.MISSING_IN_LOG, lambda labels, amount: explained(labels, amount, 1, "missing in log"))

@@ -105,7 +105,10 @@ class SegmentMaker:
             found = _sums(db, "records")
             if found != expected:
                 raise SumsDiffer(f"{lines.name} holds {found}, and {expected} was written")
-            return self._partitions(db)
+            made = self._partitions(db)
+            if (in_files := total(file.segment.sums for file in made)) != expected:
+                raise SumsDiffer(f"segments of {lines.name} hold {in_files}, and {expected} was written")
+            return made
 
     def _partitions(self, db: duckdb.DuckDBPyConnection) -> list[SegmentFile]:
         """Write one file for each day and model of the table `records`.
@@ -132,7 +135,7 @@ class SegmentMaker:
             made.append(self._write(db, day, model_partition(model), alone, values))
         for day in sorted({day for day, model, _ in groups if model in set(rare)}, key=str):
             others = "day_ IS NOT DISTINCT FROM $day AND list_contains($model, model)"
-            made.append(self._write(db, day, OTHER_MODELS, others, {"day": day, "model": [*filter(None, rare)]}))
+            made.append(self._write(db, day, OTHER_MODELS, others, {"day": day, "model": rare}))
         return made
 
     def _write(

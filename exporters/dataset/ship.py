@@ -29,6 +29,7 @@ from exporters.exposition import Sample
 from exporters.requests.bounded_names import UNKNOWN_MODEL
 from exporters.requests.checkpoint import Checkpoint
 from exporters.requests.log_reader import LogReader
+from exporters.requests.record import RequestRecord
 from exporters.requests.tail import Tail
 
 BATCH_BYTES = 2 << 20  # lines per poll
@@ -87,6 +88,8 @@ class Shipper:
         self._store_retry_s = self._disk_retry_s = self._upkeep_s = float("-inf")
         self.store_error = self.disk_error = ""
         self._unread: dict[str, int] = {}
+        self._begun = set(self.state.last.positions)
+        self._log_error = ""
 
     def claim(self) -> None:
         """Claim the writer's name. Raises WriterConflict, StoreError, BadDataset."""
@@ -110,7 +113,9 @@ class Shipper:
                 more = self._read(now_s)
                 if self._is_due(now_s) or last:
                     self.seal()
-                self.disk_error = ""
+                if self._log_error:
+                    self._failed("disk", OSError(self._log_error))
+                self.disk_error = self._log_error
             except (OSError, duckdb.Error) as error:
                 self._failed("disk", error)
                 if self._sealed is None:
@@ -129,8 +134,8 @@ class Shipper:
             self._maker.sync([file.path for file in files])
             self._sealed = [file.segment for file in files]
         totals = msgspec.convert(msgspec.to_builtins(self.totals), type(self.totals))
-        found = {reader.path: reader.tail.positions() for reader in self.readers}
-        self.state.seal(totals, {path: at for path, at in found.items() if at}, self._sealed)
+        found = {reader.path: reader.tail.positions() for reader in self.readers if reader.path in self._begun}
+        self.state.seal(totals, found, self._sealed)
         self._sealed, self._oldest_s = None, None
         self.buffer.clear()
 
@@ -164,13 +169,21 @@ class Shipper:
         self.state.close()
 
     def _read(self, now_s: float) -> bool:
-        """Read a batch of each log into the buffer. Return True if a log may have more."""
+        """Read a batch of each log into the buffer. Return True if a log may have more. Raises OSError of the disk.
+
+        A log that cannot be read does not stop the others."""
         if self._sealed is not None or self.spool_bytes >= self.config.spool_bytes:
             return False
         self.buffer.flush()
-        more = False
+        more, self._log_error = False, ""
         for reader in self.readers:
-            records, any_read = reader.poll(now_s, BATCH_BYTES)
+            if reader.path not in self._begun:
+                if self._poll(reader, now_s, 0) is None:  # finds the files and reads nothing
+                    continue
+                self._begin(reader)
+            if (found := self._poll(reader, now_s, BATCH_BYTES)) is None:
+                continue
+            records, any_read = found
             self._unread[reader.path] = reader.tail.unread_bytes()
             more |= any_read or reader.tail.busy
             if any_read and self._oldest_s is None:
@@ -180,6 +193,19 @@ class Shipper:
             self.totals.duplicates += len(records) - len(fresh)
             self.buffer.add(fresh)
         return more
+
+    def _poll(self, reader: LogReader, now_s: float, budget_bytes: int) -> tuple[list[RequestRecord], bool] | None:
+        """Return new records, and True if there was anything to read; None if the log cannot be read."""
+        try:
+            return reader.poll(now_s, budget_bytes)
+        except OSError as error:
+            self._log_error = f"{reader.path} cannot be read: {error.strerror or error}"
+            return None
+
+    def _begin(self, reader: LogReader) -> None:
+        """Commit where reading of a new log begins, so that a crash before the first sealing does not change it."""
+        self.state.seal(self.state.last.totals, {reader.path: reader.tail.positions()}, ())
+        self._begun.add(reader.path)
 
     def _is_due(self, now_s: float) -> bool:
         return (

@@ -125,8 +125,11 @@ class ShipHistories(Histories):
         self.now += step_s
         ship.BATCH_BYTES = budget or 4 << 20
         with contextlib.suppress(OSError):
-            self.shipper._read(self.now)
-            self.looked = not self.log_disk.blocked
+            try:
+                self.shipper._read(self.now)
+                self.looked = not self.log_disk.blocked
+            except Killed:
+                self.reopen()
 
     @rule(meanwhile=st.booleans())
     def commit(self, meanwhile: bool = False) -> None:

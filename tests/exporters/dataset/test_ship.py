@@ -371,6 +371,39 @@ def test_bad_lines_are_counted_and_left_out(folder):
     shipper.close()
 
 
+def test_an_unreadable_log_does_not_stop_the_others(folder):
+    (folder / "other.jsonl").mkdir()
+    logs = (str(folder / "other.jsonl"), str(folder / "requests.jsonl"))
+    append(folder, lines(0, 10))
+    clock = Clock()
+    shipper = Shipper(config_of(folder, requests_log=logs), clock=clock, ticks=clock)
+    shipper.claim()
+    shipper.step()
+    shipper.step(last=True)
+    assert expected(10) == stored(shipper.writer.store)
+    assert "other.jsonl cannot be read" in shipper.disk_error
+    (folder / "other.jsonl").rmdir()
+    (folder / "other.jsonl").write_bytes(lines(10, 10))
+    ship_all(shipper, clock)
+    ship_all(shipper, clock)
+    assert expected(20) == stored(shipper.writer.store)
+    assert "" == shipper.disk_error
+    shipper.close()
+
+
+def test_lines_rotated_before_the_first_sealing_survive_a_crash(folder):
+    append(folder, lines(0, 10))
+    clock = Clock()
+    shipper = Shipper(config_of(folder), clock=clock, ticks=clock)
+    shipper.claim()
+    shipper.step()
+    shipper.close()
+    (folder / "requests.jsonl").rename(folder / "requests.jsonl.1")
+    append(folder, lines(10, 10))
+    ship_once(config_of(folder))
+    assert expected(20) == stored(FolderStore(folder / "dataset"))
+
+
 def test_segments_are_found_by_time_cluster_and_model(folder):
     append(folder, lines(0, 10) + lines(10, 10, NOON + 86_400, "org/name"))
     ship_once(config_of(folder))
@@ -449,7 +482,7 @@ def test_a_killed_process_loses_and_repeats_nothing(folder, standin, free_port):
         while len(standin.requests) < before + choose.randrange(3, 9) and time.monotonic() < deadline:
             append(folder, lines(written, 40))
             written += 40
-            if written % 400 == 0:
+            if written % 400 == 0 and any(key.startswith("ds/day=") for _, key, _ in standin.requests):
                 (folder / "requests.jsonl").rename(folder / f"requests.jsonl.{written}")
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
