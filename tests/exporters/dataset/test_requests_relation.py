@@ -75,7 +75,7 @@ def test_live_lines_count_from_the_shipped_position(tmp_path: Path):
     assert len(RECORDS) + 5 == len(ids(source))
 
 
-def test_a_shipper_that_commits_meanwhile_makes_readers_start_again(tmp_path: Path):
+def test_a_commit_meanwhile_makes_readers_start_again(tmp_path: Path):
     """The position moves after it was read: the new segment must not be counted with the old position."""
     log = tmp_path / "requests.jsonl"
     log.write_bytes(lines(RECORDS))
