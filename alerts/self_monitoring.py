@@ -111,7 +111,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.WARNING,
             f"{promql.current(ship.SHIP_UP, (*TARGET_POD, 'kind'))} == 0",
             hold="10m",
-            summary="Request logs not shipped: {{ $labels.kind }} fails on {{ $labels.instance }}",
+            summary="Shipper cannot write: {{ $labels.kind }} fails on {{ $labels.instance }}",
             description=(
                 "The shipper {{ $labels.instance }} has failed to write to its {{ $labels.kind }} for 10 min: the data"
                 " set lacks new requests. Nothing is lost while the request logs exist. Keep rotated logs, and read the"

@@ -747,7 +747,7 @@
       "owner": "platform"
      },
      "annotations": {
-      "summary": "Request logs not shipped: {{ $labels.kind }} fails on {{ $labels.instance }}",
+      "summary": "Shipper cannot write: {{ $labels.kind }} fails on {{ $labels.instance }}",
       "description": "The shipper {{ $labels.instance }} has failed to write to its {{ $labels.kind }} for 10 min: the data set lacks new requests. Nothing is lost while the request logs exist. Keep rotated logs, and read the error in its log (First five minutes, step 2).",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMShipFailing?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-monitoring-health?viewPanel=945006"

@@ -442,7 +442,7 @@ BOARD = Dashboard(
                     "Requests wait in the shipper's spool and in the log until it can write again; nothing is lost.",
                     (queries.now(ship.SHIP_UP, ("instance", "kind")),),
                     Shape.NUMBER,
-                    optional="Only where request logs are shipped: run vllm-watch ship run.",
+                    optional="Only with a data set of request logs: run vllm-watch ship run.",
                 ),
                 Panel(
                     "dataset-unexplained",
@@ -452,7 +452,7 @@ BOARD = Dashboard(
                     "Zero.",
                     "Requests are missing in the data set, or in it twice. The runbook says how to find which.",
                     (queries.now(ship.SHIP_UNEXPLAINED, ("kind", "model_name")),),
-                    optional="Only where request logs are shipped: run vllm-watch ship run with `prometheus` set.",
+                    optional="Only with a data set of request logs: run vllm-watch ship run with `prometheus` set.",
                 ),
                 Panel(
                     "log-duplicates",

@@ -61,7 +61,7 @@ class LogSegment(msgspec.Struct, frozen=True, kw_only=True):
     """Parquet file of a data set. model: its partition, decoded; see `model_partition`.
 
     min_ts, max_ts: unix seconds of its first and last record; None in the partition of undated records. writer: who
-    shipped it. schema: version of its columns."""
+    wrote it. schema: version of its columns."""
 
     key: str
     day: str
@@ -103,7 +103,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WriterClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """Right of one state file to write as `writer`. It also tells readers which manifests may exist.
+    """Right of one state file to write as `writer`. Readers learn from it which manifests may exist.
 
     owner: identity of the state file. session: process that holds it; the last one started. commit: newest commit of
     the state that may be in a manifest; an older state is a copy, whose lines would repeat."""

@@ -7,10 +7,11 @@ lines in equal order make equal bytes."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -59,6 +60,20 @@ class SumsDiffer(ValueError):
     """Segment whose file does not hold the records that were written into it."""
 
 
+class SegmentError(OSError):
+    """Failure of DuckDB, such as a full disk. The message is its first line."""
+
+
+@contextlib.contextmanager
+def _limited(spill: Path | None) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open a DuckDB for one piece of work. Raises SegmentError for its errors."""
+    try:
+        with connect(MEMORY_MB, spill=spill) as db:
+            yield db
+    except duckdb.Error as error:
+        raise SegmentError(str(error).partition("\n")[0][:300]) from error
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentFile:
     """Segment and the local file with its bytes."""
@@ -94,8 +109,8 @@ class SegmentMaker:
         """Make segments of JSON lines, one for each day and model, and check them.
 
         lines: records as `to_line` writes them, with times that every reader knows. expected: their sums. Raises
-        SumsDiffer, OSError, duckdb.Error."""
-        with connect(MEMORY_MB, spill=self.spool) as db:
+        SumsDiffer, and OSError, as SegmentError."""
+        with _limited(self.spool) as db:
             db.execute(
                 f"CREATE TEMP TABLE records AS SELECT {_VALUES}, try_cast(ts AS TIMESTAMPTZ)::DATE AS day_"
                 f" FROM read_json($lines, format = 'newline_delimited', columns = {{{_TYPES}}},"
@@ -188,7 +203,7 @@ class SegmentMaker:
 
     def merge(self, day: str, model: str, files: Sequence[SegmentFile]) -> SegmentFile:
         """Merge segments of one day and model into one that holds the same rows. Raises SumsDiffer, OSError."""
-        with connect(MEMORY_MB, spill=self.spool) as db:
+        with _limited(self.spool) as db:
             paths = ", ".join(f"'{_quoted(file.path)}'" for file in files)
             both = f"SELECT * FROM read_parquet([{paths}], union_by_name = true) UNION ALL BY NAME {empty_select()}"
             made = self._copy(db, f"SELECT {_NAMES} FROM ({both}) ORDER BY {_ORDER}", {}, day, model, level=9)
@@ -219,13 +234,13 @@ def range_sums(
 ) -> dict[str, dict[str, float]]:
     """Return sums of the records that ended in [first_s, end_s), by model partition and kind; undated ones as well.
 
-    cache: folder for copies of segments. Raises StoreError, BadDataset, duckdb.Error."""
+    cache: folder for copies of segments. Raises StoreError, BadDataset, SegmentError."""
     paths: dict[str, list[str]] = {}
     for segment in segments:
         if segment.min_ts is None or segment.max_ts is None or (segment.min_ts < end_s and segment.max_ts >= first_s):
             paths.setdefault(segment.model, []).append(str(local_copy(store, segment, cache)))
     found = {}
-    with connect(MEMORY_MB) as db:
+    with _limited(None) as db:
         for model, of_model in paths.items():
             ((*sums,),) = db.execute(
                 f"SELECT {_SUMS} FROM read_parquet($paths)"

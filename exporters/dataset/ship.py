@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import duckdb
 import msgspec
 
 from exporters.catalogue import ship as series
@@ -116,7 +115,7 @@ class Shipper:
                 if self._log_error:
                     self._failed("disk", OSError(self._log_error))
                 self.disk_error = self._log_error
-            except (OSError, duckdb.Error) as error:
+            except OSError as error:
                 self._failed("disk", error)
                 if self._sealed is None:
                     self.writer.clean_spool()
@@ -127,7 +126,7 @@ class Shipper:
         return more
 
     def seal(self) -> None:
-        """Make segments of the buffer and commit them with the read positions. Raises OSError, duckdb.Error."""
+        """Make segments of the buffer and commit them with the read positions. Raises OSError."""
         if self._sealed is None:
             self.buffer.flush()
             files = self._maker.seal(self.buffer.path, self.buffer.sums) if self.buffer.bytes else []
@@ -226,7 +225,7 @@ class Shipper:
             return worked
         except BadDataset:
             raise
-        except (OSError, duckdb.Error) as error:
+        except OSError as error:
             self._failed("store", error)
             self._store_retry_s = now_s + RETRY_S
             return False

@@ -54,7 +54,7 @@ def ship_run(path: Path, once: bool) -> None:
         from exporters.dataset.ship import ship_once
 
         if once:
-            click.echo(f"shipped {ship_once(settings)} requests to {settings.dataset}")
+            click.echo(f"wrote {ship_once(settings)} requests to {settings.dataset}")
             return
         with process.runner(batches=True) as runner:
             runner.run(_serve(settings))
