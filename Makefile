@@ -20,7 +20,7 @@ ALONGSIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Else every process that the tests start compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help lab cli test check lint bench-dashboards bench-rules bench-admission bench-gateway bench-replicas bench-judge bench-runner bench-crosscheck bench-truth bench-tuning bench-faults bench-sidecar bench-fleet bench-histograms bench-soak
+.PHONY: help lab cli test check lint bench-dashboards bench-rules bench-admission bench-gateway bench-replicas bench-judge bench-runner bench-crosscheck bench-truth bench-tuning bench-faults bench-sidecar bench-fleet bench-histograms bench-soak bench-data
 .PHONY: drills screenshots mutants
 .PHONY: release image audit pins import-graph
 .DEFAULT_GOAL := help
@@ -52,6 +52,7 @@ help:
 	@echo 'make bench-rules               what all alerts and recorded series cost a Prometheus that watches 20 engines'
 	@echo 'make bench-fleet               what 1, 5, 20 and 200 engines cost one Prometheus; ARGS="--only 200" only that'
 	@echo 'make bench-histograms          what classic and native histograms of one sidecar cost a Prometheus'
+	@echo 'make bench-data                request logs as Parquet: lines a second, bytes a row, memory, queries; beside DuckDB on raw JSON; ARGS=--quick smaller'
 	@echo 'make bench-soak                an hour of the whole lab while things go wrong: what leaks, what is lost; ARGS="--for 5m" shorter'
 
 # Ctrl-C is the way to end a lab (130), so it is no error of make.
@@ -127,6 +128,9 @@ bench-soak: $(VENV)/dev.done
 bench-replicas: $(VENV)/dev.done
 	@$(RUN) lab install engine model valkey haproxy
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_replicas.py $(ARGS)
+
+bench-data: $(VENV)/dev.done
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_data.py $(ARGS)
 
 bench-gateway: $(VENV)/dev.done
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_gateway.py $(ARGS)

@@ -9,7 +9,7 @@ from alerts.labels import JOB, TARGET_POD, by
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Severity
 from alerts.settings import Settings
-from exporters.catalogue import promql, self_monitoring, sidecar
+from exporters.catalogue import promql, self_monitoring, ship, sidecar
 from exporters.catalogue.prometheus import SAMPLE_LIMIT, SCRAPE_SAMPLES_KEPT, UP
 
 _OUR_RULES = ('rule_group=~".*;vllm-.*"',)  # the label is file;group
@@ -105,6 +105,35 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             ),
             panel=PanelRef("monitoring-health", "checkpoint"),
             muted_by=("VLLMSidecarDown",),
+        ),
+        Alert(
+            "VLLMShipFailing",
+            Severity.WARNING,
+            f"{promql.current(ship.SHIP_UP, (*TARGET_POD, 'kind'))} == 0",
+            hold="10m",
+            summary="Shipper cannot write: {{ $labels.kind }} fails on {{ $labels.instance }}",
+            description=(
+                "The shipper {{ $labels.instance }} has failed to write to its {{ $labels.kind }} for 10 min: the data"
+                " set lacks new requests. Nothing is lost while the request logs exist. Keep rotated logs, and read the"
+                " error in its log (First five minutes, step 2)."
+            ),
+            panel=PanelRef("monitoring-health", "ship-up"),
+            owner="platform",
+        ),
+        Alert(
+            "VLLMDatasetDiffers",
+            Severity.WARNING,
+            f"{promql.current(ship.SHIP_UNEXPLAINED, (*TARGET_POD, 'kind', 'model_name'))} > 0",
+            hold="15m",
+            summary="Data set differs from counters: {{ $labels.kind }} of {{ $labels.model_name }}",
+            description=(
+                "On the last complete day, segments, sidecar and engines differ by {{ $value | humanize }}"
+                " {{ $labels.kind }} of {{ $labels.model_name }} without a known cause, reports {{ $labels.instance }}."
+                " Requests are not affected; reports from the data set may be wrong. Run vllm-watch ship verify for"
+                " the sums (First five minutes, step 2)."
+            ),
+            panel=PanelRef("monitoring-health", "dataset-unexplained"),
+            owner="platform",
         ),
         Alert(
             "VLLMSpansDropped",

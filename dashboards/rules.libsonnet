@@ -812,6 +812,36 @@
      }
     },
     {
+     "alert": "VLLMShipFailing",
+     "expr": "min by (cluster, namespace, job, instance, pod, kind) (vllm_watch_ship_up) == 0",
+     "for": "10m",
+     "labels": {
+      "severity": "warning",
+      "owner": "platform"
+     },
+     "annotations": {
+      "summary": "Shipper cannot write: {{ $labels.kind }} fails on {{ $labels.instance }}",
+      "description": "The shipper {{ $labels.instance }} has failed to write to its {{ $labels.kind }} for 10 min: the data set lacks new requests. Nothing is lost while the request logs exist. Keep rotated logs, and read the error in its log (First five minutes, step 2).",
+      "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMShipFailing?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
+      "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-monitoring-health?viewPanel=945006"
+     }
+    },
+    {
+     "alert": "VLLMDatasetDiffers",
+     "expr": "max by (cluster, namespace, job, instance, pod, kind, model_name) (vllm_watch_ship_unexplained) > 0",
+     "for": "15m",
+     "labels": {
+      "severity": "warning",
+      "owner": "platform"
+     },
+     "annotations": {
+      "summary": "Data set differs from counters: {{ $labels.kind }} of {{ $labels.model_name }}",
+      "description": "On the last complete day, segments, sidecar and engines differ by {{ $value | humanize }} {{ $labels.kind }} of {{ $labels.model_name }} without a known cause, reports {{ $labels.instance }}. Requests are not affected; reports from the data set may be wrong. Run vllm-watch ship verify for the sums (First five minutes, step 2).",
+      "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMDatasetDiffers?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
+      "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-monitoring-health?viewPanel=411081"
+     }
+    },
+    {
      "alert": "VLLMSpansDropped",
      "expr": "  sum by (cluster, namespace, job, instance, pod, reason) (\n    increase(vllm_watch_spans_dropped_total[5m])\n  )\n>\n  0",
      "for": "10m",

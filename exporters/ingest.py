@@ -1,12 +1,8 @@
-"""Request log ingestion: follow, decode, count each record once, and record faults.
-
-Invariant: an invalid line affects no other line, is counted by reason, and is never quoted because it may hold a
-prompt."""
+"""Request log ingestion: read new records of all logs, and count each once."""
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -14,8 +10,8 @@ from typing import TYPE_CHECKING
 from exporters.accounting.join import Joiner
 from exporters.catalogue import sidecar
 from exporters.exposition import Sample
-from exporters.requests import tail as tail_module
-from exporters.requests.record import BadLine, FieldMap, RequestRecord, ended_at, parse_block
+from exporters.requests.log_reader import LogReader
+from exporters.requests.record import FieldMap, RequestRecord, ended_at
 from exporters.requests.store import CounterStore
 from exporters.requests.tail import Tail
 from exporters.scrape import Block, Format
@@ -24,12 +20,10 @@ from exporters.tracing.span_queue import SpanQueue
 if TYPE_CHECKING:
     from exporters.tracing.genai_metrics import GenAiMetrics
 
-LOGGED_AT_MOST = 50
 CLOCKS_DIFFER_S = 1.0
 BATCH_BYTES = 2 << 20  # lines per batch
 # with GenAI metrics at 34 us per record, so that a scrape waits 15 ms, not 120
 METERED_BATCH_BYTES = 1 << 18
-BAD_LINES = ("json", "type", "range", "size", "torn")
 
 log = logging.getLogger("vllm_watch.sidecar")
 
@@ -47,20 +41,14 @@ class LogIngest:
     lag_s: dict[str, float] = field(default_factory=dict)
     caught_up: set[str] = field(default_factory=set)
     failing: set[str] = field(default_factory=set)
-    logged_errors: set[str] = field(default_factory=set)
+    _readers: dict[str, LogReader] = field(default_factory=dict)
     # end positions of logs that are read to their end
     _left_bytes: dict[str, int] = field(default_factory=dict)
-    _faults: dict[str, Counter[str]] = field(default_factory=dict)
-    _rotations: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        tallies = self.ledger.tallies
-        for why in (*BAD_LINES, "long"):
-            tallies.bad.setdefault(why, 0)
-        for path in (str(tail.path) for tail in self.tails):
-            tallies.rotations.setdefault(path, 0)
-            for why in tail_module.REASONS:
-                tallies.faults.setdefault(path, {}).setdefault(why, 0)
+        logged = set[str]()
+        for tail in self.tails:
+            self._readers[str(tail.path)] = LogReader(tail, self.fields, self.ledger.tallies, log, logged)
 
     def poll(self, tail: Tail, now_s: float, clock_s: float) -> bool:
         """Read and count new lines of one log. Return True to read on at once.
@@ -69,18 +57,13 @@ class LogIngest:
         path = str(tail.path)
         self._left_bytes.pop(path, None)
         self.failing.add(path)
-        blocks = tail.poll(clock_s, METERED_BATCH_BYTES if self.genai_metrics else BATCH_BYTES)
+        records, any_read = self._readers[path].poll(
+            clock_s, METERED_BATCH_BYTES if self.genai_metrics else BATCH_BYTES
+        )
         self.failing.discard(path)
-        records: list[RequestRecord] = []
-        for block in blocks:
-            found, bad = parse_block(block, self.fields)
-            records += found
-            for line, error in bad:
-                self._refuse(tail, line, error)
         if fresh := self.ledger.count(records):
             self._count(tail, fresh, now_s)
-        self._note(tail)
-        if blocks or tail.busy:
+        if any_read or tail.busy:
             return True
         self.caught_up.add(path)
         self._left_bytes[path] = tail.unread_bytes()
@@ -115,26 +98,6 @@ class LogIngest:
         lag_s = 0.0 if ended is None else now_s - ended
         tallies.ahead += lag_s < -CLOCKS_DIFFER_S
         self.lag_s[str(tail.path)] = max(0.0, lag_s)
-
-    def _refuse(self, tail: Tail, line: bytes, error: BadLine) -> None:
-        self.ledger.tallies.bad[error.reason] += 1
-        # each error once; never the line, which may hold a prompt
-        if str(error) not in self.logged_errors and len(self.logged_errors) < LOGGED_AT_MOST:
-            self.logged_errors.add(str(error))
-            log.warning(
-                "%s: a line of %d bytes is no request record (%s): %s", tail.path, len(line), error.reason, error
-            )
-
-    def _note(self, tail: Tail) -> None:
-        """Add the file's faults since the last call to those of before a restart."""
-        path, tallies = str(tail.path), self.ledger.tallies
-        if tail.faults != (before := self._faults.setdefault(path, Counter())):
-            for why, more in (tail.faults - before).items():
-                tallies.faults[path][why] += more
-                tallies.bad["long"] += more if why == "long" else 0
-            self._faults[path] = Counter(tail.faults)
-        tallies.rotations[path] += tail.rotations - self._rotations[path]
-        self._rotations[path] = tail.rotations
 
     @property
     def shown(self) -> bool:

@@ -61,11 +61,14 @@ def escaped_letter(letter: str) -> str:
     return f"\\u{ord(letter):04x}" if ord(letter) < 0x10000 else f"\\U{ord(letter):08x}"
 
 
-def write_atomically(path: Path, content: str | bytes, mode: int | None = None, once: bool = False) -> None:
+def write_atomically(
+    path: Path, content: str | bytes, mode: int | None = None, once: bool = False, sync: bool = False
+) -> None:
     """Replace a file as a whole, so that readers see the old content or the new and a full disk leaves nothing behind.
 
     mode: of the file, whatever the umask; never more than 0600 before it is complete. once: the file is synced to disk
-    and never replaces another. Raises OSError; FileExistsError with `once`."""
+    and never replaces another. sync: file and folder are synced to disk. Raises OSError; FileExistsError with
+    `once`."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
@@ -73,7 +76,7 @@ def write_atomically(path: Path, content: str | bytes, mode: int | None = None, 
             file.write(content.encode() if isinstance(content, str) else content)
             if mode is not None:
                 os.fchmod(file.fileno(), mode)
-            if once:
+            if once or sync:
                 file.flush()
                 os.fsync(file.fileno())
         if once:
@@ -81,8 +84,19 @@ def write_atomically(path: Path, content: str | bytes, mode: int | None = None, 
             partial.unlink()
         else:
             partial.replace(path)
+        if sync:
+            sync_folder(path.parent)
     except BaseException as error:
         partial.unlink(missing_ok=True)
         if isinstance(error, OSError):
             error.filename = str(path)
         raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Write the names in a folder to disk. Raises OSError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -11,9 +11,10 @@ import msgspec
 from exporters.config import BadConfig, YamlFile, explain, load, meant, parse, read, source
 
 if TYPE_CHECKING:
+    from exporters.dataset.ship_config import ShipConfig
     from exporters.sidecar_config import SidecarConfig
 
-__all__ = ["BadConfig", "YamlFile", "explain", "load", "meant", "parse", "read", "sidecar", "source"]
+__all__ = ["BadConfig", "YamlFile", "explain", "load", "meant", "parse", "read", "ship", "sidecar", "source"]
 
 
 def sidecar(path: Path) -> SidecarConfig:
@@ -34,6 +35,21 @@ def sidecar(path: Path) -> SidecarConfig:
         peers=tuple(_rooted(peer, folder, "http_config") for peer in settings.peers),
         otlp=settings.otlp and _rooted(settings.otlp, folder, "ca_file", "headers_file"),
         prices=load(folder / settings.prices, Prices) if isinstance(settings.prices, str) else settings.prices,
+    )
+    return rooted
+
+
+def ship(path: Path) -> ShipConfig:
+    """The file of `ship`, with every path in it absolute and taken from its folder. Raises BadConfig."""
+    from exporters.dataset.ship_config import ShipConfig
+
+    settings, folder = load(path, ShipConfig), path.parent
+    if not settings.dataset.startswith("s3://"):
+        settings = _rooted(settings, folder, "dataset")
+    rooted: ShipConfig = msgspec.structs.replace(
+        _rooted(settings, folder, "state", "web_config", "http_config"),
+        requests_log=tuple(os.path.abspath(folder / log) for log in settings.requests_log),
+        s3=_rooted(settings.s3, folder, "credentials_file", "ca_file"),
     )
     return rooted
 

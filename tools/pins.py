@@ -45,18 +45,18 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """One pins file. extra: the optional dependencies that it includes; with_project: include the project's own."""
+    """One pins file. extras: the optional dependencies that it includes; with_project: include the project's own."""
 
-    extra: str
+    extras: tuple[str, ...]
     with_project: bool
     what: str
 
 
 SETS: Mapping[str, Set] = {
-    "run": Set("", True, "What the command needs."),
-    "dev": Set("dev", True, "What the tests need, all of run.txt included."),
-    "build": Set("build", False, "What makes a wheel of the checkout."),
-    "upkeep": Set("upkeep", False, "What `make pins` and `make audit` run."),
+    "run": Set(("data",), True, "What the command needs, the data set included."),
+    "dev": Set(("data", "dev"), True, "What the tests need, all of run.txt included."),
+    "build": Set(("build",), False, "What makes a wheel of the checkout."),
+    "upkeep": Set(("upkeep",), False, "What `make pins` and `make audit` run."),
 }
 
 
@@ -101,7 +101,7 @@ def normal(name: str) -> str:
 def wanted(project: Mapping[str, Any], one: Set) -> list[str]:
     """Return the requirements of pyproject.toml for a pins file. project: the table [project]."""
     own = project["dependencies"] if one.with_project else []
-    return [*own, *(project["optional-dependencies"][one.extra] if one.extra else [])]
+    return [*own, *(text for extra in one.extras for text in project["optional-dependencies"][extra])]
 
 
 def printed(text: str, what: str) -> str:

@@ -8,7 +8,7 @@ from alerts import thresholds
 from dashboards import queries
 from dashboards.boards.gateway import LOG, LOOP_LAG
 from dashboards.model import ABSENT, RATE, Dashboard, DashboardRow, Panel, Query, Shape, shown_unit
-from exporters.catalogue import gateway, promql, reconciled, self_monitoring, sidecar, vllm
+from exporters.catalogue import gateway, promql, reconciled, self_monitoring, ship, sidecar, vllm
 from exporters.catalogue.metric import Metric, Unit
 from exporters.catalogue.prometheus import SAMPLE_LIMIT, SCRAPE_DURATION, SCRAPE_SAMPLES, SCRAPE_SAMPLES_KEPT, UP
 
@@ -432,6 +432,27 @@ BOARD = Dashboard(
                         "Nothing happened to a log in this range, or no sidecar is scraped. Run vllm-watch sidecar run"
                         " to have one."
                     ),
+                ),
+                Panel(
+                    "ship-up",
+                    "Data set: shipper writes",
+                    "Whether the shipper's last write succeeded: to the store of segments and manifests, and to its own"
+                    " disk.",
+                    "yes for both.",
+                    "Requests wait in the shipper's spool and in the log until it can write again; nothing is lost.",
+                    (queries.now(ship.SHIP_UP, ("instance", "kind")),),
+                    Shape.NUMBER,
+                    optional="Only with a data set of request logs: run vllm-watch ship run.",
+                ),
+                Panel(
+                    "dataset-unexplained",
+                    "Data set: unexplained difference",
+                    "Largest difference between segments, sidecar and engines on the last complete day that no known"
+                    " cause explains, in requests or tokens.",
+                    "Zero.",
+                    "Requests are missing in the data set, or in it twice. The runbook says how to find which.",
+                    (queries.now(ship.SHIP_UNEXPLAINED, ("kind", "model_name")),),
+                    optional="Only with a data set of request logs: run vllm-watch ship run with `prometheus` set.",
                 ),
                 Panel(
                     "log-duplicates",

@@ -13,6 +13,7 @@ from exporters.accounting.cost_from_log import from_log, parse_gpus
 from exporters.accounting.cost_from_prometheus import from_prometheus
 from exporters.accounting.prices import Prices
 from exporters.net.prometheus import Address
+from exporters.requests.read import RecordReader
 from exporters.requests.record import FieldMap
 
 
@@ -20,11 +21,13 @@ from exporters.requests.record import FieldMap
 class BillRequest:
     """Request for a bill. Without a period: the last day, or all of the logs.
 
-    fields: names of the logs' fields. spread: None takes spread_idle of the prices. timezone: None takes that of the
-    prices. bills: folder of closed months."""
+    read: source of records instead of logs, and its name. fields: names of the logs' fields. spread: None takes
+    spread_idle of the prices. timezone: None takes that of the prices. bills: folder of closed months."""
 
     prometheus: Address | None = None
     logs: tuple[Path, ...] = ()
+    read: RecordReader | None = None
+    name: str = ""
     month: str | None = None
     from_text: str | None = None
     to_text: str | None = None
@@ -50,13 +53,17 @@ class BillRequest:
     def zone_name(self) -> str:
         return self.timezone or (self.prices.timezone if self.prices else "UTC")
 
+    @property
+    def has_period(self) -> bool:
+        return any(each is not None for each in (self.month, self.from_text, self.since_s))
+
     def period(self, now_s: float) -> BillingPeriod | None:
         """Return the period up to now; None: that of the logs. Raises ValueError."""
         if self.month is not None:
             return month_period(self.month, self.zone_name).until(now_s)
         if self.from_text is not None:
             return calendar_period(self.from_text, self.to_text, self.zone_name, now_s).until(now_s)
-        if self.since_s is None and self.logs:
+        if self.since_s is None and (self.logs or self.read):
             return None
         return BillingPeriod(now_s - (self.since_s or DEFAULT_SINCE_S), now_s, self.zone_name)
 
@@ -68,12 +75,19 @@ def make_bill(request: BillRequest, now_s: float) -> SourceTotals:
     period, spread = request.period(now_s), request.spread
     if request.prometheus and period:
         found = asyncio.run(from_prometheus(request.prometheus, period, request.prices, request.cluster))
-    elif request.logs:
+    elif request.logs or request.read:
         found = from_log(
-            request.logs, period, request.prices, parse_gpus(request.gpus), request.cluster, request.fields
+            request.logs,
+            period,
+            request.prices,
+            parse_gpus(request.gpus),
+            request.cluster,
+            request.fields,
+            request.read,
+            request.name,
         )
     else:
-        raise ValueError("name either --prometheus URL or --log FILE; the month is not closed")
+        raise ValueError("name either --prometheus URL, --log FILE or --data LOCATION; the month is not closed")
     given = (
         ("idle",) if spread is None and request.prices and request.prices.spread_idle else parse_spread(spread or "")
     )

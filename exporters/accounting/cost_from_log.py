@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from exporters.accounting.billing_period import BillingPeriod, PriceSegment, segments
@@ -23,18 +24,28 @@ from exporters.accounting.cost import (
 from exporters.accounting.gpu_use import IDLE
 from exporters.accounting.prices import Prices
 from exporters.requests.bounded_names import UNKNOWN_MODEL
-from exporters.requests.read import BadLines, read_records
+from exporters.requests.read import BadLines, RecordReader, read_records
 from exporters.requests.record import UNKNOWN_TEAM, FieldMap, RequestRecord, ended_at, estimated_tokens
+
+# fields of a record that cost depends on
+COST_FIELDS = (
+    "ts", "team", "model", "outcome", "queue_ms", "e2e_ms", "prompt_tokens", "cached_tokens", "completion_tokens",
+    "est_prompt_tokens", "est_completion_tokens",
+)  # fmt: skip
 
 
 @dataclass(slots=True)
 class CostLog:
     """Cost data of request logs.
 
-    spans: start, end, and team with aborted flag, by model and hour; tokens: by team and model."""
+    spans: start, end, and team with aborted flag, by model and hour; busy: seconds of hours that are settled; tokens:
+    by team and model."""
 
     spans: defaultdict[tuple[str, int], list[tuple[float, float, tuple[str, bool]]]] = field(
         default_factory=lambda: defaultdict(list)
+    )
+    busy: defaultdict[str, defaultdict[tuple[str, bool], float]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(float))
     )
     tokens: Uses = field(default_factory=new_uses)
     first_s: float = float("inf")
@@ -66,6 +77,13 @@ class CostLog:
             )
         self.first_s, self.last_s = min(self.first_s, start_s), max(self.last_s, end_s)
 
+    def settle(self, segment: PriceSegment, before_s: float = float("inf")) -> None:
+        """Replace the spans of hours that ended before a time by their busy seconds."""
+        for model, hour in [key for key in self.spans if (key[1] + 1) * HOUR_S <= before_s]:
+            window = max(hour * HOUR_S, segment.from_s), min((hour + 1) * HOUR_S, segment.to_s)
+            for who, seconds in sweep(self.spans.pop((model, hour)), window).items():
+                self.busy[model][who] += seconds
+
 
 def from_log(
     paths: Sequence[Path],
@@ -74,31 +92,35 @@ def from_log(
     gpus: Mapping[str, float] | None = None,
     cluster: str = "",
     fields: FieldMap | None = None,
+    read: RecordReader | None = None,
+    name: str = "",
 ) -> SourceTotals:
-    """Return totals by running requests. gpus: number per model, "" for others; one by default.
+    """Return totals by running requests. read: source instead of the files, in the order of starts; name: what it is.
+    gpus: number per model, "" for others; one by default.
 
-    A model of gpus without a request is idle for the whole period.
+       A model of gpus without a request is idle for the whole period.
 
-    Without a period it is that of the log, without idle, because the log does not cover allocated time.
-    Raises ValueError, OSError."""
+       Without a period it is that of the log, without idle, because the log does not cover allocated time.
+       Raises ValueError, OSError."""
     if len({path.resolve() for path in paths}) != len(paths):
         raise ValueError("--log lists a file twice; it would be counted twice")
-    bad, with_idle = BadLines(), period is not None
-    period = period or _covered(paths, fields)
+    bad, with_idle, in_order = BadLines(), period is not None, read is not None
+    name, read = name or ", ".join(map(str, paths)), read or partial(read_records, paths, fields=fields)
+    period = period or _covered(read, name)
     cut = segments(period, prices)
-    logs, untimed = _read(paths, cut, bad, fields)
-    if not any(log.spans for log in logs):
+    logs, untimed = _read(read, cut, bad, in_order)
+    if not any(log.busy for log in logs):
         raise ValueError(
-            f"{paths[0]} holds no request with a time (ts and e2e_ms) in this period; name one in which it has;"
+            f"{name} holds no request with a time (ts and e2e_ms) in this period; name one in which it has;"
             f" {bad.total} bad lines"
         )
-    found = SourceTotals(", ".join(map(str, paths)), period, method="request-time", known={"estimates"})
+    found = SourceTotals(name, period, method="request-time", known={"estimates"})
     count = {"": 1.0, **(gpus or {})}
-    models = {model for log in logs for model, _ in log.spans}
+    models = {model for log in logs for model in log.busy}
     absent = count.keys() - models - {""}
     for segment, log in zip(cut, logs, strict=True):
         uses = found.parts[part_of(segment, cluster)]
-        busy = _add_spans(uses, segment, log, count)
+        busy = _add_spans(uses, log, count)
         for key, tokens in log.tokens.items():
             uses[key].add(tokens)
         for model in models | absent if with_idle else ():
@@ -123,23 +145,25 @@ def from_log(
     return found
 
 
-def _covered(paths: Sequence[Path], fields: FieldMap | None) -> BillingPeriod:
+def _covered(read: RecordReader, name: str) -> BillingPeriod:
     """Return the period between the first start and the last end in the logs."""
     log, bad = CostLog(), BadLines()
-    for record in read_records(paths, bad, fields):
+    for record in read(bad):
         log.add(record, float("-inf"), float("inf"))
-    if not log.spans:
-        raise ValueError(f"{paths[0]} holds no request with a time (ts and e2e_ms); {bad.total} bad lines")
+        log.spans.clear()
+    if log.first_s > log.last_s:
+        raise ValueError(f"{name} holds no request with a time (ts and e2e_ms); {bad.total} bad lines")
     return BillingPeriod(log.first_s, max(log.last_s, log.first_s + 0.001))
 
 
-def _read(
-    paths: Sequence[Path], cut: Sequence[PriceSegment], bad: BadLines, fields: FieldMap | None
-) -> tuple[list[CostLog], int]:
-    """Return the data of each segment, and the number of records without a time."""
+def _read(read: RecordReader, cut: Sequence[PriceSegment], bad: BadLines, in_order: bool) -> tuple[list[CostLog], int]:
+    """Return the data of each segment, and the number of records without a time.
+
+    in_order: of their starts; then an hour is settled as soon as no later record can run in it."""
     logs, outside = [CostLog() for _ in cut], CostLog()
     edges = [segment.from_s for segment in cut]
-    for record in read_records(paths, bad, fields):
+    hour = float("-inf")
+    for record in read(bad):
         end_s = ended_at(record)
         if end_s is None or record.e2e_ms is None:
             outside.add(record, cut[0].from_s, cut[-1].to_s)
@@ -147,15 +171,20 @@ def _read(
         start_s = end_s - max(0.0, record.e2e_ms) / 1000
         for number in range(max(0, bisect_right(edges, start_s) - 1), bisect_right(edges, end_s)):
             logs[number].add(record, cut[number].from_s, cut[number].to_s)
+        if in_order and start_s // HOUR_S > hour:
+            hour = start_s // HOUR_S
+            for log, segment in zip(logs, cut, strict=True):
+                log.settle(segment, hour * HOUR_S)
+    for log, segment in zip(logs, cut, strict=True):
+        log.settle(segment)
     return logs, outside.untimed
 
 
-def _add_spans(uses: Uses, segment: PriceSegment, log: CostLog, count: Mapping[str, float]) -> defaultdict[str, float]:
+def _add_spans(uses: Uses, log: CostLog, count: Mapping[str, float]) -> defaultdict[str, float]:
     """Add the busy time of a segment and return its seconds by model."""
     busy: defaultdict[str, float] = defaultdict(float)
-    for (model, hour), spans in log.spans.items():
-        window = max(hour * HOUR_S, segment.from_s), min((hour + 1) * HOUR_S, segment.to_s)
-        for (team, broke_off), seconds in sweep(spans, window).items():
+    for model, teams in log.busy.items():
+        for (team, broke_off), seconds in teams.items():
             gpu_seconds = seconds * count.get(model, count[""])
             uses[team, model].add(TeamUse(seconds=gpu_seconds, aborted_seconds=gpu_seconds * broke_off))
             busy[model] += seconds

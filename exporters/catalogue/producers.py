@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 
-from exporters.catalogue import dcgm, gateway, gpu, prometheus, self_monitoring, sidecar, vllm
+from exporters.catalogue import dcgm, gateway, gpu, prometheus, self_monitoring, ship, sidecar, vllm
 from exporters.catalogue.metric import Metric
 
 
@@ -15,6 +15,7 @@ class Component(Enum):
     ENGINE = "a vLLM engine"
     SIDECAR = "the sidecar (vllm-watch sidecar run)"
     GATEWAY = "the gateway (vllm-watch gateway run)"
+    SHIP = "the shipper (vllm-watch ship run)"
     GPU = "the sidecar on the GPU host"
     DCGM = "NVIDIA's dcgm-exporter"
     LAB = "the embedded lab (make lab)"
@@ -29,6 +30,7 @@ GROUPS: tuple[tuple[Component, tuple[Metric, ...]], ...] = (
     (Component.ENGINE, (*vllm.VLLM, *vllm.RETIRED, *vllm.BESIDE, prometheus.PROCESS_START)),
     (Component.SIDECAR, sidecar.SIDECAR),
     (Component.GATEWAY, gateway.GATEWAY),
+    (Component.SHIP, ship.SHIP),
     (Component.GPU, gpu.GPU),
     (Component.DCGM, dcgm.DCGM),
     (Component.LAB, sidecar.LAB),

@@ -10,6 +10,7 @@ import heapq
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -19,7 +20,7 @@ from exporters.catalogue.metric import Metric
 from exporters.exposition import Distribution
 from exporters.requests.counter_rows import CounterRow, read_row, row_samples
 from exporters.requests.counters import Change, RequestCounters
-from exporters.requests.read import BadLines, read_records
+from exporters.requests.read import BadLines, RecordReader, read_records
 from exporters.requests.record import FieldMap, RequestRecord, ended_at, timestamp
 from exporters.requests.store import RecentRequests
 
@@ -49,11 +50,13 @@ def run(
     step_s: int = 60,
     labels: Mapping[str, str] | None = None,
     progress: Callable[[int], None] = lambda _: None,
+    read: RecordReader | None = None,
 ) -> BackfillResult:
     """Write the series of these files as OpenMetrics for `promtool tsdb create-blocks-from openmetrics`.
 
     labels: added to every series, such as the job that scraped the sidecar. progress: called with the number of
-    bytes read. Raises OSError, with the file's name, for an unreadable file."""
+    bytes read. read: source instead of the files, in the order of ends. Raises OSError, with the file's name, for an
+    unreadable file."""
     result = BackfillResult()
     with tempfile.TemporaryFile() as spool:
         history = _History(spool)
@@ -68,7 +71,8 @@ def run(
             batch.clear()
             history.keep(step, traffic.changed())
 
-        streams = [_records(path, fields, result, progress) for path in files]
+        files_read = (partial(read_records, [path], fields=fields, progress=progress) for path in files)
+        streams = [_timed(one(result.bad), result) for one in ((read,) if read else files_read)]
         for ended_s, record in heapq.merge(*streams, key=lambda pair: pair[0]):
             result.first_s = ended_s if result.first_s is None else result.first_s
             result.last_s = max(ended_s, result.last_s or ended_s)
@@ -140,11 +144,9 @@ def _nothing(value: float | Distribution) -> float | Distribution:
     return Distribution(value.bounds, [0] * len(value.counts), 0.0) if isinstance(value, Distribution) else 0.0
 
 
-def _records(
-    path: Path, fields: FieldMap, result: BackfillResult, progress: Callable[[int], None]
-) -> Iterator[tuple[float, RequestRecord]]:
-    """Yield the records of a file with their end times, in line order."""
-    for record in read_records([path], result.bad, fields, progress=progress):
+def _timed(records: Iterable[RequestRecord], result: BackfillResult) -> Iterator[tuple[float, RequestRecord]]:
+    """Yield records with their end times, in the same order."""
+    for record in records:
         ended_s = ended_at(record)
         if ended_s is None:
             result.untimed += 1

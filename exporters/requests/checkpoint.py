@@ -64,7 +64,7 @@ class Checkpoint:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
-            raise Locked(f"{self.path} is in use by another sidecar; give each its own `state`") from None
+            raise Locked(f"{self.path} is in use by another process; give each its own `state`") from None
         self._lock_fd = lock
         try:
             data = self.path.read_bytes()

@@ -35,6 +35,11 @@ class BadLines:
         return self.counts.total()
 
 
+# Reads all records, from its beginning at each call; bad lines are added to its argument. Records of a data set come
+# in the order of their starts.
+RecordReader = Callable[[BadLines], Iterator[RequestRecord]]
+
+
 def read_records(
     paths: Iterable[Path],
     bad: BadLines | None = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alerts import recorded
-from exporters.catalogue import gateway, prometheus, promql, sidecar
+from exporters.catalogue import gateway, prometheus, promql, ship, sidecar
 from runbooks.diagnosis.row import BY_INSTANCE, BY_TEAM, INSTANCE, JOB, DiagnosisRow, at, eq, filled
 
 ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
@@ -264,6 +264,41 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             f"and on () sum(increase({at(gateway.LOG_ERRORS)}[5m])) > 0",
             "a fault of the disk that both write to",
             "Mitigation 1 at once: the gateway loses records when its memory is used up",
+        ),
+    ),
+    "VLLMShipFailing": (
+        DiagnosisRow(
+            "the store fails, the disk does not",
+            f"{at(ship.SHIP_UP, eq('kind', 'store'), INSTANCE)} == 0"
+            f" unless on (instance) {at(ship.SHIP_UP, eq('kind', 'disk'), INSTANCE)} == 0",
+            "the store is down, its credentials expired, or the network fails",
+            "Mitigation 1",
+        ),
+        DiagnosisRow(
+            "the disk fails",
+            f"{at(ship.SHIP_UP, eq('kind', 'disk'), INSTANCE)} == 0",
+            "the disk of `state` is full or read-only, or the request log cannot be read",
+            "Mitigation 2",
+        ),
+    ),
+    "VLLMDatasetDiffers": (
+        DiagnosisRow(
+            "segments wait for the store or their manifest",
+            f"{at(ship.SHIP_WAITING, INSTANCE)} > 0",
+            "the store fails or is slow: the day is not complete in the data set yet",
+            "Mitigation 1",
+        ),
+        DiagnosisRow(
+            "the shipper has not read its log to the end",
+            f"{at(ship.SHIP_UNREAD, INSTANCE)} > 0",
+            "the log grows faster than it is read, or the spool is full",
+            "Mitigation 1",
+        ),
+        DiagnosisRow(
+            "the sidecar missed lines of a log, or read some again",
+            f"sum(increase({at(sidecar.LOG_FAULTS)}[2d])) > 0",
+            "a log was truncated or damaged, and its two readers did not see the same lines",
+            "Mitigation 2",
         ),
     ),
     "VLLMSpansDropped": (

@@ -55,13 +55,14 @@ def _address(name: str) -> str:
     return f"/static/{name}?v={hashlib.sha256(static(name)).hexdigest()[:12]}"
 
 
-def board_page(board: Dashboard, boards: Sequence[Dashboard], runbooks: bool = True) -> str:
-    """A board without figures; the page asks for them. runbooks: link to their list."""
+def board_page(board: Dashboard, boards: Sequence[Dashboard], runbooks: bool = True, requests: bool = False) -> str:
+    """A board without figures; the page asks for them. runbooks, requests: link to their lists."""
     content = {
         "boards": [_named(one) for one in boards],
         "shown": [described(board, boards)],
         "snapshot": None,
         "runbooks": runbooks,
+        "requests": requests,
     }
     return _render(
         "dashboard.html",
@@ -104,6 +105,11 @@ def standing_alone(title: str, style: str, scripts: Sequence[str], content: obje
         body=Markup(body),
         scripts=[Markup(script) for script in scripts],
     )
+
+
+def reading_page(template: str, **values: Any) -> str:
+    """Return a page of text from a template that extends reading.html."""
+    return _render(template, style=_address(STYLE), **values)
 
 
 def _render(template: str, **values: Any) -> str:
@@ -177,8 +183,17 @@ _GROUPS = {
 _PAGE_LINK = re.compile(r"^([\w-]+)\.md(?=#|$)")
 
 
-def runbook_page(page: runbook_pages.RunbookPage, labels: Mapping[str, str], live: Live | None) -> str:
-    """Return a runbook page as HTML.
+def requests_url(labels: Mapping[str, str]) -> str:
+    """Return the address of the requests that an alert's labels name, of the last hour."""
+    named = {"model": "model_name", "team": "team"}
+    found = {name: labels[label] for name, label in named.items() if labels.get(label)}
+    return f"/requests?{urlencode({**found, 'from': 'now-1h'})}"
+
+
+def runbook_page(
+    page: runbook_pages.RunbookPage, labels: Mapping[str, str], live: Live | None, requests: bool = False
+) -> str:
+    """Return a runbook page as HTML. requests: link to those of the alert.
 
     page: filled with `labels`, those of an alert. live: the results of its queries, which then stand below them; None
     where they were not evaluated."""
@@ -194,6 +209,7 @@ def runbook_page(page: runbook_pages.RunbookPage, labels: Mapping[str, str], liv
         labels=sorted(labels.items()),
         query=urlencode(sorted(labels.items())),
         live=live and _now(page, live, urlencode(sorted(labels.items()))),
+        requests_url=requests_url(labels) if requests else "",
         evaluate_url=f"/runbooks/{page.name}?{urlencode({'live': '1', **labels})}",
         first=Markup(first),
         body=Markup(heading_after + rest),

@@ -13,6 +13,7 @@ from dashboards.registry import BOARDS, boards
 from exporters.net.prometheus import Address, PrometheusError
 from exporters.text import write_atomically
 from stack.board import server, snapshot
+from stack.request_source import RequestSourceOptions
 
 
 async def until_signal(
@@ -23,13 +24,15 @@ async def until_signal(
     settings: Settings,
     web_config: Path | None = None,
     team: str | None = None,
+    source: RequestSourceOptions | None = None,
+    trace_url: str | None = None,
 ) -> None:
     """Raises ValueError for a bad address or team, BadConfig for one that cannot be used and for a mistake in
     web_config."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await server.serve(where, listen, scrape_s, allowed, stop, settings, web_config, team)
+    await server.serve(where, listen, scrape_s, allowed, stop, settings, web_config, team, source, trace_url)
 
 
 async def write_snapshot(

@@ -33,7 +33,9 @@ from runbooks import lookup
 from runbooks import page as runbook_pages
 from stack import render
 from stack.board import charts, marks, options, pages
+from stack.board.request_pages import RequestPages
 from stack.board.view import BadView, PanelView, lenient, parse
+from stack.request_source import RequestSourceOptions
 
 _FOR_EVER = "public, max-age=31536000, immutable"
 _HEADERS = {
@@ -80,6 +82,7 @@ class DashboardServer:
     prometheus: Prometheus
     boards: tuple[Dashboard, ...] = BOARDS
     settings: Settings = DEFAULTS  # of the pages; the boards bring their own lines
+    requests: RequestPages | None = None
 
     @property
     def has_runbooks(self) -> bool:
@@ -156,13 +159,15 @@ def application(
     now: Callable[[], float] = time.time,
 ) -> web.Application:
     """The routes. Everything is GET, nothing is kept, and no request can name a query."""
-    api, books = DashboardApi(desk, now), Runbooks(desk.settings, desk.prometheus, now)
+    api, books = DashboardApi(desk, now), Runbooks(desk.settings, desk.prometheus, now, desk.requests is not None)
 
     async def home(_: web.Request) -> web.StreamResponse:
         raise web.HTTPFound(f"/d/{board_uid(desk.boards[0].slug)}")
 
     async def shell(request: web.Request) -> web.StreamResponse:
-        return _html(pages.board_page(_board_of(desk, request), desk.boards, desk.has_runbooks))
+        return _html(
+            pages.board_page(_board_of(desk, request), desk.boards, desk.has_runbooks, desk.requests is not None)
+        )
 
     app = web.Application(middlewares=[_guard(listen_host, allowed)])
     app.add_routes([
@@ -171,6 +176,8 @@ def application(
         web.get("/api/variables/{uid}", api.variables),
         web.get("/static/{name}", _static), web.get("/-/healthy", _healthy),
     ])  # fmt: skip
+    if desk.requests:
+        app.add_routes([web.get("/requests", desk.requests.listing), web.get("/requests/{id}", desk.requests.show)])
     if desk.has_runbooks:
         app.add_routes([
             web.get("/runbooks", books.index), web.get("/runbooks/", books.index),
@@ -248,6 +255,7 @@ class Runbooks:
     settings: Settings
     prometheus: Prometheus
     now: Callable[[], float]
+    has_requests: bool = False
 
     async def index(self, _: web.Request) -> web.StreamResponse:
         return _html(await asyncio.to_thread(lambda: pages.runbook_index(render.pages(self.settings))))
@@ -264,7 +272,7 @@ class Runbooks:
         live = None
         if "live" in request.query:
             live = await lookup.evaluate(page, labels, self.prometheus, self.now(), self.settings, EVALUATION_S)
-        return _html(await asyncio.to_thread(pages.runbook_page, page, labels, live))
+        return _html(await asyncio.to_thread(pages.runbook_page, page, labels, live, self.has_requests))
 
 
 def labels_of(query: Mapping[str, str]) -> dict[str, str]:
@@ -336,15 +344,18 @@ async def serve(
     settings: Settings = DEFAULTS,
     web_config: Path | None = None,
     team: str | None = None,
+    source: RequestSourceOptions | None = None,
+    trace_url: str | None = None,
 ) -> None:
-    """Serve until `stop`. team: serve only the dashboard of this team.
+    """Serve until `stop`. team: serve only the dashboard of this team. source: of the requests to list.
 
     Raises BadConfig when the address is taken or web_config wrong. Prometheus may come and go meanwhile: panels say
     so."""
     guard = ListenerAuth(web_config, "--web-config")
     host, _ = split_address(address)
     async with Prometheus(where, scrape_s) as prometheus:
-        desk = DashboardServer(prometheus, boards(settings=settings, team=team), settings)
+        requests = RequestPages(source, team, time.time, trace_url) if source else None
+        desk = DashboardServer(prometheus, boards(settings=settings, team=team), settings, requests)
         runner = web.AppRunner(
             application(desk, host, allowed), access_log=None, handler_cancellation=True, shutdown_timeout=2
         )

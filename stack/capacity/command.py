@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from stack.capacity.plan import Plan, PlanTargets, TooSlow, Tuning
 from stack.capacity.traffic import BadTraffic, TrafficProfile, of_log
 from stack.capacity.worksheet import WEIGHT_BYTES, Worksheet
 from stack.option import Opt
+from stack.request_source import data_reader
 
 _FULL_NAMES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
 
@@ -45,6 +47,10 @@ class CapacityOptions:
         tuple[Path, ...],
         Opt(name="--log", file=True, help="Request log, for measured lengths, times and rate; repeatable."),
     ] = ()
+    data: Annotated[
+        str | None,
+        Opt(metavar="LOCATION", help="Data set of `ship` to read instead of --log: folder or s3://bucket/prefix."),
+    ] = None
     values: Worksheet = field(default_factory=Worksheet)
     measured_per_s: Annotated[
         float | None,
@@ -197,7 +203,7 @@ def _serving(form: Worksheet, shape: ModelShape, gpu: GpuModel | None) -> Servin
 def _traffic(asked: CapacityOptions, form: Worksheet, shape: ModelShape) -> TrafficProfile | None:
     """Return the traffic of the logs, else of the worksheet. Measured values go before targets, and options before
     both."""
-    found = _logged(asked, form, shape) if asked.logs else form.traffic()
+    found = _logged(asked, form, shape) if asked.logs or asked.data else form.traffic()
     rate, users = form.requests_per_second, form.concurrent_users
     if found is None:
         if rate or users:
@@ -216,9 +222,12 @@ def _logged(asked: CapacityOptions, form: Worksheet, shape: ModelShape) -> Traff
     """Return the traffic of the logs; the worksheet's targets replace times that the logs lack."""
     if len({path.resolve() for path in asked.logs}) != len(asked.logs):
         raise ValueError("--log lists a file twice; it would be counted twice")
+    if asked.logs and asked.data:
+        raise ValueError("choose --log or --data")
     bad = {path: BadLines() for path in asked.logs}
     models: set[str] = set()
-    found = of_log(_records(bad, models), ", ".join(path.name for path in asked.logs), asked.values.name)
+    name = asked.data or ", ".join(path.name for path in asked.logs)
+    found = of_log(_records(bad, models, asked.data), name, asked.values.name)
     notes = [
         f"the log is of {name}: if that is another model than {shape.name}, or ran on another GPU, its TTFT and TPOT"
         " say nothing of this plan"
@@ -237,10 +246,10 @@ def _logged(asked: CapacityOptions, form: Worksheet, shape: ModelShape) -> Traff
     return replace(found, ttft_s=ttft_s, tpot_s=tpot_s, notes=(*found.notes, *notes))
 
 
-def _records(logs: Mapping[Path, BadLines], models: set[str]) -> Iterator[RequestRecord]:
-    """Yield the records of all logs, and add their models to `models`."""
-    for path, bad in logs.items():
-        for record in read_records([path], bad):
-            if record.model:
-                models.add(record.model)
-            yield record
+def _records(logs: Mapping[Path, BadLines], models: set[str], data: str | None = None) -> Iterator[RequestRecord]:
+    """Yield the records of all logs, or of a data set, and add their models to `models`."""
+    found = (read_records([path], bad) for path, bad in logs.items())
+    for record in data_reader(data)(BadLines()) if data else chain.from_iterable(found):
+        if record.model:
+            models.add(record.model)
+        yield record

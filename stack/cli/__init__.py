@@ -36,7 +36,9 @@ GROUPS: dict[str, tuple[Later, ...]] = {
         Later("alerts", "alerts:alerts_group", "Export, list and derive alert rules."),
         Later("board", "board:board_command", "Serve the dashboards as web pages, without Grafana."),
         Later("sidecar", "sidecar:sidecar", "Run the exporter that joins request log, engine and GPU."),
+        Later("ship", "ship:ship", "Ship request logs into a data set of Parquet segments."),
         Later("events", "events:events_command", "List configuration changes and other events."),
+        Later("requests", "requests:requests_command", "Find, group and explain requests."),
     ),
     "Respond": (
         Later("runbook", "runbook:runbook_command", "Show the runbook of an alert, filled with live values."),

@@ -20,6 +20,8 @@ from stack.cli.options import (
     duration,
     settings_of,
 )
+from stack.cli.struct_options import options_of
+from stack.request_source import RequestSourceOptions
 
 
 @click.command("board")
@@ -73,6 +75,8 @@ from stack.cli.options import (
 @click.option("--to", "end", default="now", show_default=True, metavar="TIME", help="With --snapshot: end.")
 @TEAM
 @THRESHOLDS
+@options_of(RequestSourceOptions, "source")
+@click.option("--trace-url", metavar="URL", help="URL of a trace, with {trace_id} in it, for the page of requests.")
 def board_command(
     url: str,
     token_file: Path | None,
@@ -88,10 +92,13 @@ def board_command(
     end: str,
     team: str | None,
     thresholds: Path | None,
+    source: RequestSourceOptions,
+    trace_url: str | None,
 ) -> None:
     """Serve the dashboards as web pages, without Grafana.
 
-    With --team, one dashboard whose queries read that team only, and no runbooks.
+    With --team, one dashboard whose queries read that team only, and no runbooks. With --data, --log or --ship-config,
+    a page that lists requests as well.
 
     \b
     Example:  vllm-watch board --prometheus http://127.0.0.1:9090
@@ -108,4 +115,8 @@ def board_command(
                 click.echo(f"written: {snapshot} ({snapshot.stat().st_size / 1e6:.1f} MB)")
             else:
                 log_to_stderr()
-                runner.run(run.until_signal(where, listen, scrape_s, allowed, settings, web_config, team))
+                requests = source if source.any else None
+                served = run.until_signal(
+                    where, listen, scrape_s, allowed, settings, web_config, team, requests, trace_url
+                )
+                runner.run(served)

@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,16 @@ from rich.table import Table
 
 from exporters.accounting import cost
 from exporters.accounting.bill import BillRequest, make_bill
+from exporters.accounting.cost_from_log import COST_FIELDS
 from exporters.accounting.focus import FocusRow, focus_rows
 from exporters.accounting.prices import Prices
 from exporters.net.prometheus import address_from
 from exporters.text import printable
 from stack import config
 from stack.cli.common import AS_JSON, json_text, mistakes_as_errors
-from stack.cli.options import HTTP_CONFIG, PROMETHEUS_URL, TOKEN_FILE, USER_FILE, duration
+from stack.cli.options import DATA, HTTP_CONFIG, PROMETHEUS_URL, TOKEN_FILE, USER_FILE, duration
+from stack.cli.rows import no_formula
+from stack.request_source import data_reader
 from stack.terminal import output_width
 
 _PLACE = ("period_start", "period_end", "cluster", "price_version")
@@ -43,6 +47,7 @@ _MOST_DIGITS = 9
     type=click.Path(path_type=Path, dir_okay=False),
     help="Request log to read instead; repeatable.",
 )
+@DATA
 @click.option("--month", metavar="YYYY-MM", help="Calendar month to bill, such as 2026-10.")
 @click.option("--from", "from_text", metavar="DATE", help="First day (or time) of the period.")
 @click.option("--to", "to_text", metavar="DATE", help="Day (or time) after the period's end.  [default: now]")
@@ -87,6 +92,7 @@ _MOST_DIGITS = 9
 def cost_command(
     url: str | None,
     logs: tuple[Path, ...],
+    data: str | None,
     prices_path: Path | None,
     config_path: Path | None,
     by: str,
@@ -111,11 +117,11 @@ def cost_command(
     \b
     Example:  vllm-watch cost --prometheus http://127.0.0.1:9090 --since 24h
     """
-    if not logs:
+    if not logs and not data:
         url = url or os.environ.get(PROMETHEUS_URL)
     if config_path and not logs:
         raise click.UsageError("--config names the fields of --log; the sidecar has its own")
-    _refuse_contradictions(url, logs, focus, as_json, as_csv, asked)
+    _refuse_contradictions(url, logs, data, focus, as_json, as_csv, asked)
     with mistakes_as_errors():
         request = BillRequest(
             prometheus=address_from(url, token_file, user_file, http_config) if url else None,
@@ -124,6 +130,11 @@ def cost_command(
             fields=config.sidecar(config_path).fields if config_path else None,
             **asked,
         )
+        if data:
+            period = request.period(time.time()) if request.has_period else None
+            span = (period.from_s, period.to_s) if period else (None, None)
+            reader = data_reader(data, *span, fields=COST_FIELDS)
+            request = replace(request, read=reader, name=data)
         found = make_bill(request, time.time())
         rows = focus_rows(found, issuer) if focus else []
     if as_csv:  # CSV has no place for notes
@@ -140,12 +151,18 @@ def cost_command(
 
 
 def _refuse_contradictions(
-    url: str | None, logs: Sequence[Path], focus: bool, as_json: bool, as_csv: bool, asked: Mapping[str, Any]
+    url: str | None,
+    logs: Sequence[Path],
+    data: str | None,
+    focus: bool,
+    as_json: bool,
+    as_csv: bool,
+    asked: Mapping[str, Any],
 ) -> None:
-    neither = not url and not logs
-    if (url and logs) or (neither and not (asked["bills"] and asked["month"])):
-        raise click.UsageError("name either --prometheus URL or --log FILE")
-    if asked["gpus"] and not logs:
+    sources = sum(map(bool, (url, logs, data)))
+    if sources > 1 or (not sources and not (asked["bills"] and asked["month"])):
+        raise click.UsageError("name either --prometheus URL, --log FILE or --data LOCATION")
+    if asked["gpus"] and url:
         raise click.UsageError("--gpus belongs to --log; Prometheus knows the GPUs")
     if as_json and as_csv:
         raise click.UsageError("choose --json or --csv")
@@ -182,7 +199,7 @@ def csv_text(result: Mapping[str, Any]) -> str:
     writer = csv.DictWriter(text, [*names, *_PLACE, "currency", *result["total"]], lineterminator="\n")
     writer.writeheader()
     for row in result["rows"]:
-        plain = {name: _no_formula(row[name] or "") for name in (*names, "cluster", "price_version")}
+        plain = {name: no_formula(row[name] or "") for name in (*names, "cluster", "price_version")}
         writer.writerow({"currency": result["currency"], **row, **plain})
     period = {name: result[name] for name in ("period_start", "period_end")}
     total = {"currency": result["currency"], **dict.fromkeys(names, ""), **period, names[0]: "total", **result["total"]}
@@ -196,13 +213,8 @@ def focus_csv(rows: Sequence[FocusRow]) -> str:
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow({name: _no_formula(value) if isinstance(value, str) else value for name, value in row.items()})
+        writer.writerow({name: no_formula(value) if isinstance(value, str) else value for name, value in row.items()})
     return text.getvalue()
-
-
-def _no_formula(name: str) -> str:
-    """Return a client-supplied name that no spreadsheet evaluates: it shows an apostrophe before it."""
-    return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name
 
 
 def _labels(result: Mapping[str, Any]) -> list[str]:

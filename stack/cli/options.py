@@ -22,6 +22,9 @@ THRESHOLDS = click.option(
     help="File with your thresholds; see `alerts list`.",
 )
 TEAM = click.option("--team", metavar="NAME", help="Only the dashboard of this team, without any data of others.")
+DATA = click.option(
+    "--data", metavar="LOCATION", help="Data set of `ship` to read instead: folder or s3://bucket/prefix."
+)
 RUNBOOK_BASE = click.option(
     "--runbook-base", metavar="URL", help=f"Base URL of the runbooks.  [default: {Links().runbooks}]"
 )

@@ -81,7 +81,8 @@ def sidecar_explain(line: str, path: Path | None, as_json: bool) -> None:
 
 
 @sidecar.command("backfill")
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--data", metavar="LOCATION", help="Data set of `ship` to read instead of files.")
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="OpenMetrics file to write."
 )
@@ -98,7 +99,7 @@ def sidecar_explain(line: str, path: Path | None, as_json: bool) -> None:
     "--label", "labels", multiple=True, metavar="NAME=VALUE", help="Label to add to every series, such as job=sidecar."
 )
 def sidecar_backfill(
-    files: tuple[Path, ...], out: Path, path: Path | None, step_s: int, labels: tuple[str, ...]
+    files: tuple[Path, ...], data: str | None, out: Path, path: Path | None, step_s: int, labels: tuple[str, ...]
 ) -> None:
     """Make OpenMetrics from old request logs.
 
@@ -113,7 +114,10 @@ def sidecar_backfill(
     from exporters.catalogue.sidecar import REQUEST_TRAFFIC
     from exporters.requests import backfill
     from exporters.requests.store import RecentRequests
+    from stack.request_source import data_reader
 
+    if bool(files) == bool(data):
+        raise click.UsageError("name request logs, or a data set with --data")
     pairs = dict(label.partition("=")[::2] for label in labels)
     if bad := next((name for name in pairs if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name)), None):
         raise click.UsageError(f"--label {bad!r} is no label; write it like job=sidecar")
@@ -128,8 +132,9 @@ def sidecar_backfill(
         )
         text = stack.enter_context(out.open("w", encoding="utf-8"))
         written = backfill.run(
-            files, text, counts, settings.fields, RecentRequests(settings.remember), step_s, pairs, bar.update
-        )
+            files, text, counts, settings.fields, RecentRequests(settings.remember), step_s, pairs, bar.update,
+            data_reader(data, order="ts") if data else None,
+        )  # fmt: skip
     click.echo(backfill.summary(written, out))
     if not written.requests:
         raise SystemExit(1)

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import click
@@ -18,7 +19,7 @@ from rich.text import Text
 
 from exporters.accounting.prices import Prices
 from exporters.events import log as events
-from exporters.requests.read import read_records
+from exporters.requests.read import BadLines, read_records
 from exporters.text import write_atomically
 from stack import config
 from stack.bench import result, run
@@ -26,9 +27,10 @@ from stack.bench.workload import WorkloadFile
 from stack.cli.bench import NO_LIMIT, SEED_HELP, Screen, chosen, foretell, fresh, page_console, show, wait
 from stack.cli.common import AS_JSON, json_text, mistakes_as_errors
 from stack.cli.events import EventLogOptions, log_of
-from stack.cli.options import duration
+from stack.cli.options import DATA, duration
 from stack.cli.struct_options import options_of
 from stack.gateway import teams
+from stack.request_source import data_reader
 from stack.root import version
 from stack.tuning import experiment, lab_rows, live, report, samples, turns
 from stack.tuning.annotate import EventLog
@@ -208,6 +210,7 @@ def show_comparison(console: Console, found: Comparison) -> None:
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Request log; repeatable.",
 )
+@DATA
 @click.option(
     "--events", "events_path", type=click.Path(path_type=Path, dir_okay=False), help="Events file, with --event."
 )
@@ -236,6 +239,7 @@ def compare_command(
     event_id: str | None,
     variants: tuple[str, str] | None,
     logs: tuple[Path, ...],
+    data: str | None,
     events_path: Path | None,
     window_s: float,
     max_p95_regression: float | None,
@@ -251,15 +255,15 @@ def compare_command(
     Example:  vllm-watch compare bench-before bench-after --max-p95-regression 15%
     """
     with mistakes_as_errors():
-        if bool(folders) == bool(logs):
-            raise click.UsageError("give one or two folders of benches, or --log with --event or --variant")
+        if sum(map(bool, (folders, logs, data))) != 1:
+            raise click.UsageError("give one or two folders of benches, or --log or --data with --event or --variant")
         if excluded and len(folders) != 1:
             raise click.UsageError("--exclude-run goes with the folder of one bench: runs of two have the same numbers")
-        if event_id and not logs:
-            raise click.UsageError("--event goes with --log, not with folders of benches")
+        if event_id and folders:
+            raise click.UsageError("--event goes with --log or --data, not with folders of benches")
         found = (
-            _live(logs, event_id, variants, events_path, window_s)
-            if logs
+            _live(logs, data, event_id, variants, events_path, window_s)
+            if not folders
             else compare_saved(folders, variants, excluded)
         )
         limits = Limits(max_p95_regression, max_error_rate)
@@ -270,7 +274,7 @@ def compare_command(
         console = page_console()
         for each in found:
             show_comparison(console, each)
-            for finding in each.findings if logs else ():
+            for finding in () if folders else each.findings:
                 console.print(Text(f"{finding.metric.title}: {live.consistent(finding)}"))
             for caveat in (caveat for caveat in each.caveats if caveat not in {check.what for check in each.checks}):
                 console.print(Text(f"note: {caveat}"))
@@ -281,6 +285,7 @@ def compare_command(
 
 def _live(
     logs: Sequence[Path],
+    data: str | None,
     event_id: str | None,
     variants: tuple[str, str] | None,
     events_path: Path | None,
@@ -288,9 +293,10 @@ def _live(
 ) -> list[Comparison]:
     """Traffic that was there anyhow. Raises BadComparison and OSError."""
     if (event_id is None) == (variants is None):
-        raise click.UsageError("with --log, say either --event ID or --variant A B")
+        raise click.UsageError("with --log or --data, say either --event ID or --variant A B")
     if variants is not None:
-        return [live.between_variants(samples.read_samples(logs), *variants)]
+        read = data_reader(data) if data else None
+        return [live.between_variants(samples.read_samples(logs, read=read), *variants)]
     if events_path is None:
         raise click.UsageError("--event needs the file of events: --events FILE")
     recorded = {event.id: event for event in events.read(events_path)[0]}
@@ -300,11 +306,10 @@ def _live(
         )
     at_s = recorded[event_id].at_s
     others = [event.at_s for event in recorded.values() if event.id != event_id]
-    return [
-        live.around_event(
-            samples.read_samples(logs, live.spans_around(at_s, window_s)), at_s, window_s, other_events_s=others
-        )
-    ]
+    spans = live.spans_around(at_s, window_s)
+    read = data_reader(data, min(start for start, _ in spans), max(end for _, end in spans)) if data else None
+    found = samples.read_samples(logs, spans, read=read)
+    return [live.around_event(found, at_s, window_s, other_events_s=others)]
 
 
 @click.command("report")
@@ -337,6 +342,7 @@ def _live(
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="With --lab: request log of the gateway.",
 )
+@DATA
 @click.option(
     "--teams",
     "teams_path",
@@ -352,6 +358,7 @@ def report_command(
     gpu_name: str | None,
     lab: bool,
     logs: tuple[Path, ...],
+    data: str | None,
     teams_path: Path | None,
 ) -> None:
     """Write a report of a benchmark or an experiment.
@@ -375,7 +382,11 @@ def report_command(
             gpus=gpus,
             gpu_name=gpu_name,
         )
-        records = list(read_records(logs))
+        if logs and data:
+            raise click.UsageError("choose --log or --data")
+        bench = material.bench
+        read = data_reader(data, bench.started_s, bench.ended_s) if data else partial(read_records, logs)
+        records = list(read(BadLines()))
         rows = (
             lab_rows.lab_rows(material, log=records, policy=teams.load_policy(teams_path) if teams_path else None)
             if lab

@@ -150,6 +150,10 @@ FAST = (
 )
 
 WHY_NOT = {
+    "VLLMShipFailing": "the lab ships no logs; tests/exporters/dataset/test_ship.py lets a store and a disk fail",
+    "VLLMDatasetDiffers": (
+        "a complete day has to pass first; tests/exporters/accounting/test_conservation.py compares a recorded one"
+    ),
     "VLLMScrapeNearLimit": (
         "no page of the lab's comes near its sample_limit; one that does is in tests/stack/deploy/test_fleet.py"
     ),

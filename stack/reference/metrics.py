@@ -17,6 +17,7 @@ from exporters.catalogue import (
     gpu,
     prometheus,
     reconciled,
+    ship,
     sidecar,
     vllm,
 )
@@ -79,6 +80,7 @@ _OURS: tuple[Topic, ...] = (
     Topic("Sidecar: tuning events", "What changed, and when.", sidecar.TUNING),
     Topic("Sidecar: spans", "Of requests, over OTLP.", sidecar.SPANS),
     Topic("Sidecar: its sources and itself", "Whether the figures above can be trusted.", sidecar.SOURCES),
+    Topic("Data set", "What `vllm-watch ship` put into it, and whether its totals agree.", ship.SHIP),
     Topic("GPUs", "From NVML or nvidia-smi, by the sidecar. What a GPU does not measure is absent, never 0.", gpu.GPU),
     Topic("Gateway", "On the gateway's metrics port.", gateway.GATEWAY),
     Topic("Lab", "Of the embedded lab only.", sidecar.LAB),

@@ -54,6 +54,7 @@ SYMPTOMS: Mapping[str, tuple[str, ...]] = {
         "VLLMSidecarSourceFailing", "VLLMCheckpointFailing", "VLLMSpansDropped", "VLLMScrapeNearLimit",
         "VLLMTeamLabelOverflow",
     ),
+    "the data set of requests lacks some, or differs from the counters": ("VLLMShipFailing", "VLLMDatasetDiffers"),
     "several gateways do not share their limits": ("VLLMGatewayNotSharing",),
     "several alerts at once, or none that names the cause": ("incident-flow",),
     "something is about to change, or has to be taken back": ("edit-teams", "canary", "rollback"),

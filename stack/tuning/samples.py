@@ -9,8 +9,8 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from exporters.requests.read import BadLines, read_records
-from exporters.requests.record import FieldMap, RequestRecord, ended_at
+from exporters.requests.read import BadLines, RecordReader, read_records
+from exporters.requests.record import PROBE_TEAM, FieldMap, RequestRecord, ended_at
 
 MOST_REQUESTS = 500_000  # kept in memory, about 350 bytes each
 
@@ -98,10 +98,17 @@ def _sample(record: RequestRecord, ended_s: float, names: dict[str | None, str |
 
 
 def read_samples(
-    paths: Iterable[Path], spans: Sequence[Span] = (), fields: FieldMap | None = None, most: int = MOST_REQUESTS
+    paths: Iterable[Path],
+    spans: Sequence[Span] = (),
+    fields: FieldMap | None = None,
+    most: int = MOST_REQUESTS,
+    read: RecordReader | None = None,
 ) -> SampleLog:
-    """Return the samples of request logs; lines that are no records are counted. Raises OSError."""
+    """Return the samples of request logs; lines that are no records are counted. read: source instead of the files.
+
+    Raises OSError, and what `read` raises."""
     bad = BadLines()
-    log = collect_samples(read_records(paths, bad, fields, probes=False), spans, most=most)
+    records = read(bad) if read else read_records(paths, bad, fields)
+    log = collect_samples((one for one in records if one.team != PROBE_TEAM), spans, most=most)
     log.bad = bad.total
     return log

@@ -34,6 +34,7 @@ from exporters import ingest as logs_module
 from exporters.catalogue import sidecar as sidecar_series
 from exporters.catalogue.metric import Kind
 from exporters.requests import checkpoint as checkpoint_module
+from exporters.requests import log_reader as log_reader_module
 from exporters.requests import positions as positions_module
 from exporters.requests import tail as tail_module
 from exporters.requests.record import RequestRecord
@@ -448,7 +449,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SMALL.items():
         monkeypatch.setattr(positions_module, name, value)
     monkeypatch.setattr(logs_module, "BATCH_BYTES", 4 << 20)
-    for module in (tail_module, logs_module):
+    for module in (tail_module, log_reader_module):
         monkeypatch.setattr(module, "LOGGED_AT_MOST", 0)
 
 

@@ -29,12 +29,14 @@ IMPORTERS = {
     "bcrypt": ("exporters/net/listener_auth.py", "stack/deploy/credentials.py"),
     "click": tuple(f"stack/cli/{path.name}" for path in (ROOT / "stack/cli").glob("*.py")),
     "cryptography": ("stack/deploy/certificates.py",),
+    "duckdb": tuple(f"exporters/dataset/{name}.py" for name in ("parquet", "query", "sql_guard")),
     "grafanalib": ("dashboards/grafana_json.py",),
     "grpc": ("exporters/tracing/over_grpc.py",),
     "httptools": ("stack/gateway/client_connection.py", "stack/gateway/upstream_client.py"),
     "jinja2": ("stack/templates.py",),
     "markdown_it": ("stack/board/pages.py",),
     "markupsafe": ("stack/templates.py",),
+    "obstore": ("exporters/dataset/s3.py",),
     "opentelemetry": tuple(f"exporters/tracing/{path.name}" for path in (ROOT / "exporters/tracing").glob("*.py")),
     "plotly": (),  # its JavaScript file is read by stack/board/charts.py; its Python is never imported
     "promql_parser": ("exporters/catalogue/promql_ast.py",),
@@ -54,6 +56,8 @@ IMPORTERS = {
                 "gateway",
                 "lab",
                 "metrics",
+                "requests",
+                "rows",
                 "runbook",
                 "tuning",
             )
@@ -104,9 +108,9 @@ EXPORTERS = (
     ("catalogue", "config", "process", "statistics", "text", "native_histogram"),
     ("exposition", "fine_ladder", "protobuf_exposition", "scrape", "net", "gpu", "compat", "source_status"),
     ("events", "requests"),
-    ("engine", "tracing"),
+    ("engine", "tracing", "dataset"),
     ("accounting",),
-    ("sidecar_config", "ingest", "sidecar"),
+    ("sidecar_config", "ingest", "sidecar", "ship_service"),
 )
 
 
@@ -179,7 +183,7 @@ def test_the_drawing_of_imports_is_that_of_the_code():
 # What a second implementation of a job would hold -> the only files that may hold it.
 PLACES = {
     r"\bparse_block\(": (
-        "exporters/ingest.py",
+        "exporters/requests/log_reader.py",
         "exporters/requests/record.py",
         "exporters/requests/read.py",
         "exporters/requests/explain.py",
@@ -235,7 +239,12 @@ WRITERS = {
     "the thresholds overlay": ("alerts.derived_text.overlay", {"stack/cli/alerts.py"}),
     "the checkpoint": (
         "exporters.requests.checkpoint.Checkpoint",
-        {"exporters/requests/store.py", "exporters/sidecar.py"},
+        {
+            "exporters/requests/store.py",
+            "exporters/sidecar.py",
+            "exporters/dataset/ship.py",
+            "exporters/dataset/ship_state.py",
+        },
     ),
 }
 # What may write teams.yaml once, before its operator does: init of the compose files, and the lab.
@@ -333,7 +342,9 @@ def test_what_another_file_needs_has_no_underscore(path):
 
 def test_dependencies_and_imports_agree():
     """Every dependency is used and every import is a dependency."""
-    declared = {Requirement(text).name.lower() for text in PROJECT["dependencies"]}
+    declared = {
+        Requirement(text).name.lower() for text in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["data"])
+    }
     provides = {
         "pyyaml": "yaml",
         "nvidia-ml-py": "pynvml",

@@ -61,7 +61,9 @@ def test_the_pins_are_complete(name, system):
     """Whatever a pinned package needs on that system is pinned for it too, in a version that it allows; as the
     installed metadata tell."""
     here = {
-        pin.name: pin.version for pin in PINS[name].values() if not pin.marker or Marker(pin.marker).evaluate(system)
+        pin.name: pin.version
+        for pin in pins.read(TEXT[name], name)  # one package may have several versions, each with a marker
+        if not pin.marker or Marker(pin.marker).evaluate(system)
     }
     missing = [
         f"{owner} needs {requirement}"

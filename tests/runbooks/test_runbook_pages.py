@@ -27,6 +27,7 @@ from exporters import sidecar, sidecar_config, source_status
 from exporters.catalogue import EVERYTHING, promql_ast, vllm
 from exporters.catalogue import gateway as gateway_series
 from exporters.catalogue import sidecar as sidecar_series
+from exporters.dataset import ship_config
 from exporters.engine.liveness import Cause, EngineState
 from exporters.events import log
 from exporters.requests import record as request_log
@@ -296,7 +297,7 @@ READ_ONLY: dict[str, str] = dict.fromkeys(_READERS.split(), r".*") | {
     "systemctl": r"(status|show|list-units|is-active|cat)\b.*",
     "timedatectl": r"(status|show|timesync-status)?",
     "top": r".*-b.*",
-    "vllm-watch": r"(runbook|metrics|alerts list|doctor|sidecar explain|gateway check|events)\b.*",
+    "vllm-watch": r"(runbook|metrics|alerts list|doctor|sidecar explain|gateway check|events|ship verify)\b.*",
     "wget": r"(?=.*(-qO ?-|-O ?- )).*",
 }
 _BEFORE = (
@@ -535,6 +536,7 @@ _STRUCTS: tuple[type[msgspec.Struct], ...] = (
     request_log.RequestRecord,
     log.TuningEvent,
     sidecar_config.SidecarConfig,
+    ship_config.ShipConfig,
     sidecar_config.EngineTarget,
     sidecar_config.TeamSettings,
     sidecar.Prices,

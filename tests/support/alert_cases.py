@@ -106,6 +106,7 @@ A, B = "10.0.0.1:8000", "10.0.0.2:8000"
 ENGINE = {"job": "vllm", "instance": A}
 MODEL = {**ENGINE, "model_name": "chat"}
 SIDECAR = {"job": "sidecar", "instance": "10.0.0.7:9401"}
+SHIP = {"job": "ship", "instance": "10.0.0.7:9403"}
 GATEWAY = {"job": "gateway", "instance": "10.0.0.5:8010"}
 ALERTMANAGER = {"job": "alertmanager", "instance": "10.0.0.6:9093"}
 PROMETHEUS = {"job": "prometheus", "instance": "10.0.0.4:9090"}
@@ -1723,6 +1724,40 @@ _WATCHERS = (
             " the error in its log (First five minutes, step 3)."
         ),
         below={sidecar("checkpoint_up"): "1x3 0x1 1x40"},
+    ),
+    Case(
+        "VLLMShipFailing",
+        {
+            _written("vllm_watch_ship_up", {**SHIP, "kind": "store"}): "1x3 0x40",
+            _written("vllm_watch_ship_up", {**SHIP, "kind": "disk"}): "1x43",
+            _written("vllm_watch_ship_waiting_bytes", SHIP): "5000x43",
+        },
+        silent_at="13m",
+        fires_at="14m",
+        labels={**SHIP, "kind": "store"},
+        description=(
+            "The shipper 10.0.0.7:9403 has failed to write to its store for 10 min: the data set lacks new requests."
+            " Nothing is lost while the request logs exist. Keep rotated logs, and read the error in its log (First"
+            " five minutes, step 2)."
+        ),
+        below={_written("vllm_watch_ship_up", {**SHIP, "kind": "store"}): "1x3 0x9 1x30"},
+    ),
+    Case(
+        "VLLMDatasetDiffers",
+        {
+            _written("vllm_watch_ship_unexplained", {**SHIP, "kind": "prompt", "model_name": "chat"}): "0x3 120x40",
+            _written("vllm_watch_ship_waiting_bytes", SHIP): "5000x43",
+            _written("vllm_watch_ship_unread_bytes", {**SHIP, "path": "/var/log/requests.jsonl"}): "0x43",
+        },
+        silent_at="18m",
+        fires_at="19m",
+        labels={**SHIP, "kind": "prompt", "model_name": "chat"},
+        description=(
+            "On the last complete day, segments, sidecar and engines differ by 120 prompt of chat without a known"
+            " cause, reports 10.0.0.7:9403. Requests are not affected; reports from the data set may be wrong. Run"
+            " vllm-watch ship verify for the sums (First five minutes, step 2)."
+        ),
+        below={_written("vllm_watch_ship_unexplained", {**SHIP, "kind": "prompt", "model_name": "chat"}): "0x43"},
     ),
     Case(
         "VLLMSpansDropped",

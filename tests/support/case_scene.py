@@ -147,7 +147,7 @@ def whole_scene() -> tuple[Line, ...]:
     known = {
         "vllm-0:8000": cases.A, "vllm-1:8000": cases.B, "qwen3-8b": cases.MODEL["model_name"],
         "sidecar:9401": cases.SIDECAR["instance"], "gateway:8010": cases.GATEWAY["instance"],
-        "prometheus:9090": cases.PROMETHEUS["instance"],
+        "ship:9403": cases.SHIP["instance"], "prometheus:9090": cases.PROMETHEUS["instance"],
         "dcgm:9400": cases.DCGM["instance"], fixtures.CARDS[0]: cases.CARD["uuid"],
         fixtures.OTHER_CARD: cases.DCGM["UUID"],
         fixtures.WORDS["path"][0]: _of_a_case("path"),

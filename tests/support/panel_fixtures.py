@@ -30,6 +30,7 @@ from exporters.catalogue import (
     promql,
     reconciled,
     self_monitoring,
+    ship,
     sidecar,
     vllm,
 )
@@ -220,6 +221,10 @@ SETS: dict[Metric, tuple[Labels, ...]] = {
     sidecar.SOURCE_AGE: _SIDECAR_SOURCES,
     sidecar.SOURCE_DURATION: _SIDECAR_SOURCES,
     sidecar.SOURCE_ERRORS: tuple({**source, "reason": "timeout"} for source in _SIDECAR_SOURCES),
+    ship.SHIP_UP: tuple({"kind": kind} for kind in ("store", "disk")),
+    ship.SHIPPED_TOKENS: tuple({"type": kind} for kind in ("prompt", "completion", "cached")),
+    ship.SHIP_UNEXPLAINED: tuple({"kind": kind} for kind in ("requests", "prompt", "cached", "completion")),
+    ship.SHIP_BAD_LINES: tuple({"reason": why} for why in ("json", "type", "range", "size", "long")),
     gateway.REQUESTS: tuple(
         {"outcome": outcome, "status": status}
         for outcome, status in (
@@ -354,6 +359,7 @@ LEVEL: dict[Metric, float] = {
     prometheus.SCRAPE_SAMPLES: 900,
     prometheus.SCRAPE_SAMPLES_KEPT: 900,
     prometheus.SAMPLE_LIMIT: 2000,
+    ship.SHIP_UNEXPLAINED: 0,
     gateway.RUNNING: 24,
     gateway.WAITING: 6,
     gateway.WAIT_ESTIMATE: 4,
@@ -431,7 +437,7 @@ class Setting:
     bare: bool = False  # the collector leaves `_total` out, as it does unless told otherwise
 
 
-ALL_WATCHERS = ("sidecar", "gateway", "lab", "dcgm", "prometheus", "alertmanager", "otelcol")
+ALL_WATCHERS = ("sidecar", "gateway", "ship", "lab", "dcgm", "prometheus", "alertmanager", "otelcol")
 
 
 def scenes() -> tuple[Scene, ...]:
@@ -653,7 +659,7 @@ def _scraped(target: Labels, *, up: bool = True) -> Iterator[Line]:
 def _watchers(engines: Sequence[Engine], setting: Setting, there: Sequence[str]) -> Iterator[Line]:
     groups: tuple[tuple[str, str, tuple[Metric, ...]], ...] = (
         ("sidecar", "sidecar:9401", (*sidecar.SIDECAR, *gpu.GPU)), ("gateway", "gateway:8010", gateway.GATEWAY),
-        ("lab", "lab:9402", sidecar.LAB),
+        ("ship", "ship:9403", ship.SHIP), ("lab", "lab:9402", sidecar.LAB),
         ("dcgm", "dcgm:9400", dcgm.DCGM), ("prometheus", "prometheus:9090", self_monitoring.PROMETHEUS_SERVER),
         ("alertmanager", "alertmanager:9093", self_monitoring.ALERTMANAGER),
         ("otelcol", "otelcol:8888", self_monitoring.COLLECTOR),

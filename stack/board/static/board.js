@@ -38,6 +38,12 @@
     const text = next.toString();
     return `/d/${uid}${text ? `?${text}` : ""}`;
   };
+  const requests = () => {
+    const models = parameters.getAll("var-model_name").filter((one) => one && one !== "All" && one !== "$__all");
+    const next = new URLSearchParams(models.map((one) => ["model", one]));
+    for (const name of ["from", "to"]) if (parameters.get(name)) next.append(name, parameters.get(name));
+    return `/requests?${next}`;
+  };
   const note = (changes, drop = []) => {
     parameters = kept(changes, drop);
     if (!SNAPSHOT) history.pushState(null, "", addressOf(board.uid, parameters));
@@ -118,7 +124,8 @@
         href: SNAPSHOT ? `#${one.uid}` : addressOf(one.uid, kept({}, ["viewPanel"])), text: title(one.title), "aria-current": one.uid === board.uid ? "page" : false,
       }),
     ),
-    SNAPSHOT || !DATA.runbooks ? "" : make("a", { class: "aside", href: "/runbooks/", text: "Runbooks" }),
+    SNAPSHOT || !DATA.requests ? "" : make("a", { class: "aside", href: requests(), text: "Requests" }),
+    SNAPSHOT || !DATA.runbooks ? "" : make("a", { class: DATA.requests ? "" : "aside", href: "/runbooks/", text: "Runbooks" }),
   ];
 
   const closeOthers = (event) => {
@@ -367,6 +374,7 @@
   const about = (panel) => {
     const links = [];
     if (panel.detail) links.push(make("a", { href: SNAPSHOT ? `#${panel.detail}` : addressOf(panel.detail, kept({}, ["viewPanel"])), text: `More: ${title((DATA.boards.find((one) => one.uid === panel.detail) || { title: panel.detail }).title)} board` }));
+    if (!SNAPSHOT && DATA.requests) links.push(make("a", { href: requests(), text: "Requests of this time" }));
     for (const alert of panel.alerts) links.push(runbook(alert) ? make("a", { href: runbook(alert), text: `Runbook: ${alert}` }) : make("span", { text: `Runbook: ${alert}` }));
     if (SNAPSHOT && !DATA.boards.some((one) => one.uid === panel.detail)) links.splice(0, panel.detail ? 1 : 0);
     return [

@@ -296,7 +296,7 @@ def test_no_name_is_a_formula_in_a_spreadsheet(tmp_path):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ((), "name either --prometheus URL or --log FILE"),
+        ((), "name either --prometheus URL, --log FILE or --data LOCATION"),
         (("--log", "none.jsonl"), "none.jsonl: No such file or directory"),
         (("--log", "LOG", "--gpus", "chat=many"), "--gpus 'chat=many' is no number of GPUs; write it like 4 or chat=4"),
         (("--log", "LOG", "--log", "LOG"), "--log lists a file twice"),

@@ -151,7 +151,7 @@ def test_two_writers_never_share_a_file(tmp_path):
     path = tmp_path / "state"
     first = Checkpoint(path)
     first.open()
-    with pytest.raises(Locked, match="in use by another sidecar; give each its own"):
+    with pytest.raises(Locked, match="in use by another process; give each its own"):
         Checkpoint(path).open()
     first.close()
     code = "import sys, os; from pathlib import Path; from exporters.requests.checkpoint import Checkpoint\n"

@@ -1,0 +1,299 @@
+"""Requests of a data set and of live logs as one relation of DuckDB, with the documented views.
+
+Invariant: a request is in the relation once. Segments come from manifests, and lines of a log count from the position
+that the shipper committed together with its last segments; if that moves meanwhile, both are read again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import msgspec
+
+from exporters.dataset import catalog, columns, layout, views
+from exporters.dataset.layout import BadDataset, LogSegment
+from exporters.dataset.live import live_records
+from exporters.dataset.objects import FolderStore, ObjectStore, S3Access
+from exporters.dataset.parquet import SegmentMaker, connect
+from exporters.dataset.segment_buffer import SegmentBuffer
+from exporters.dataset.shipped import ShippedState
+from exporters.requests.record import FieldMap, RequestRecord
+from exporters.requests.store import WINDOW, LogTotals, RecentRequests
+
+MEMORY_MB = 1024
+BATCH_ROWS = 2048
+LIVE_BYTES = 64 << 20  # of lines in memory and in one file
+READ_AGAIN = 5  # a shipper commits every few seconds at most
+_RECORD = {
+    column.name: f"strftime({column.name} AT TIME ZONE 'UTC', '%Y-%m-%dT%H:%M:%S.%fZ') AS ts"
+    if column.name == "ts"
+    else column.name
+    for column in columns.OF_RECORD
+}
+_decoder = msgspec.json.Decoder(RequestRecord)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSource:
+    """Source of requests: a data set, logs, or both.
+
+    location: folder or s3://bucket/prefix. shipped: reads the state of the shipper of these logs; without it all lines
+    of the logs count. fields: names of the logs' fields. cluster: of live lines. clusters, models: empty means all.
+    cache: folder for copies of segments of an object store."""
+
+    location: str | None = None
+    logs: tuple[Path, ...] = ()
+    shipped: Callable[[], ShippedState] | None = None
+    fields: FieldMap | None = None
+    s3: S3Access | None = None
+    cluster: str | None = None
+    clusters: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    cache: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not self.location and not self.logs:
+            raise ValueError("no requests to read: name a data set with --data, or a request log with --log")
+        if len({path.resolve() for path in self.logs}) != len(self.logs):
+            raise ValueError("--log lists a file twice; it would be counted twice")
+
+
+@dataclass(slots=True)
+class RequestData:
+    """Open relation `recorded` and the views of views.py over it.
+
+    damaged: segments that were left out, by message. live: records that are in no segment yet."""
+
+    connection: duckdb.DuckDBPyConnection
+    damaged: list[str] = field(default_factory=list)
+    totals: LogTotals = field(default_factory=LogTotals)
+    segments: int = 0
+    live: int = 0
+    files: list[Path] = field(default_factory=list)
+
+    @property
+    def notes(self) -> list[str]:
+        """Return what a reader must know about the completeness of the answer."""
+        found = [f"left out: {message}" for message in self.damaged]
+        if self.damaged:
+            found.append(f"{len(self.damaged)} of {self.segments} segments are left out; totals are too low")
+        found += [f"{count} lines are no request record ({why})" for why, count in self.totals.bad.items() if count]
+        return found + [
+            f"{path}: {count} {'fault' if count == 1 else 'faults'} while reading ({why})"
+            for path, faults in self.totals.faults.items()
+            for why, count in faults.items()
+            if count
+        ]
+
+    def select(self, sql: str, parameters: Sequence[object] = ()) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """Return names and rows of a query of ours. Raises ValueError with the engine's sentence."""
+        try:
+            result = self.connection.execute(sql, parameters)
+            return [name for name, *_ in result.description or ()], result.fetchall()
+        except duckdb.Error as error:
+            raise ValueError(first_line(error)) from error
+
+    def records(
+        self,
+        where: str = "true",
+        parameters: Sequence[object] = (),
+        order: str = "",
+        limit: int | None = None,
+        fields: Collection[str] = (),
+    ) -> Iterator[RequestRecord]:
+        """Yield records in bounded batches. where, order: SQL of ours over the columns of `requests`.
+
+        fields: those that are read besides request_id; empty means all."""
+        listed = ", ".join(sql for name, sql in _RECORD.items() if not fields or name in fields or name == "request_id")
+        sql = f"SELECT to_json(r) FROM (SELECT {listed} FROM requests WHERE {where}"  # noqa: S608 (ours)
+        sql += f"{order and f' ORDER BY {order}'}{'' if limit is None else f' LIMIT {limit}'}) AS r"
+        try:
+            result = self.connection.cursor().execute(sql, parameters)
+            while rows := result.fetchmany(BATCH_ROWS):
+                yield from _decoder.decode_lines("\n".join([row[0] for row in rows]))
+        except duckdb.Error as error:
+            raise ValueError(first_line(error)) from error
+
+
+def first_line(error: Exception) -> str:
+    """Return an error of DuckDB as one sentence."""
+    return str(error).strip().partition("\n")[0]
+
+
+def segment_cache() -> Path:
+    """Return the user's folder for copies of segments."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vllm-watch" / "segments"
+
+
+@contextlib.contextmanager
+def open_requests(
+    source: RequestSource,
+    since_s: float | None = None,
+    until_s: float | None = None,
+    *,
+    memory_mb: int = MEMORY_MB,
+    threads: int | None = None,
+) -> Iterator[RequestData]:
+    """Open the requests that ended in [since, until), unix seconds; without bounds also those without a time.
+
+    Raises BadDataset, BadConfig, ValueError, OSError (StoreError included)."""
+    with tempfile.TemporaryDirectory(prefix="vllm-watch-") as folder:
+        scratch = Path(folder)
+        connection = connect(memory_mb, threads or min(4, os.cpu_count() or 1), scratch / "spill")
+        data = RequestData(connection)
+        try:
+            _gather(data, source, since_s, until_s, scratch)
+            _create_views(data, since_s, until_s)
+            yield data
+        finally:
+            connection.close()
+
+
+def describe_views() -> list[tuple[str, str, str, str]]:
+    """Return view, column, type and what a row of the view is, for each column."""
+    data = RequestData(connect())
+    _create_views(data, None, None)
+    found = [
+        (view.name, column, kind, view.meaning)
+        for view in views.VIEWS
+        for column, kind, *_ in data.select(f"DESCRIBE {view.name}")[1]
+    ]
+    data.connection.close()
+    return found
+
+
+def _create_views(data: RequestData, since_s: float | None, until_s: float | None) -> None:
+    data.connection.execute(f"CREATE VIEW recorded AS {_relation(data, since_s, until_s)}")
+    for view in views.VIEWS:
+        data.connection.execute(f"CREATE VIEW {view.name} AS {view.select(views.DUCKDB)}")
+
+
+def _gather(
+    data: RequestData, source: RequestSource, since_s: float | None, until_s: float | None, scratch: Path
+) -> None:
+    """Collect the files: segments, and one of live lines, of the same commit of the shipper."""
+    store = catalog.open_store(source.location, source.s3) if source.location else None
+    for attempt in range(READ_AGAIN):
+        data.files, data.damaged, data.totals = [], [], LogTotals()
+        state = source.shipped() if source.shipped else ShippedState()
+        listed = _segments(store, source, since_s, until_s) if store else []
+        keys = {segment.key for segment in listed}
+        pending = [path for segment, path in state.pending if segment.key not in keys]
+        data.segments = len(listed) + len(pending)
+        for segment in listed:
+            try:
+                data.files.append(_local(store, segment, source.cache or segment_cache()) if store else Path())
+            except BadDataset as error:
+                data.damaged.append(str(error))
+        # a copy: the shipper deletes its file as soon as the segment is stored
+        with contextlib.suppress(FileNotFoundError):
+            data.files += [_kept(path, scratch) for path in pending]
+            data.live = _live(data, source, state, scratch / f"live-{attempt}")
+            now = source.shipped() if source.shipped else state
+            if (now.number, now.pending) == (state.number, state.pending):
+                return
+    raise BadDataset(f"{source.location} changed {READ_AGAIN} times while it was read; try again")
+
+
+def _kept(path: Path, scratch: Path) -> Path:
+    """Return a second name of a file, or a copy where there can be none. Raises FileNotFoundError."""
+    kept = scratch / path.name
+    if not kept.exists():
+        try:
+            os.link(path, kept)
+        except OSError:
+            shutil.copyfile(path, kept)
+    return kept
+
+
+def _segments(
+    store: ObjectStore, source: RequestSource, since_s: float | None, until_s: float | None
+) -> list[LogSegment]:
+    if isinstance(store, FolderStore) and not store.folder.is_dir():
+        raise BadDataset(f"{store.name} is no data set: there is no such folder")
+    if not any(True for _ in catalog.writers(store)):
+        raise BadDataset(f"{store.name} is no data set: nothing was shipped to it")
+    undated = since_s is None and until_s is None
+    if since_s is None or until_s is None:
+        first_s, last_s = _days(store)
+        since_s, until_s = first_s if since_s is None else since_s, last_s if until_s is None else until_s
+    return catalog.segments(store, since_s, until_s, source.clusters, source.models, undated=undated)
+
+
+def _days(store: ObjectStore) -> tuple[float, float]:
+    """Return start and end of the days of a data set, in unix seconds."""
+    days = {key.split("/")[1].removeprefix("day=") for key in store.keys(f"{layout.MANIFESTS}/")} - {layout.UNDATED}
+    if not days:
+        return 0.0, 0.0
+    first, last = (datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp() for day in (min(days), max(days)))
+    return first, last + 86_400.0
+
+
+_verified: dict[tuple[str, int, int], str] = {}  # path, size and time of change of files whose hash was compared
+
+
+def _local(store: ObjectStore, segment: LogSegment, cache: Path) -> Path:
+    """Return a local file of a segment; a file of a folder is hashed again only after a change."""
+    if not isinstance(store, FolderStore) or not (path := store.path(segment.key)).is_file():
+        return catalog.local_copy(store, segment, cache)
+    stat = path.stat()
+    key = str(path), stat.st_size, stat.st_mtime_ns
+    if _verified.get(key) != segment.sha256:
+        catalog.local_copy(store, segment, cache)
+        _verified[key] = segment.sha256
+    return path
+
+
+def _live(data: RequestData, source: RequestSource, state: ShippedState, scratch: Path) -> int:
+    """Write the live records as segments of our own; return their number. Raises OSError."""
+    window, count = RecentRequests(max(WINDOW, 2 * len(state.requests))), 0
+    window.restore(state.requests)
+    scratch.mkdir()
+    maker, buffer = SegmentMaker(scratch, source.cluster or "", ""), SegmentBuffer(scratch / "live.jsonl")
+    for path in source.logs:
+        if not source.shipped and not path.exists():
+            raise ValueError(f"{path}: no such request log")
+        # as the shipper itself begins: rotated files of before its first start are not its own
+        since = state.positions.get(os.path.abspath(path)) if source.shipped else ()
+        for records in live_records(path, since, source.fields or FieldMap(), window, data.totals):
+            count += len(records)
+            buffer.add(records)
+            if buffer.bytes > LIVE_BYTES:
+                _seal(data, maker, buffer)
+    if buffer.bytes:
+        _seal(data, maker, buffer)
+    buffer.close()
+    return count
+
+
+def _seal(data: RequestData, maker: SegmentMaker, buffer: SegmentBuffer) -> None:
+    data.files += [file.path for file in maker.seal(buffer.path, buffer.sums)]
+    buffer.clear()
+
+
+def _relation(data: RequestData, since_s: float | None, until_s: float | None) -> str:
+    parts = [columns.empty_select()]
+    if data.files:
+        files = ", ".join(quoted(str(path)) for path in data.files)
+        read = f"read_parquet([{files}], union_by_name = true, hive_partitioning = false)"
+        parts.append(f"SELECT * FROM {read}")  # noqa: S608 (ours)
+    source = " UNION ALL BY NAME ".join(parts)
+    bounds = [
+        f"ts {sign} TIMESTAMPTZ '{datetime.fromtimestamp(at_s, UTC).isoformat()}'"
+        for sign, at_s in ((">=", since_s), ("<", until_s))
+        if at_s is not None
+    ]
+    names = ", ".join(column.name for column in columns.COLUMNS)
+    return f"SELECT {names} FROM ({source}){' WHERE ' + ' AND '.join(bounds) if bounds else ''}"  # noqa: S608
+
+
+def quoted(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"

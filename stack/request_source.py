@@ -1,0 +1,108 @@
+"""Options that name where requests are read from: a data set, request logs, or both."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from stack import config
+from stack.option import Opt
+
+if TYPE_CHECKING:
+    from exporters.dataset.query import RequestData, RequestSource
+    from exporters.requests.read import BadLines, RecordReader
+    from exporters.requests.record import RequestRecord
+
+
+def require_libraries() -> None:
+    """Raise BadDataset if the extra `data` is not installed."""
+    from exporters.dataset.catalog import NEEDS_EXTRA
+    from exporters.dataset.layout import BadDataset
+
+    if importlib.util.find_spec("duckdb") is None:
+        raise BadDataset(f"DuckDB is missing; {NEEDS_EXTRA}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSourceOptions:
+    """Data set and logs. ship_config: of the shipper on this machine: data set, access to it, logs and positions."""
+
+    data: Annotated[str | None, Opt(metavar="LOCATION", help="Data set of `ship`: folder or s3://bucket/prefix.")] = (
+        None
+    )
+    logs: Annotated[
+        tuple[Path, ...], Opt(name="--log", file=True, help="Request log, with its rotated files; repeatable.")
+    ] = ()
+    ship_config: Annotated[
+        Path | None, Opt(file=True, help="The shipper's YAML: its data set, and lines not shipped yet.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.ship_config and (self.data or self.logs):
+            raise ValueError("--ship-config names data set and logs; omit --data and --log")
+        if self.data and self.logs:
+            raise ValueError("--data and --log would count shipped lines twice; name the shipper's file, --ship-config")
+
+    @property
+    def any(self) -> bool:
+        return bool(self.data or self.logs or self.ship_config)
+
+    @property
+    def has_data(self) -> bool:
+        return bool(self.data or self.ship_config)
+
+    def source(self) -> RequestSource:
+        """Return what is meant. Raises BadConfig, ValueError, and BadDataset if the libraries are missing."""
+        require_libraries()
+        from exporters.dataset.query import RequestSource
+        from exporters.dataset.shipped import read_shipped
+
+        if self.ship_config is None:
+            return RequestSource(location=self.data, logs=self.logs)
+        shipper = config.ship(self.ship_config)
+        return RequestSource(
+            location=shipper.dataset,
+            logs=tuple(map(Path, shipper.requests_log)),
+            shipped=lambda: read_shipped(Path(shipper.state), shipper.remember),
+            fields=shipper.fields,
+            s3=shipper.s3,
+            cluster=shipper.cluster,
+        )
+
+    def open(self, since_s: float | None, until_s: float | None) -> AbstractContextManager[RequestData]:
+        """Open the requests of a time range. Raises what `source` and `open_requests` raise."""
+        source = self.source()
+        from exporters.dataset.query import open_requests
+
+        return open_requests(source, since_s, until_s)
+
+
+LATER_S = 86_400.0  # a request that ran in a period may have ended this much later
+
+
+def data_reader(
+    location: str,
+    since_s: float | None = None,
+    until_s: float | None = None,
+    order: str = "started_at",
+    fields: Collection[str] = (),
+) -> RecordReader:
+    """Return a reader of a data set for the commands that read request logs; of requests that ran in a period.
+
+    fields: those that the command needs; empty means all.
+
+    Raises BadDataset if the libraries are missing. The reader raises what `open_requests` raises, and ValueError for a
+    damaged segment: totals without it would be wrong."""
+
+    def read(_: BadLines) -> Iterator[RequestRecord]:
+        later_s = None if until_s is None else until_s + LATER_S
+        with RequestSourceOptions(data=location).open(since_s, later_s) as data:
+            if data.damaged:
+                raise ValueError(f"{data.damaged[0]}; `vllm-watch requests` answers without it")
+            yield from data.records(order=order, fields=fields)
+
+    return read

@@ -1,0 +1,497 @@
+"""Shipping against a folder and against a stand-in of S3, which checks signatures: faults of the store, two writers,
+merging, retention, a full disk, and SIGKILL of the real process."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import s3_standin
+import yaml
+from s3_standin import S3Standin
+
+from exporters.config import BadConfig
+from exporters.dataset import catalog, layout, parquet, upkeep
+from exporters.dataset.layout import BadDataset, Sums, total
+from exporters.dataset.objects import FolderStore, ObjectStore, S3Access, StoreError
+from exporters.dataset.ship import Shipper, ship_once
+from exporters.dataset.ship_config import ShipConfig
+from exporters.dataset.writer import WriterConflict
+from exporters.requests.checkpoint import Locked
+from exporters.requests.record import RequestRecord, timestamp, to_line
+
+NOON = 1_795_608_000.0  # 2026-11-25T12:00:00Z
+FOREVER = (NOON - 20 * 86_400, NOON + 20 * 86_400)
+
+
+def lines(first: int, count: int, at_s: float = NOON, model: str = "chat") -> bytes:
+    return b"".join(
+        to_line(
+            RequestRecord(
+                request_id=f"{number:032x}",
+                span_id=f"{number:016x}",
+                ts=timestamp(at_s + number / 1000),
+                team=f"team-{number % 3}",
+                model=model,
+                outcome="ok",
+                prompt_tokens=number,
+                cached_tokens=number // 2,
+                completion_tokens=7,
+            )
+        )
+        for number in range(first, first + count)
+    )
+
+
+def expected(count: int) -> Sums:
+    numbers = range(count)
+    return Sums(count, sum(numbers), sum(number // 2 for number in numbers), 7 * count)
+
+
+class Clock:
+    """Unix seconds and a monotonic clock that a test moves."""
+
+    def __init__(self, now_s: float = NOON) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "requests.jsonl").touch()
+    return tmp_path
+
+
+def config_of(folder: Path, **fields: object) -> ShipConfig:
+    given = {
+        "dataset": str(folder / "dataset"),
+        "cluster": "prod",
+        "writer": "gw-0",
+        "requests_log": (str(folder / "requests.jsonl"),),
+        "state": str(folder / "state"),
+    }
+    return ShipConfig(**(given | fields))  # type: ignore[arg-type]
+
+
+def append(folder: Path, data: bytes) -> None:
+    with (folder / "requests.jsonl").open("ab") as log:
+        log.write(data)
+
+
+def ship_all(shipper: Shipper, clock: Clock) -> None:
+    """Ship everything that is there, with retries."""
+    for _ in range(50):
+        clock.now_s += 10
+        shipper.step(last=True)
+        if not shipper.state.last.pending and not shipper.buffer.bytes and not shipper.store_error:
+            return
+    raise AssertionError(shipper.store_error or shipper.disk_error)
+
+
+def stored(store: ObjectStore) -> Sums:
+    return total(segment.sums for segment in catalog.segments(store, *FOREVER))
+
+
+def read_back(store: ObjectStore, cache: Path) -> Sums:
+    """Sums of the rows themselves, each once."""
+    paths = [str(catalog.local_copy(store, segment, cache)) for segment in catalog.segments(store, *FOREVER)]
+    with parquet.connect() as db:
+        ((ids, *sums),) = db.execute(
+            "SELECT count(DISTINCT request_id), count(*), sum(prompt_tokens), sum(cached_tokens),"
+            " sum(completion_tokens) FROM read_parquet($paths)",
+            {"paths": paths},
+        ).fetchall()
+    assert ids == sums[0]
+    return Sums(*map(int, sums))
+
+
+# --- a store that signs and fails
+
+
+@pytest.fixture
+def standin() -> Iterator[S3Standin]:
+    with s3_standin.running() as server:
+        yield server
+
+
+def access(folder: Path, standin: S3Standin, secret: str = s3_standin.SECRET_KEY) -> S3Access:
+    credentials = folder / "credentials"
+    credentials.write_text(
+        f"[default]\naws_access_key_id = {s3_standin.ACCESS_KEY}\naws_secret_access_key = {secret}\n"
+    )
+    return S3Access(
+        endpoint=standin.endpoint, region=s3_standin.REGION, credentials_file=str(credentials), retry_s=0.2, timeout_s=5
+    )
+
+
+FAULTS = [
+    [("PUT", "day=", "500")] * 6,
+    [("PUT", "day=", "stored then 500")],
+    [("PUT", "day=", "stored then cut")],
+    [("PUT", "manifests/", "500")] * 6,
+    [("PUT", "manifests/", "stored then 500")],
+    [("PUT", "manifests/", "stored then cut")],
+    [("PUT", "writers/", "stored then 500")],
+    [("PUT", "writers/", "stored then cut")],
+    [("GET", "manifests/", "500")] * 6,
+    [("PUT", kind, fault) for kind in ("day=", "manifests/", "writers/") for fault in ("500", "stored then cut")],
+]
+
+
+@pytest.mark.parametrize("faults", FAULTS, ids=lambda faults: f"{len(faults)} {' '.join(faults[0])}")
+def test_a_failing_store_loses_and_repeats_nothing(folder, standin, faults):
+    settings = config_of(folder, dataset="s3://logs/ds", s3=access(folder, standin))
+    clock = Clock()
+    shipper = Shipper(settings, clock=clock, ticks=clock)
+    shipper.claim()
+    for at in (0, 100):
+        append(folder, lines(at, 100))
+        standin.faults = list(faults) if at else []
+        ship_all(shipper, clock)
+        assert not shipper.state.last.pending
+    shipper.close()
+    store = catalog.open_store(settings.dataset, settings.s3)
+    standin.late = {key for key in standin.objects if not key.startswith("ds/writers/")}
+    assert expected(200) == stored(store) == read_back(store, folder / "cache")
+    assert [] == standin.rejected == standin.faults
+
+
+def test_a_store_without_the_right_key_is_named(folder, standin):
+    secret = "wJalrXUtnFEMI/WRONG"
+    settings = config_of(folder, dataset="s3://logs/ds", s3=access(folder, standin, secret))
+    shipper = Shipper(settings)
+    with pytest.raises(StoreError, match=r"s3://logs/ds: writers/cluster=prod/gw-0\.json") as error:
+        shipper.claim()
+    assert secret not in str(error.value)
+    assert standin.rejected
+    assert {} == standin.objects
+    shipper.close()
+
+
+def test_credentials_without_a_key_are_refused(folder):
+    (folder / "credentials").write_text("[other]\naws_access_key_id = a\n")
+    with pytest.raises(BadConfig, match=r"needs the section \[default\]"):
+        catalog.open_store("s3://logs", S3Access(credentials_file=str(folder / "credentials")))
+
+
+@pytest.mark.parametrize("endpoint", ["http://s3.example.org", "ftp://127.0.0.1", "s3.example.org"])
+def test_a_store_elsewhere_needs_tls(endpoint):
+    with pytest.raises(ValueError, match="must begin with https://"):
+        S3Access(endpoint=endpoint)
+
+
+# --- two writers
+
+
+def test_another_state_cannot_write_under_a_taken_name(folder):
+    append(folder, lines(0, 10))
+    ship_once(config_of(folder))
+    with pytest.raises(WriterConflict, match="belongs to another state"):
+        ship_once(config_of(folder, state=str(folder / "other")))
+    assert expected(10) == stored(FolderStore(folder / "dataset"))
+    ship_once(config_of(folder, state=str(folder / "third"), writer="gw-1"))
+    assert 20 == stored(FolderStore(folder / "dataset")).requests, "another writer is another log"
+
+
+def test_two_processes_cannot_share_a_state(folder):
+    first = Shipper(config_of(folder))
+    with pytest.raises(Locked):
+        Shipper(config_of(folder))
+    first.close()
+
+
+def test_an_old_copy_of_a_state_is_refused(folder):
+    append(folder, lines(0, 10))
+    ship_once(config_of(folder))
+    shutil.copytree(folder / "state", folder / "copy")
+    append(folder, lines(10, 10))
+    ship_once(config_of(folder))
+    with pytest.raises(WriterConflict, match="it is an old copy"):
+        ship_once(config_of(folder, state=str(folder / "copy")))
+    assert expected(20) == stored(FolderStore(folder / "dataset"))
+
+
+def test_of_two_copies_of_a_state_the_older_process_stops(folder):
+    append(folder, lines(0, 10))
+    ship_once(config_of(folder))
+    shutil.copytree(folder / "state", folder / "copy")
+    clock = Clock()
+    first = Shipper(config_of(folder), clock=clock, ticks=clock)
+    first.claim()
+    second = Shipper(config_of(folder, state=str(folder / "copy")), clock=clock, ticks=clock)
+    second.claim()
+    append(folder, lines(10, 10))
+    with pytest.raises(WriterConflict, match="another process writes as gw-0"):
+        first.step(last=True)
+    ship_all(second, clock)
+    assert expected(20) == stored(FolderStore(folder / "dataset")) == read_back(second.writer.store, folder)
+    first.close()
+    second.close()
+
+
+def test_a_manifest_of_another_process_is_not_overwritten(folder):
+    """Even if it passed the claim, as between a check and a write."""
+    append(folder, lines(0, 10))
+    ship_once(config_of(folder))
+    shutil.copytree(folder / "state", folder / "copy")
+    shutil.copytree(folder / "dataset" / "writers", folder / "writers")
+    append(folder, lines(10, 10))
+    ship_once(config_of(folder))
+    shutil.copytree(folder / "writers", folder / "dataset" / "writers", dirs_exist_ok=True)
+    append(folder, lines(20, 10))
+    with pytest.raises(WriterConflict, match="of another process that writes as gw-0"):
+        ship_once(config_of(folder, state=str(folder / "copy")))
+    assert expected(20) == stored(FolderStore(folder / "dataset"))
+
+
+# --- the disk
+
+
+def test_a_full_disk_keeps_every_record(folder, monkeypatch):
+    append(folder, lines(0, 50))
+    clock = Clock()
+    shipper = Shipper(config_of(folder), clock=clock, ticks=clock)
+    shipper.claim()
+    pwrite = os.pwrite
+
+    def full(fd: int, data: bytes, at: int) -> int:
+        if at > 1000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return pwrite(fd, data[:700], at)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    shipper.step()
+    assert "No space left" in shipper.disk_error
+    append(folder, lines(50, 50))
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    ship_all(shipper, clock)
+    assert expected(100) == stored(shipper.writer.store) == read_back(shipper.writer.store, folder)
+    shipper.close()
+
+
+def test_reading_waits_while_the_spool_is_full(folder, monkeypatch):
+    append(folder, lines(0, 20_000))
+    clock = Clock()
+    shipper = Shipper(config_of(folder, seal_bytes=1 << 20, spool_bytes=2 << 20), clock=clock, ticks=clock)
+    shipper.claim()
+    monkeypatch.setattr(Shipper, "spool_bytes", 3 << 20)
+    shipper.step()
+    assert 0 == shipper.buffer.sums.requests
+    monkeypatch.undo()
+    ship_all(shipper, clock)
+    while shipper.step():
+        clock.now_s += 1
+    ship_all(shipper, clock)
+    assert expected(20_000) == stored(shipper.writer.store)
+    shipper.close()
+
+
+# --- upkeep
+
+
+def test_small_segments_are_merged_and_then_deleted(folder):
+    clock = Clock()
+    shipper = Shipper(config_of(folder, grace_s=600), clock=clock, ticks=clock)
+    shipper.claim()
+    for at in range(upkeep.MERGE_FROM):
+        append(folder, lines(at * 10, 10))
+        ship_all(shipper, clock)
+    store = shipper.writer.store
+    assert upkeep.MERGE_FROM == len(before := catalog.segments(store, *FOREVER))
+    while shipper.step():
+        pass
+    (merged,) = catalog.segments(store, *FOREVER)
+    assert expected(80) == merged.sums == read_back(store, folder)
+    assert all(store.get(segment.key) for segment in before), "a query that has begun still reads them"
+    clock.now_s += 700
+    while shipper.step():
+        pass
+    assert [merged.key] == [key for key in store.keys("") if key.endswith(".parquet")]
+    shipper.close()
+
+
+def test_a_damaged_segment_is_named_and_not_merged(folder, caplog):
+    clock = Clock()
+    shipper = Shipper(config_of(folder, grace_s=0), clock=clock, ticks=clock)
+    shipper.claim()
+    for at in range(upkeep.MERGE_FROM + 1):
+        append(folder, lines(at * 10, 10))
+        ship_all(shipper, clock)
+    store = shipper.writer.store
+    damaged = min(catalog.segments(store, *FOREVER), key=lambda segment: segment.min_ts or 0)
+    path = folder / "dataset" / damaged.key
+    path.write_bytes(path.read_bytes()[:-1] + b"X")
+    for _ in range(5):
+        clock.now_s += 100
+        shipper.step()
+    assert damaged.key in caplog.text
+    assert "is damaged" in caplog.text
+    keys = {segment.key for segment in catalog.segments(store, *FOREVER)}
+    assert damaged.key in keys, "what is damaged stays, to be repaired or looked at"
+    assert 2 == len(keys)
+    with pytest.raises(BadDataset, match="is damaged"):
+        catalog.local_copy(store, damaged, folder)
+    shipper.close()
+
+
+def test_days_beyond_the_retention_are_deleted(folder):
+    append(folder, lines(0, 10, NOON - 10 * 86_400) + lines(10, 10, NOON - 2 * 86_400))
+    clock = Clock()
+    shipper = Shipper(config_of(folder, retain_days=5, grace_s=0), clock=clock, ticks=clock)
+    shipper.claim()
+    ship_all(shipper, clock)
+    store = shipper.writer.store
+    assert 20 == stored(store).requests
+    for _ in range(20):
+        clock.now_s += 100
+        shipper.step()
+    assert ["2026-11-23"] == [segment.day for segment in catalog.segments(store, *FOREVER)]
+    assert all("2026-11-15" not in key for key in store.keys(""))
+    shipper.close()
+
+
+def test_bad_lines_are_counted_and_left_out(folder):
+    append(folder, lines(0, 5) + b'{"request_id":17}\n{"no\n' + lines(5, 5))
+    shipper = Shipper(config_of(folder))
+    shipper.claim()
+    shipper.step(last=True)
+    assert {"type": 1, "json": 1} == {why: count for why, count in shipper.state.last.totals.bad.items() if count}
+    assert expected(10) == stored(shipper.writer.store)
+    shipper.close()
+
+
+def test_an_unreadable_log_does_not_stop_the_others(folder):
+    (folder / "other.jsonl").mkdir()
+    logs = (str(folder / "other.jsonl"), str(folder / "requests.jsonl"))
+    append(folder, lines(0, 10))
+    clock = Clock()
+    shipper = Shipper(config_of(folder, requests_log=logs), clock=clock, ticks=clock)
+    shipper.claim()
+    shipper.step()
+    shipper.step(last=True)
+    assert expected(10) == stored(shipper.writer.store)
+    assert "other.jsonl cannot be read" in shipper.disk_error
+    (folder / "other.jsonl").rmdir()
+    (folder / "other.jsonl").write_bytes(lines(10, 10))
+    ship_all(shipper, clock)
+    ship_all(shipper, clock)
+    assert expected(20) == stored(shipper.writer.store)
+    assert "" == shipper.disk_error
+    shipper.close()
+
+
+def test_lines_rotated_before_the_first_sealing_survive_a_crash(folder):
+    append(folder, lines(0, 10))
+    clock = Clock()
+    shipper = Shipper(config_of(folder), clock=clock, ticks=clock)
+    shipper.claim()
+    shipper.step()
+    shipper.close()
+    (folder / "requests.jsonl").rename(folder / "requests.jsonl.1")
+    append(folder, lines(10, 10))
+    ship_once(config_of(folder))
+    assert expected(20) == stored(FolderStore(folder / "dataset"))
+
+
+def test_segments_are_found_by_time_cluster_and_model(folder):
+    append(folder, lines(0, 10) + lines(10, 10, NOON + 86_400, "org/name"))
+    ship_once(config_of(folder))
+    store = FolderStore(folder / "dataset")
+    found = {segment.day: segment for segment in catalog.segments(store, *FOREVER)}
+    assert {"2026-11-25", "2026-11-26"} == set(found)
+    assert [found["2026-11-26"]] == catalog.segments(store, NOON + 86_000, NOON + 90_000)
+    assert [] == catalog.segments(store, NOON + 100, NOON + 200), "after its last record"
+    assert [found["2026-11-26"]] == catalog.segments(store, *FOREVER, models=["org/name"])
+    assert [] == catalog.segments(store, *FOREVER, clusters=["other"])
+    assert ["prod"] == [claim.cluster for claim in catalog.writers(store)]
+
+
+def test_a_range_of_years_reads_the_days_that_exist(folder):
+    append(folder, lines(0, 10))
+    ship_once(config_of(folder))
+    store = FolderStore(folder / "dataset")
+    assert 1 == len(catalog.segments(store, 0, 4e9))
+    assert [] == catalog.segments(store, 0, NOON - 90_000)
+
+
+def test_a_newer_format_is_refused(folder):
+    append(folder, lines(0, 1))
+    ship_once(config_of(folder))
+    store = FolderStore(folder / "dataset")
+    key = layout.manifest_key("2026-11-25", "prod", "gw-0")
+    store.put(key, store.path(key).read_bytes().replace(b'"format":1', b'"format":2'))
+    with pytest.raises(BadDataset, match="has format 2"):
+        catalog.segments(store, *FOREVER)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"cluster": "a/b"}, "cluster 'a/b' needs"),
+        ({"writer": ""}, "writer '' needs"),
+        ({"requests_log": ()}, "requests_log needs one entry"),
+        ({"seal_bytes": 10}, "seal_bytes must be at least 1 MiB"),
+        ({"retain_days": 0}, "retain_days must be at least 1"),
+        ({"remember": 1}, "remember must be at least 1000"),
+    ],
+)
+def test_mistakes_in_the_configuration_are_named(folder, fields, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        config_of(folder, **fields)
+
+
+# --- the process
+
+
+def test_a_killed_process_loses_and_repeats_nothing(folder, standin, free_port):
+    """SIGKILL at random moments while a log grows and rotates; the store is slow and fails now and then."""
+    s3 = access(folder, standin)
+    file = folder / "ship.yaml"
+    file.write_text(
+        yaml.safe_dump(
+            {
+                "dataset": "s3://logs/ds",
+                "cluster": "prod",
+                "writer": "gw-0",
+                "requests_log": ["requests.jsonl"],
+                "state": "state",
+                "listen": f"127.0.0.1:{free_port()}",
+                "seal_s": 0.2,
+                "s3": {"endpoint": s3.endpoint, "region": s3.region, "credentials_file": s3.credentials_file},
+            }
+        )
+    )
+    command = [sys.executable, "-m", "stack.cli", "ship", "run", "--config", str(file)]
+    choose, written = random.Random(27), 0
+    for turn in range(4):
+        standin.faults = [("PUT", choose.choice(["day=", "manifests/"]), choose.choice(["500", "stored then cut"]))]
+        before = len(standin.requests)
+        process = subprocess.Popen(command, stderr=subprocess.PIPE)
+        deadline = time.monotonic() + 30
+        while len(standin.requests) < before + choose.randrange(3, 9) and time.monotonic() < deadline:
+            append(folder, lines(written, 40))
+            written += 40
+            if written % 400 == 0 and any(key.startswith("ds/day=") for _, key, _ in standin.requests):
+                (folder / "requests.jsonl").rename(folder / f"requests.jsonl.{written}")
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        _, said = process.communicate(timeout=10)
+        assert -signal.SIGKILL == process.returncode, said.decode()
+        assert time.monotonic() < deadline, f"turn {turn}: {said.decode()}"
+    standin.faults = []
+    done = subprocess.run([*command, "--once"], capture_output=True, text=True, check=False, timeout=60)
+    assert 0 == done.returncode, done.stderr
+    store = catalog.open_store("s3://logs/ds", s3)
+    assert expected(written) == stored(store) == read_back(store, folder / "cache")
+    assert [] == standin.rejected

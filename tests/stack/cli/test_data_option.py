@@ -1,0 +1,76 @@
+"""`--data`: commands give the same answer from a data set as from the log that was shipped to it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from request_dataset import made_requests, make_dataset
+
+from exporters.requests.record import to_line
+from stack.cli import main
+
+RECORDS = made_requests(300, step_s=60.0)  # over several hours, with one price for all
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("both")
+    (folder / "requests.jsonl").write_bytes(b"".join(map(to_line, RECORDS)))
+    make_dataset(folder / "data", RECORDS)
+    return str(folder / "requests.jsonl"), str(folder / "data")
+
+
+def told(*words: str) -> str:
+    found = CliRunner().invoke(main, list(words))
+    assert 0 == found.exit_code, found.output
+    return found.stdout
+
+
+@pytest.mark.parametrize("period", [(), ("--from", "2025-11-24", "--to", "2025-11-25")])
+def test_cost(places: tuple[str, str], period: tuple[str, ...]):
+    log, data = places
+    one = json.loads(told("cost", "--log", log, "--gpus", "2", *period, "--json"))
+    other = json.loads(told("cost", "--data", data, "--gpus", "2", *period, "--json"))
+    assert one["total"] == pytest.approx(other["total"], rel=1e-9)
+    rows = [sorted(each["rows"], key=lambda row: (row["team"], row["model"])) for each in (one, other)]
+    assert len(rows[0]) > 3
+    for mine, theirs in zip(*rows, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-9)
+
+
+def test_backfill(places: tuple[str, str], tmp_path: Path):
+    log, data = places
+    for words in ((log,), ("--data", data)):
+        told("sidecar", "backfill", *words, "--out", str(tmp_path / f"{len(words)}.om"))
+    one, other = ((tmp_path / f"{number}.om").read_text().splitlines() for number in (1, 2))
+    assert len(one) > 100
+    assert sorted(one) == sorted(other)
+
+
+def test_compare_variants(places: tuple[str, str]):
+    log, data = places
+    one, other = (
+        json.loads(told("compare", option, place, "--variant", "a", "b", "--json"))["judgements"]
+        for option, place in zip(("--log", "--data"), (log, data), strict=True)
+    )
+    assert [(each["workload"], each["point"], len(each["findings"])) for each in one] == [
+        (each["workload"], each["point"], len(each["findings"])) for each in other
+    ]
+
+
+def test_a_damaged_segment_stops_totals(tmp_path: Path):
+    segments = make_dataset(tmp_path, RECORDS)
+    (tmp_path / segments[0].key).write_bytes(b"PAR1 damaged")
+    found = CliRunner().invoke(main, ["cost", "--data", str(tmp_path), "--gpus", "1"])
+    assert 2 == found.exit_code
+    assert segments[0].key in found.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("cost", "--data", "x", "--log", "y"), ("sidecar", "backfill", "--out", "z"), ("compare", "--data", "x")]
+)
+def test_one_source(words: tuple[str, ...], tmp_path: Path):
+    assert 2 == CliRunner().invoke(main, list(words)).exit_code

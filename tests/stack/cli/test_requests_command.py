@@ -1,0 +1,124 @@
+"""`vllm-watch requests` as a user types it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from request_dataset import made_requests, make_dataset
+
+from exporters.requests.record import to_line, unix_seconds
+from stack.cli import main
+from stack.root import ROOT
+
+RECORDS = made_requests(400)
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("requests") / "requests.jsonl"
+    path.write_bytes(b"".join(map(to_line, RECORDS)))
+    return str(path)
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(main, ["requests", *words])
+
+
+def test_slowest(log: str):
+    told = json.loads(run("--log", log, "--slowest", "ttft", "--team", "chat", "--limit", "3", "--json").stdout)
+    known = sorted((r.ttft_ms for r in RECORDS if r.team == "chat" and r.ttft_ms is not None), reverse=True)
+    assert known[:3] == [row["ttft_ms"] for row in told["rows"]]
+    assert {"chat"} == {row["team"] for row in told["rows"]}
+
+
+def test_groups_and_percentiles(log: str):
+    rows = list(csv.DictReader(run("--log", log, "--group-by", "team,outcome", "--csv").stdout.splitlines()))
+    assert len(RECORDS) == sum(int(row["requests"]) for row in rows)
+    rows = list(csv.DictReader(run("--log", log, "--percentiles", "--group-by", "model", "--csv").stdout.splitlines()))
+    assert {"ttft", "tpot", "e2e", "queue"} == {row["time"] for row in rows}
+    times = sorted(r.e2e_ms for r in RECORDS if r.e2e_ms is not None and r.model == "large")
+    (large,) = (row for row in rows if row["model"] == "large" and row["time"] == "e2e")
+    assert (len(times), times[-1]) == (int(large["count"]), float(large["max_ms"]))
+
+
+def test_show_as_table_json_and_html(log: str, tmp_path: Path):
+    one = next(r for r in RECORDS if r.ttft_ms and r.e2e_ms and r.engine_queue_ms)
+    told = json.loads(run("--log", log, "show", one.request_id, "--json").stdout)
+    assert one.e2e_ms == pytest.approx(sum(phase["length_ms"] for phase in told["phases"]), abs=0.01)
+    assert 1 == pytest.approx(sum(part["share"] for part in told["blame"]), abs=0.01)
+    text = run("--log", log, "show", one.request_id).stdout
+    assert f"request {one.request_id}" in text
+    assert "engine queue" in text
+    page = tmp_path / "page.html"
+    assert 0 == run("--log", log, "show", one.request_id, "--html", str(page)).exit_code
+    assert one.request_id in page.read_text()
+    assert "<script>" not in page.read_text()
+
+
+def test_times_are_utc_wherever_the_machine_is(log: str):
+    """A process of its own, because the time zone is read at its start."""
+    one = next(r for r in RECORDS if r.ts and r.e2e_ms)
+    words = [sys.executable, "-m", "stack.cli", "requests", "--log", log, "show", one.request_id, "--json"]
+    found = subprocess.run(
+        words, env={**os.environ, "TZ": "America/New_York"}, cwd=ROOT, capture_output=True, check=True, text=True
+    )
+    assert unix_seconds(str(one.ts)) == unix_seconds(json.loads(found.stdout)["record"]["ts"])
+
+
+def test_sql(log: str):
+    told = run("--log", log, "sql", "SELECT sum(requests) AS all_requests FROM traffic", "--csv")
+    assert f"all_requests\n{len(RECORDS)}\n" == told.stdout
+    assert "traffic: requests by outcome" in run("sql", "--views").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--team", "chatt"), "no request has team 'chatt' in this time; did you mean chat?"),
+        (("--outcome", "reject"), "there is no outcome 'reject'; did you mean rejected?"),
+        (("--slowest", "tfft"), "requests have no time 'tfft'; did you mean ttft?"),
+        (("--group-by", "tema"), "requests have no field 'tema'; did you mean team?"),
+        (("--from", "now", "--to", "now-1h"), "the time range ends before it starts"),
+        (("show", "nobody"), "no request 'nobody' in this time"),
+        (("sql", "COPY requests TO 'x'"), "only one SELECT over the views is run"),
+        (("show", "r1-1", "--trace-url", "http://x"), "needs {trace_id}"),
+        (("--ship-config", "ship.yaml"), "omit --data and --log"),
+        (("--data", "data"), "would count shipped lines twice"),
+    ],
+)
+def test_mistakes(log: str, words: tuple[str, ...], message: str):
+    told = run("--log", log, *words)
+    assert 2 == told.exit_code
+    assert message in told.stderr
+
+
+def test_data_set_of_the_last_day_by_default(tmp_path: Path):
+    """Old requests are outside; a time range finds them."""
+    make_dataset(tmp_path, RECORDS)
+    assert [] == json.loads(run("--data", str(tmp_path), "--json").stdout)["rows"]
+    told = json.loads(run("--data", str(tmp_path), "--from", "2025-11-24", "--group-by", "cluster", "--json").stdout)
+    assert [("test", len(RECORDS))] == [(row["cluster"], row["requests"]) for row in told["rows"]]
+
+
+def test_statements_for_other_engines():
+    for engine in ("clickhouse", "trino", "athena"):
+        told = run("ddl", engine, "s3://bucket/logs")
+        assert 0 == told.exit_code, told.output
+        assert "CREATE OR REPLACE VIEW" in told.stdout
+    assert "did you mean" in run("sink", "kafak").stderr
+    for sink in ("clickhouse", "kafka", "nats", "loki"):
+        assert "request_id" in run("sink", sink).stdout
+
+
+def test_missing_libraries(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    told = run("--log", "x")
+    assert 2 == told.exit_code
+    assert "pip install 'vllm-watch[data]'" in told.stderr
