@@ -136,10 +136,8 @@ class LeaseClient:
                 result = await call()
             done = True
         except TimeoutError:
-            # a server without TLS waits for the end of a line, which the random bytes of a handshake rarely hold
-            shaking = self._tls is not None and self._streams is None
-            plain = "; if it does not speak TLS at this port, write redis:// or valkey://" if shaking else ""
-            raise StoreLost(f"no answer within {self._call_s:g} s{plain}") from None
+            hint = "; a server without TLS needs redis:// or valkey://" if self._tls and not self.run else ""
+            raise StoreLost(f"no answer within {self._call_s:g} s{hint}") from None
         except _ErrorReply as error:
             raise StoreLost(meaning_of(str(error), self._store)) from None
         except (OSError, EOFError, ValueError, msgspec.DecodeError, msgspec.ValidationError) as error:
