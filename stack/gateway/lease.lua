@@ -236,6 +236,9 @@ local function settle(name)
   elseif name == 'k' then parts = parts_by_team(divided, 9, divided / max(1, rq.claims.q[4]))
   else parts = demanded_parts(at, limit) end
   local fair, rest, due = portion(parts, rq.name)
+  for _, one in ipairs(at) do
+    if one[2][1] < min(one[2][2], floor((parts[one[1]] or 0) + 1e-9)) then rest = 0 end
+  end
   local spare, grant, free = 0, 0, limit - leased
   if limit >= 4 * #live or (kind ~= 'r:' and kind ~= 'f:') then
     spare = max(reserve, floor(max(0.0, limit - due) / #live + 1e-9))

@@ -65,6 +65,8 @@ class LeaseHolder:
     taken: bool = False
     _sequence: int = 0
     _sent: float = 0.0
+    _lapsed: bool = False  # whether the latest request was sent without a lease
+    _unproven: bool = False  # whether the lease comes from a calm store and rests on such a request
     _run: str = ""
     _request: LeaseRequest | None = None
     _grants: dict[str, Grant] = field(default_factory=dict)
@@ -83,6 +85,7 @@ class LeaseHolder:
         self._sequence += 1
         self._sent = now
         valid = now < self.until and not bye
+        self._lapsed = not valid and not static
         grants, self._grants, claims = self._grants, {}, {}
         for key, use in usage.limits.items():
             grant = grants.get(key, NO_GRANT)
@@ -117,7 +120,10 @@ class LeaseHolder:
             self.epoch = reply.epoch
             self._total.clear()
         self.counted |= self._charged
-        self._grants = reply.grants
+        # A calm store may have forgotten a lease that another replica still uses, so what outlived the lease of this
+        # one is not replaced as it ends.
+        self._unproven = reply.calm and (self._lapsed or self._unproven)
+        self._grants = _emptied(reply.grants) if self._unproven else reply.grants
         if not request.bye:
             self.until = self._sent + TTL_S - MARGIN_S
         return True
@@ -146,3 +152,11 @@ class LeaseHolder:
         slots = self._grants.get(SLOTS, NO_GRANT)
         limits = {key: min(grant.lease, grant.fair + grant.spare + grant.rest) for key, grant in self._grants.items()}
         return Ceilings(limits, self.until, slots.fair + slots.spare)
+
+
+def _emptied(grants: Mapping[str, Grant]) -> dict[str, Grant]:
+    """Return grants under which requests may wait, but none begins."""
+    return {
+        key: grant if key in (QUEUE, QUEUE_TOKENS) else Grant(0, grant.fair, grant.spare, grant.rest)
+        for key, grant in grants.items()
+    }

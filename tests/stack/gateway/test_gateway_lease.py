@@ -455,26 +455,26 @@ def renewed(table: LeaseTable, holder: LeaseHolder, admission: Admission, now: f
     admission.lease(holder.ceilings(), now, answered=not holder.calm)
 
 
-class Pair:
-    """Two replicas under leases, after the calm time."""
+class Replicas:
+    """Two or more replicas under leases, after the calm time."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, count: int = 2) -> None:
         self.table, self.now, self.refused = LeaseTable(), 100.0, list[str]()
-        self.holders = [LeaseHolder(f"gw-{n}", "i") for n in range(2)]
-        self.both = [Admission(divide(policy, (Share(2, n),)), policy) for n in range(2)]
-        for admission in self.both:
+        self.holders = [LeaseHolder(f"gw-{n}", "i") for n in range(count)]
+        self.all = [Admission(divide(policy, (Share(count, n),)), policy) for n in range(count)]
+        for admission in self.all:
             admission.lease(NOTHING, self.now)
         self.renew(12)
 
     def renew(self, periods: int = 1) -> None:
         for _ in range(periods):
             self.now += PERIOD_S
-            for holder, admission in zip(self.holders, self.both, strict=True):
+            for holder, admission in zip(self.holders, self.all, strict=True):
                 renewed(self.table, holder, admission, self.now)
 
     def ask(self, place: int, team: str, times: int = 1) -> list[Ticket]:
         asked = [
-            self.both[place].ask(
+            self.all[place].ask(
                 team, 10, 10, self.now, lambda: None, lambda refusal: self.refused.append(refusal.reason)
             )
             for _ in range(times)
@@ -483,12 +483,12 @@ class Pair:
         return [one for one in asked if isinstance(one, Ticket)]
 
     def running(self, place: int, team: str) -> int:
-        return next(one.running for one in self.both[place].standings() if one.team == team)
+        return next(one.running for one in self.all[place].standings() if one.team == team)
 
 
 def test_requests_beyond_the_leased_part_of_max_in_flight_wait_for_an_answer():
     """They are queued or refused by what the store leases, the oldest first, and never while it is calm."""
-    pair = Pair(Policy(teams={"a": Team(max_in_flight=5)}, capacity=Capacity(slots=20)))
+    pair = Replicas(Policy(teams={"a": Team(max_in_flight=5)}, capacity=Capacity(slots=20)))
     pair.ask(0, "a", 4)
     assert 0 == pair.running(0, "a")
     pair.renew()
@@ -508,17 +508,19 @@ def test_requests_beyond_the_leased_part_of_max_in_flight_wait_for_an_answer():
 def test_a_busy_replica_uses_the_whole_queue_but_for_a_reserve():
     policy = Policy(teams={"a": Team(), "b": Team()}, bands={"default": Band(rank=0, max_wait_s=1e6)},
                     capacity=Capacity(slots=2, queue=80))  # fmt: skip
-    pair = Pair(policy)
+    pair = Replicas(policy)
     for _ in range(6):
         pair.ask(0, "a", 40)
         pair.renew(2)
-    assert 70 == pair.both[0].waiting, "a quarter of its equal share stays with the other"
+    assert 70 == pair.all[0].waiting, "a quarter of its equal share stays with the other"
     assert 10 == len(pair.ask(1, "b", 12))
 
 
 def test_a_band_below_its_floor_gets_slots_at_any_replica():
     bands = {"high": Band(rank=0, max_wait_s=1e6), "low": Band(rank=1, floor=3, ceiling=0.5, max_wait_s=1e6)}
-    pair = Pair(Policy(teams={"a": Team(band="high"), "b": Team(band="low")}, bands=bands, capacity=Capacity(slots=8)))
+    pair = Replicas(
+        Policy(teams={"a": Team(band="high"), "b": Team(band="low")}, bands=bands, capacity=Capacity(slots=8))
+    )
     low = pair.ask(1, "b", 9)[:4]
     pair.renew(4)
     assert 4 == pair.running(1, "b"), "no more than its ceiling"
@@ -526,21 +528,37 @@ def test_a_band_below_its_floor_gets_slots_at_any_replica():
     pair.renew(4)
     assert 4 == pair.running(0, "a")
     for ticket in [*low, *running]:
-        pair.both[ticket not in running].leave(ticket, pair.now, 10, 10)
+        pair.all[ticket not in running].leave(ticket, pair.now, 10, 10)
     pair.renew(4)
     assert 5 == pair.running(0, "a")
     assert 3 == pair.running(1, "b"), "the floor, and no more while the better band wants all"
 
 
+def test_a_replica_that_asks_later_gets_its_whole_part():
+    """Of 4 slots among 3 replicas each has one. Nobody keeps the fourth while another lacks its own."""
+    three = Replicas(Policy(teams={"a": Team()}, bands={"default": Band(rank=0, max_wait_s=1e6)},
+                            capacity=Capacity(slots=4, queue=400)), 3)  # fmt: skip
+    running = [three.ask(place, "a", 60) for place in (0, 1)]
+    three.renew(12)
+    assert 4 == sum(three.running(place, "a") for place in (0, 1))
+    three.ask(2, "a", 60)
+    for _ in range(12):
+        three.renew()
+        for place, tickets in enumerate(running):
+            if three.running(place, "a"):
+                three.all[place].leave(tickets.pop(0), three.now, 10, 10)
+    assert 1 <= three.running(2, "a")
+
+
 def test_tokens_of_requests_between_two_renewals_count_at_the_others():
     """A request that is over before a second renewal is as much service as a long one."""
-    pair = Pair(Policy(teams={"a": Team()}, capacity=Capacity(slots=4)))
+    pair = Replicas(Policy(teams={"a": Team()}, capacity=Capacity(slots=4)))
     pair.ask(1, "a")
     pair.renew()
     for _ in range(10):
         ticket = pair.ask(0, "a")[0]
         pair.renew()
-        pair.both[0].leave(ticket, pair.now, 10, 10)
+        pair.all[0].leave(ticket, pair.now, 10, 10)
         pair.renew(3)
     assert 11 * (10 + 2 * 10) == pair.table.total["a"]
 
