@@ -54,7 +54,7 @@ from stack.deploy.kubernetes.replica_options import ReplicaOptions
 from stack.gateway import teams
 from stack.gateway.config import GatewayConfig, Timeouts
 from stack.gateway.lease_client import RIGHTS, LeaseClient, LeaseStore, StoreLost
-from stack.gateway.lease_store import LeaseRequest, LimitClaim
+from stack.gateway.lease_store import QUEUE, SLOTS, LeaseRequest, LimitClaim
 from stack.lab.install import operator_schema
 
 ROOT = Path(__file__).parents[3]
@@ -777,7 +777,7 @@ def test_the_store_of_the_export_leases_to_its_user_and_to_nobody_else(part, tmp
                 await client.connect()
                 request = LeaseRequest(
                     name="a", incarnation="i", sequence=1, epoch=0, run=client.run, ttl_ms=2000, linger_ms=0,
-                    policy="p", slots=limit, tokens=None, teams=[],
+                    policy="p", claims={SLOTS: limit, QUEUE: limit}, teams=[],
                 )  # fmt: skip
                 return (await client.renew(request)).state
             finally:
