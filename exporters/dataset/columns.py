@@ -47,6 +47,8 @@ COLUMNS: tuple[Column, ...] = (
     _of_record("adapter", TEXT),
     _of_record("route", TEXT),
     _of_record("upstream", TEXT),
+    _of_record("prefill_engine", TEXT),
+    _of_record("decode_engine", TEXT),
     _of_record("variant", TEXT),
     _of_record("engine_version", TEXT),
     _of_record("attempt", COUNT),
