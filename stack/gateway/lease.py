@@ -65,7 +65,8 @@ class LeaseHolder:
     taken: bool = False
     _sequence: int = 0
     _sent: float = 0.0
-    _lapsed: bool = False  # whether the latest request was sent without a lease
+    _leased_by: str = ""  # run of the latest lease
+    _lapsed: bool = False  # whether the latest request was sent without a lease, and to a store that may not know of it
     _unproven: bool = False  # whether the lease comes from a calm store and rests on such a request
     _run: str = ""
     _request: LeaseRequest | None = None
@@ -85,7 +86,7 @@ class LeaseHolder:
         self._sequence += 1
         self._sent = now
         valid = now < self.until and not bye
-        self._lapsed = not valid and not static
+        self._lapsed = not valid and not static and run != self._leased_by
         grants, self._grants, claims = self._grants, {}, {}
         for key, use in usage.limits.items():
             grant = grants.get(key, NO_GRANT)
@@ -120,9 +121,10 @@ class LeaseHolder:
             self.epoch = reply.epoch
             self._total.clear()
         self.counted |= self._charged
-        # A calm store may have forgotten a lease that another replica still uses, so what outlived the lease of this
-        # one is not replaced as it ends.
+        # A store of another run has forgotten leases that other replicas still use, so what outlived the lease of this
+        # one is not replaced as it ends, until the store is calm no more.
         self._unproven = reply.calm and (self._lapsed or self._unproven)
+        self._leased_by = request.run
         self._grants = _emptied(reply.grants) if self._unproven else reply.grants
         if not request.bye:
             self.until = self._sent + TTL_S - MARGIN_S

@@ -248,8 +248,8 @@ class _Call:
         divided = limit - reserve * len(self.live)
         parts = self.parts_by_team(key, divided) if key in (SLOTS, QUEUE, QUEUE_TOKENS) else demanded_parts(live, limit)
         fair, rest, due = portion(parts, self.rq.name, self.turn)
-        if any(held.lease < min(held.demand, math.floor(parts.get(name, 0.0) + 1e-9)) for name, held in live):
-            rest = 0  # somebody has less than its whole part, and may have joined after the rest was leased
+        if any(held.lease < 1 <= min(held.demand, parts.get(name, 0.0) + 1e-9) for name, held in live):
+            rest = 0  # somebody has nothing and should have one: it may have joined after the rest was leased
         frugal = key[:2] in (RUNNING, IN_FLIGHT) and limit < SPARE_FROM * len(self.live)
         spare = 0 if frugal else max(reserve, math.floor(max(0.0, limit - due) / len(self.live) + 1e-9))
         grant = 0 if self.calm or self.rq.bye else max(0, min(free, fair + spare - mine.lease))
