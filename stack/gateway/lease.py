@@ -92,7 +92,7 @@ class LeaseHolder:
                 lowered = grant if grant.lease <= keep else Grant(keep, grant.fair, grant.spare, grant.rest)
             else:  # to wait without a lease does no harm, so the queue keeps its share
                 keep = max(use.use, use.part if static or (key in (QUEUE, QUEUE_TOKENS) and not bye) else 0)
-                lowered = Grant(keep, keep, 0)
+                lowered = Grant(keep, 0, 0, keep)
             claims[key] = LimitClaim(use.use, keep, use.demand, use.limit, use.large)
             self._grants[key] = lowered
         self._charged = {team.name: team.served for team in usage.teams}

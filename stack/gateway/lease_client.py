@@ -136,7 +136,8 @@ class LeaseClient:
                 result = await call()
             done = True
         except TimeoutError:
-            raise StoreLost(f"no answer within {self._call_s:g} s") from None
+            hint = "; a server without TLS needs redis:// or valkey://" if self._tls and not self.run else ""
+            raise StoreLost(f"no answer within {self._call_s:g} s{hint}") from None
         except _ErrorReply as error:
             raise StoreLost(meaning_of(str(error), self._store)) from None
         except (OSError, EOFError, ValueError, msgspec.DecodeError, msgspec.ValidationError) as error:

@@ -57,9 +57,9 @@ def program(request: pytest.FixtureRequest, part: Callable) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def connected(store: LeaseStore, password: str | None = None) -> AsyncIterator[LeaseClient]:
+async def connected(store: LeaseStore, password: str | None = None, call_s: float = 5.0) -> AsyncIterator[LeaseClient]:
     """A client, as soon as the server answers."""
-    client = LeaseClient(store, store.tls(), lambda: password, call_s=5.0)
+    client = LeaseClient(store, store.tls(), lambda: password, call_s=call_s)
     for _ in range(200):
         try:
             await client.connect()
@@ -148,9 +148,9 @@ async def test_the_store_holds_no_more_than_live_replicas(program: Path, free_po
             assert 0 < int(left) <= 86_400_000
 
 
-async def _lost(store: LeaseStore, password: str | None = None) -> str:
+async def _lost(store: LeaseStore, password: str | None = None, call_s: float = 5.0) -> str:
     async def ask() -> None:
-        async with connected(store, password) as client:
+        async with connected(store, password, call_s) as client:
             await client.renew(a_request(random.Random(1), client.run, {}))
 
     with pytest.raises(StoreLost) as lost:
@@ -229,12 +229,13 @@ async def test_a_store_with_tls(program: Path, free_port, certified: Path, tmp_p
             "its certificate is not accepted": replace(right, ca_file=str(certified / "other.pem")),
             "certificate is not valid for 'localhost'": replace(right, url=f"rediss://localhost:{port}/3"),
             "a server with TLS needs rediss:// or valkeys://": replace(right, url=f"redis://127.0.0.1:{port}/3"),
-            "it does not speak TLS at this port; write redis://": replace(right, url=f"rediss://127.0.0.1:{plain}/3"),
             "it has no such database; correct the number": replace(right, url=f"rediss://127.0.0.1:{port}/99"),
             "the password or the user is wrong; correct sharing.store.password_file": replace(right, user="gatewax"),
         }
         for says, store in wrong.items():
             assert says.lower() in (await _lost(store, "secret")).lower()
+        without = replace(right, url=f"rediss://127.0.0.1:{plain}/3")
+        assert "no answer within 0.5 s; a server without TLS needs redis://" in await _lost(without, "secret", 0.5)
         assert "the password or the user is wrong" in await _lost(right, "secrets")
         assert f"grant {RIGHTS} +select ~vw:*" in await _lost(replace(right, user="few"), "secret")
         assert "it wants a password; set sharing.store.password_file" in await _lost(right)
