@@ -150,7 +150,9 @@ def main() -> None:
             if options.only != "throughput":
                 kept.append(renewals_cost(url, 1.0 if options.quick else 6.0))
             if options.only != "renewals":
-                kept.append(store_cost(url, Sizes(rounds=2, seconds=0.3) if options.quick else Sizes(rounds=10, seconds=1.5)))
+                kept.append(
+                    store_cost(url, Sizes(rounds=2, seconds=0.3) if options.quick else Sizes(rounds=10, seconds=1.5))
+                )
     if not options.quick and not all(kept):
         raise SystemExit(f"missed: renewals {CPU_MOST:.0%} of a core, throughput {LOSS_MOST:.0%} less")
 
