@@ -47,7 +47,7 @@ async def renewal_cpu(url: str, seconds: float, *, limits: bool, waking: bool) -
     team = Team(max_running=2, max_in_flight=8) if limits else Team()
     policy = Policy(teams={f"team-{n}": team for n in range(TEAMS)}, capacity=Capacity(slots=TEAMS, tokens=100_000))
     services = services_of(policy)
-    renewal = LeaseRenewal(LeaseStore(url=url), "bench", services)
+    renewal = LeaseRenewal(LeaseStore(url=url), f"bench-{limits}-{waking}", services)
     renewals = 0
     exchange = renewal._client.renew
 
@@ -125,11 +125,11 @@ def store_cost(url: str, sizes: Sizes) -> bool:
         uvloop.run(throughput(bench))
     local, shared = (bench.samples[kind, "json at once"] for kind in ("local", "shared"))
     loss = figure_of([1 - ours.per_s / was.per_s for was, ours in zip(local, shared, strict=True)])
-    more = figure_of([ours.cpu_us / was.cpu_us - 1 for was, ours in zip(local, shared, strict=True)])
+    added = figure_of([ours.cpu_us / was.cpu_us - 1 for was, ours in zip(local, shared, strict=True)])
     for name, samples in (("local", local), ("shared", shared)):
         rates, cpu = figure_of([it.per_s for it in samples]), figure_of([it.cpu_us for it in samples])
         print(f"{name}: {rates.text('.0f')} requests/s, {cpu.text('.0f')} us CPU a request")
-    print(f"throughput lost: {loss.text('.1%')}; CPU a request more: {more.text('.1%')}")
+    print(f"throughput lost: {loss.text('.1%')}; CPU a request more: {added.text('.1%')}")
     return loss.median <= LOSS_MOST
 
 
