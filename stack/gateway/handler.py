@@ -18,7 +18,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from stack.gateway import request_body as token_requests
 from stack.gateway import request_routes
-from stack.gateway.admission import Refusal
+from stack.gateway.admission_state import Refusal
 from stack.gateway.large_bodies import LARGE_BYTES
 from stack.gateway.passed_headers import (
     NOT_SENT_ON,

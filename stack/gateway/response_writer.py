@@ -16,7 +16,8 @@ from multidict import CIMultiDict
 
 from stack.gateway import request_body as token_requests
 from stack.gateway import request_routes
-from stack.gateway.admission import LATEST_S, Ticket
+from stack.gateway.admission import LATEST_S
+from stack.gateway.admission_state import Ticket
 from stack.gateway.passed_headers import NOT_SENT_BACK, headers_without
 from stack.gateway.policy import Band
 from stack.gateway.reasons import FAILOVER, NOTHING_DONE, RETRYABLE, classify

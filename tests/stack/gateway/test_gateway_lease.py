@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from stack.gateway import clock
-from stack.gateway.admission import Admission, Refusal, Ticket, TicketState
+from stack.gateway.admission import Admission
+from stack.gateway.admission_state import Refusal, Ticket, TicketState
 from stack.gateway.lease import AT_ONCE_S, PERIOD_S, TTL_S, Ceilings, LeaseHolder, ReplicaUsage, Usage
 from stack.gateway.lease_store import RUNNING, SLOTS, TOKENS, LeaseReply, LeaseRequest, LeaseTable, transition
 from stack.gateway.lease_usage import replica_usage
@@ -486,7 +487,7 @@ class Pair:
         return next(one.running for one in self.both[place].standings() if one.team == team)
 
 
-def test_requests_beyond_the_leased_part_of_max_in_flight_wait_for_an_answer():
+def test_requests_beyond_a_lease_of_max_in_flight_wait():
     """They are queued or refused by what the store leases, the oldest first, and never while it is calm."""
     pair = Pair(Policy(teams={"a": Team(max_in_flight=5)}, capacity=Capacity(slots=20)))
     pair.ask(0, "a", 4)
@@ -532,7 +533,7 @@ def test_a_band_below_its_floor_gets_slots_at_any_replica():
     assert 3 == pair.running(1, "b"), "the floor, and no more while the better band wants all"
 
 
-def test_tokens_of_requests_between_two_renewals_count_at_the_others():
+def test_tokens_between_two_renewals_count_at_the_others():
     """A request that is over before a second renewal is as much service as a long one."""
     pair = Pair(Policy(teams={"a": Team()}, capacity=Capacity(slots=4)))
     pair.ask(1, "a")
