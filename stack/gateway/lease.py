@@ -63,6 +63,7 @@ class LeaseHolder:
     policies: int = 1
     calm: bool = False
     taken: bool = False
+    _lapsed: bool = True  # when the latest request was sent
     _sequence: int = 0
     _sent: float = 0.0
     _run: str = ""
@@ -83,6 +84,7 @@ class LeaseHolder:
         self._sequence += 1
         self._sent = now
         valid = now < self.until and not bye
+        self._lapsed = not valid and not static
         grants, self._grants, claims = self._grants, {}, {}
         for key, use in usage.limits.items():
             grant = grants.get(key, NO_GRANT)
@@ -91,8 +93,9 @@ class LeaseHolder:
                 keep = max(use.use, min(grant.lease, due, use.demand + grant.spare))
                 lowered = grant if grant.lease <= keep else Grant(keep, grant.fair, grant.spare, grant.rest)
             else:  # to wait without a lease does no harm, so the queue keeps its share
-                keep = max(use.use, use.part if static or (key in (QUEUE, QUEUE_TOKENS) and not bye) else 0)
-                lowered = Grant(keep, 0, 0, keep)
+                keep = max(use.use, use.part if static else 0)
+                ceiling = max(keep, use.part) if key in (QUEUE, QUEUE_TOKENS) else keep
+                lowered = Grant(ceiling, 0, 0, ceiling)
             claims[key] = LimitClaim(use.use, keep, use.demand, use.limit, use.large)
             self._grants[key] = lowered
         self._charged = {team.name: team.served for team in usage.teams}
@@ -117,6 +120,8 @@ class LeaseHolder:
             self.epoch = reply.epoch
             self._total.clear()
         self.counted |= self._charged
+        if reply.calm and self._lapsed:  # the store believes what runs; what ends may not be replaced
+            return True
         self._grants = reply.grants
         if not request.bye:
             self.until = self._sent + TTL_S - MARGIN_S

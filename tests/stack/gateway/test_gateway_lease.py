@@ -358,15 +358,16 @@ def heal(fleet: Fleet) -> None:
 def room(policy: Policy) -> float:
     """Return how many requests the flood may hold at the engines, if most come from the team with the least limit.
 
-    A limit below the number of replicas changes hands in turns, and is idle meanwhile."""
+    A limit below the number of replicas changes hands in turns, and is idle meanwhile; of the tokens each replica may
+    have some left that are too few for a request."""
 
     def used(limit: int | None) -> float:
         return 99 if limit is None else limit if limit > 5 else limit / 2
 
     teams = [min(used(team.max_running), used(team.max_in_flight) / 2) for team in policy.teams.values()]
     band = min(sum(teams[1:]), used(ceiling_of_low(policy)))
-    return min(policy.capacity.slots, (policy.capacity.tokens or 999) // (PROMPT + OUTPUT), teams[0] + band,
-               policy.capacity.queue)  # fmt: skip
+    tokens = (policy.capacity.tokens or 9999) - 5 * (PROMPT + OUTPUT - 1)
+    return min(policy.capacity.slots, tokens // (PROMPT + OUTPUT), teams[0] + band, policy.capacity.queue)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -515,6 +516,24 @@ def test_a_busy_replica_uses_the_whole_queue_but_for_a_reserve():
         pair.renew(2)
     assert 70 == pair.both[0].waiting, "a quarter of its equal share stays with the other"
     assert 10 == len(pair.ask(1, "b", 12))
+
+
+def test_a_lapsed_replica_replaces_nothing_while_the_store_is_calm():
+    """It wakes just after the store has restarted empty, and the others hold every slot."""
+    table, holder = LeaseTable(), LeaseHolder("gw-0", "i")
+    admission = Admission(without_limits(4))
+    admission.lease(NOTHING, 0.0)
+    for step in range(12):
+        renewed(table, holder, admission, 100.0 + step * PERIOD_S)
+    asked = [admission.ask("chat", 1, 1, 102.3, lambda: None, lambda _: None) for _ in range(3)]
+    assert 3 == admission.running
+    admission.ask("lab", 1, 1, 102.3, lambda: None, lambda _: None)
+    admission.ask("lab", 1, 1, 102.3, lambda: None, lambda _: None)
+    renewed(LeaseTable(), holder, admission, 110.0)
+    for ticket in asked:
+        assert isinstance(ticket, Ticket)
+        admission.leave(ticket, 110.1)
+    assert 1 == admission.running
 
 
 def test_a_band_below_its_floor_gets_slots_at_any_replica():
