@@ -18,116 +18,17 @@ first served."""
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from enum import Enum, auto
 
+from stack.gateway.admission_state import BandState, Refusal, Standing, TeamState, Ticket, TicketState
 from stack.gateway.hold_time import HoldTime
 from stack.gateway.lease import Ceilings
 from stack.gateway.lease_store import CEILING, FLOOR, IN_FLIGHT, QUEUE, QUEUE_TOKENS, RUNNING, SLOTS, TOKENS
-from stack.gateway.policy import Band, Capacity, Policy, Team
+from stack.gateway.policy import Capacity, Policy
 from stack.gateway.queue_share import Bound, Claim
 
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1, 2  # what a token costs; source: the paper's own implementation
 SOONEST_S, LATEST_S = 1.0, 120.0  # of Retry-After; those of OpenAI's library obey no wait beyond 120 s
-
-
-class TicketState(Enum):
-    WAITING = auto()
-    RUNNING = auto()
-    GONE = auto()
-
-
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """One admitted request. prompt, output: expected tokens. deadline: until when it may wait.
-
-    granted is called when its turn has come, from within whatever call made room; before that call returns, it runs.
-    displaced is called instead, with the refusal to answer with, if it gives way to a request of a team within its
-    share, or if it is tentative and the store leases no more of max_in_flight; it is gone then. tentative: it waits for
-    the store's answer about max_in_flight; claimed: the latest request to the store counts it."""
-
-    team: _Team
-    prompt: int
-    output: int
-    asked: float
-    deadline: float
-    granted: Callable[[], None]
-    displaced: Callable[[Refusal], None]
-    state: TicketState = TicketState.WAITING
-    began: float = 0.0
-    restarts: int = 0  # of its team's counter, when it was charged
-    tentative: bool = False
-    claimed: bool = False
-    tokens: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.tokens = self.prompt + self.output
-
-    @property
-    def band(self) -> str:
-        return self.team.band.name
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """reason: of the vocabulary of reasons.py. retry_after_s: when it is worth another try, from 1 to 120 s."""
-
-    reason: str
-    retry_after_s: float
-
-
-@dataclass(slots=True)
-class _Band:
-    name: str
-    band: Band
-    running: int = 0
-    waiting: int = 0
-    floor: int = 0  # slots that it gets before higher bands get more, at this gateway
-    most: int = 1  # of the present slots that it may hold
-    level: float = 0.0  # the counter of whom it was the turn last; beyond that of its rank where a floor gave it more
-
-
-@dataclass(slots=True)
-class _Team:
-    name: str
-    team: Team
-    band: _Band
-    served: float = 0.0
-    restarts: int = 0  # how often that counter has started anew
-    charged: int = 0  # tokens since the start, without what peers served and without weight
-    running: int = 0
-    most: int | None = None  # requests that may run at once; None without a limit
-    max_in_flight: int | None = None  # beyond it a request is refused at once
-    leased: int | None = None  # of max_in_flight, while a store leases it: what is beyond it is tentative
-    tentative: int = 0
-    refused: int = 0  # for a full queue, since the latest request to the store
-    refused_tokens: int = 0
-    waiting_tokens: int = 0
-    hold: HoldTime = field(default_factory=HoldTime)
-    # leaves from the middle cost no more than from the front
-    queue: OrderedDict[Ticket, None] = field(default_factory=OrderedDict)
-
-    @property
-    def in_flight(self) -> int:
-        return self.running + len(self.queue)
-
-    @property
-    def may_run(self) -> bool:
-        return (most := self.most) is None or self.running < most
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """One team as it stands: requests that run and wait, the band, and how long a further one would wait, in
-    seconds."""
-
-    team: str
-    band: str
-    running: int
-    waiting: int
-    wait_s: float
 
 
 class Admission:
@@ -136,8 +37,8 @@ class Admission:
     whole: the policy of all gateways, of which `policy` is this one's share; its limits bound a lease."""
 
     def __init__(self, policy: Policy, whole: Policy | None = None) -> None:
-        self._teams: dict[str, _Team] = {}
-        self._queues: dict[int, dict[str, _Team]] = {}  # rank -> teams of it with somebody waiting
+        self._teams: dict[str, TeamState] = {}
+        self._queues: dict[int, dict[str, TeamState]] = {}  # rank -> teams of it with somebody waiting
         self._level: dict[int, float] = {}  # rank -> the counter of whom it was the turn last
         self._hold = HoldTime()  # over all teams
         self._now = 0.0  # of the latest call
@@ -149,7 +50,7 @@ class Admission:
         self.queue, self.queue_tokens = policy.capacity.queue, policy.capacity.queue_tokens
         self.whole = policy
         self.wanting: Callable[[], None] = lambda: None  # called when a lease may not be enough
-        self._bands: list[_Band] = []
+        self._bands: list[BandState] = []
         self._ranks: list[int] = []
         # rank -> seconds after which a request of a better rank has gone or given up
         self._gone_s: dict[int, float] = {}
@@ -241,7 +142,7 @@ class Admission:
                     self._decide_tentative(team)
         self._hand_on(now)
 
-    def active(self, counted: Mapping[str, int]) -> list[_Team]:
+    def active(self, counted: Mapping[str, int]) -> list[TeamState]:
         """Return the teams with requests, or with charges that the store has not counted."""
         return [
             team
@@ -249,7 +150,7 @@ class Admission:
             if team.running or team.queue or team.refused or team.charged != counted.get(team.name, 0)
         ]
 
-    def claim(self, team: _Team) -> None:
+    def claim(self, team: TeamState) -> None:
         """Record that the next request to the store has the present demand of a team."""
         team.refused = team.refused_tokens = 0
         if team.tentative:
@@ -257,7 +158,7 @@ class Admission:
                 ticket.claimed = True
 
     @property
-    def bands(self) -> list[_Band]:
+    def bands(self) -> list[BandState]:
         """The bands of the policy, and former ones with requests."""
         return self._bands
 
@@ -278,15 +179,17 @@ class Admission:
             self._capacity, self.fitted = policy.capacity, policy.capacity.slots
         terms = {name: (it.team, it.band.band) for name, it in self._teams.items()}
         levels = {(band.name, band.band): band.level for band in self._bands}
-        bands = {name: _Band(name, band, level=levels.get((name, band), 0.0)) for name, band in policy.bands.items()}
+        bands = {
+            name: BandState(name, band, level=levels.get((name, band), 0.0)) for name, band in policy.bands.items()
+        }
         former, self._teams = self._teams, {}
         for name, team in policy.teams.items():
-            self._teams[name] = former.pop(name, _Team(name, team, bands[team.band]))
+            self._teams[name] = former.pop(name, TeamState(name, team, bands[team.band]))
             self._teams[name].team, self._teams[name].band = team, bands[team.band]
         for name, gone in former.items():
             if gone.in_flight:
                 self._teams[name] = gone
-                gone.band = bands.setdefault(gone.band.name, _Band(gone.band.name, gone.band.band))
+                gone.band = bands.setdefault(gone.band.name, BandState(gone.band.name, gone.band.band))
         self._ranks = sorted({band.band.rank for band in bands.values()})
         waits_s = [(band.band.rank, band.band.max_wait_s) for band in bands.values()]
         self._gone_s = {
@@ -296,7 +199,7 @@ class Admission:
         self._passes = (True, False) if any([*floors, *(band.band.floor for band in bands.values())]) else (False,)
         self._queues = {rank: {} for rank in self._ranks}
 
-        def changed(it: _Team) -> bool:
+        def changed(it: TeamState) -> bool:
             return (it.team, it.band.band) != terms.get(it.name, (it.team, it.band.band))
 
         for it in sorted(self._teams.values(), key=changed):  # those who stay first: the others begin beside them
@@ -375,7 +278,7 @@ class Admission:
             ticket.team.name: ticket.team
         }
 
-        def bound(limit: float, unit: float, size: float, held: Callable[[_Team], int]) -> Bound:
+        def bound(limit: float, unit: float, size: float, held: Callable[[TeamState], int]) -> Bound:
             claims = {name: Claim(team.band.band.rank, team.team.weight, held(team)) for name, team in teams.items()}
             return Bound(limit, unit, size, ticket.team.name, claims)
 
@@ -403,7 +306,7 @@ class Admission:
         ticket.state = TicketState.GONE
         ticket.displaced(refusal)
 
-    def _decide_tentative(self, team: _Team) -> None:
+    def _decide_tentative(self, team: TeamState) -> None:
         """Admit the tentative requests of a team that max_in_flight has room for, the oldest first, and refuse the
         others that the store has answered."""
         limit = team.max_in_flight if team.leased is None else team.leased
@@ -416,7 +319,7 @@ class Admission:
                 continue
             place += 1
 
-    def _over_limit(self, team: _Team) -> Refusal:
+    def _over_limit(self, team: TeamState) -> Refusal:
         hold_s = team.hold.estimate(team.running, self._hold, self._now)
         return self._refusal("team_limit", hold_s / max(1, team.in_flight))
 
@@ -457,7 +360,7 @@ class Admission:
                 running = min(limits.get(RUNNING + name, 0), terms.max_running)
                 team.most = running if team.most is None else min(running, team.most)
 
-    def _rebase(self, it: _Team) -> None:
+    def _rebase(self, it: TeamState) -> None:
         """Let a team whose terms have changed start where the teams of its rank stand, and leave what it is still owed
         or owes behind.
 
@@ -467,7 +370,7 @@ class Admission:
         it.served = self._level_of(it)
         it.restarts += 1
 
-    def _stands_beside(self, team: _Team) -> float:
+    def _stands_beside(self, team: TeamState) -> float:
         """Return the least counter with which a team goes on that max_running has kept from its turns; 0 for any other.
 
         It has saved nothing up: else it would have all slots of its rank to itself until it has caught up, once there
@@ -477,7 +380,7 @@ class Admission:
         others = (other.served for other in self._queues[team.band.band.rank].values() if other.may_run)
         return min(others, default=self._level_of(team))
 
-    def _level_of(self, it: _Team) -> float:
+    def _level_of(self, it: TeamState) -> float:
         """Return the counter at which a team begins that comes back or comes anew.
 
         Ceilings may have given another band of the rank more than this one. The team then begins beside the waiting
@@ -542,7 +445,7 @@ class Admission:
             self.running, self.tokens = self.running + 1, self.tokens + ticket.tokens
             ticket.granted()
 
-    def _next(self) -> _Team | None:
+    def _next(self) -> TeamState | None:
         """Return the team whose turn it is: of the lowest rank that is not empty, the team with the least service."""
         if not self.waiting:
             return None
@@ -552,9 +455,9 @@ class Admission:
                     return least
         return None
 
-    def _least(self, rank: int, below_floor: bool) -> _Team | None:
+    def _least(self, rank: int, below_floor: bool) -> TeamState | None:
         """Return the team of a rank with the least service, of those that may run a request."""
-        least: _Team | None = None
+        least: TeamState | None = None
         for team in self._queues[rank].values():
             band, most = team.band, team.most
             has_room = band.running < (band.floor if below_floor else band.most) and (
@@ -564,7 +467,7 @@ class Admission:
                 least = team
         return least
 
-    def _raise_level(self, team: _Team) -> None:
+    def _raise_level(self, team: TeamState) -> None:
         """Raise the levels of a band and its rank to the counter of the team whose turn it is.
 
         A floor may have given a team more than its turns; the level then follows the team with the least, whose turn it

@@ -15,7 +15,7 @@ import re
 
 from stack.gateway import request_body as token_requests
 from stack.gateway import request_routes
-from stack.gateway.admission import Refusal
+from stack.gateway.admission_state import Refusal
 from stack.gateway.client_request import BrokenBody, json_response
 from stack.gateway.deadline import Deadline
 from stack.gateway.large_bodies import LARGE_BYTES

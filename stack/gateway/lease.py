@@ -63,11 +63,9 @@ class LeaseHolder:
     policies: int = 1
     calm: bool = False
     taken: bool = False
+    _lapsed: bool = True  # when the latest request was sent
     _sequence: int = 0
     _sent: float = 0.0
-    _leased_by: str = ""  # run of the latest lease
-    _lapsed: bool = False  # whether the latest request was sent without a lease, and to a store that may not know of it
-    _unproven: bool = False  # whether the lease comes from a calm store and rests on such a request
     _run: str = ""
     _request: LeaseRequest | None = None
     _grants: dict[str, Grant] = field(default_factory=dict)
@@ -86,7 +84,7 @@ class LeaseHolder:
         self._sequence += 1
         self._sent = now
         valid = now < self.until and not bye
-        self._lapsed = not valid and not static and run != self._leased_by
+        self._lapsed = not valid and not static
         grants, self._grants, claims = self._grants, {}, {}
         for key, use in usage.limits.items():
             grant = grants.get(key, NO_GRANT)
@@ -95,8 +93,9 @@ class LeaseHolder:
                 keep = max(use.use, min(grant.lease, due, use.demand + grant.spare))
                 lowered = grant if grant.lease <= keep else Grant(keep, grant.fair, grant.spare, grant.rest)
             else:  # to wait without a lease does no harm, so the queue keeps its share
-                keep = max(use.use, use.part if static or (key in (QUEUE, QUEUE_TOKENS) and not bye) else 0)
-                lowered = Grant(keep, 0, 0, keep)
+                keep = max(use.use, use.part if static else 0)
+                ceiling = max(keep, use.part) if key in (QUEUE, QUEUE_TOKENS) else keep
+                lowered = Grant(ceiling, 0, 0, ceiling)
             claims[key] = LimitClaim(use.use, keep, use.demand, use.limit, use.large)
             self._grants[key] = lowered
         self._charged = {team.name: team.served for team in usage.teams}
@@ -121,11 +120,9 @@ class LeaseHolder:
             self.epoch = reply.epoch
             self._total.clear()
         self.counted |= self._charged
-        # A store of another run has forgotten leases that other replicas still use, so what outlived the lease of this
-        # one is not replaced as it ends, until the store is calm no more.
-        self._unproven = reply.calm and (self._lapsed or self._unproven)
-        self._leased_by = request.run
-        self._grants = _emptied(reply.grants) if self._unproven else reply.grants
+        if reply.calm and self._lapsed:  # the store believes what runs; what ends may not be replaced
+            return True
+        self._grants = reply.grants
         if not request.bye:
             self.until = self._sent + TTL_S - MARGIN_S
         return True
@@ -154,11 +151,3 @@ class LeaseHolder:
         slots = self._grants.get(SLOTS, NO_GRANT)
         limits = {key: min(grant.lease, grant.fair + grant.spare + grant.rest) for key, grant in self._grants.items()}
         return Ceilings(limits, self.until, slots.fair + slots.spare)
-
-
-def _emptied(grants: Mapping[str, Grant]) -> dict[str, Grant]:
-    """Return grants under which requests may wait, but none begins."""
-    return {
-        key: grant if key in (QUEUE, QUEUE_TOKENS) else Grant(0, grant.fair, grant.spare, grant.rest)
-        for key, grant in grants.items()
-    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stack.gateway.admission import Refusal
+from stack.gateway.admission_state import Refusal
 from stack.gateway.reasons import REASONS
 
 _ERROR_TYPES = {

@@ -15,7 +15,8 @@ from multidict import CIMultiDict
 
 from stack.gateway import request_body as token_requests
 from stack.gateway import request_routes
-from stack.gateway.admission import LATEST_S, Ticket
+from stack.gateway.admission import LATEST_S
+from stack.gateway.admission_state import Ticket
 from stack.gateway.client_request import ClientRequest, Response
 from stack.gateway.deadline import Deadline
 from stack.gateway.passed_headers import NOT_SENT_BACK, headers_without

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
-from stack.gateway.admission import Admission, Refusal, Ticket, TicketState
+from stack.gateway.admission import Admission
+from stack.gateway.admission_state import Refusal, Ticket, TicketState
 from stack.gateway.policy import Band, Capacity, Policy, Team
 
 

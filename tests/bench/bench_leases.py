@@ -22,7 +22,8 @@ from bench_gateway import CONCURRENT, Bench, Contender, Sizes, _gateway, figure_
 from bench_gateway_load import Shape
 
 from stack.gateway import clock
-from stack.gateway.admission import Admission, Ticket
+from stack.gateway.admission import Admission
+from stack.gateway.admission_state import Ticket
 from stack.gateway.lease import AT_ONCE_S
 from stack.gateway.lease_client import LeaseStore
 from stack.gateway.lease_renewal import LeaseRenewal

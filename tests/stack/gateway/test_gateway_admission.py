@@ -13,7 +13,8 @@ from admission_sim import BUSY, FAIR, FIFO, SLOTS, Arrival, End, Flood, Simulati
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stack.gateway.admission import OUTPUT_WEIGHT, PROMPT_WEIGHT, Admission, Refusal, Ticket, TicketState
+from stack.gateway.admission import OUTPUT_WEIGHT, PROMPT_WEIGHT, Admission
+from stack.gateway.admission_state import Refusal, Ticket, TicketState
 from stack.gateway.policy import Band, Capacity, Policy, Team
 
 BANDS = {"high": Band(rank=0, max_wait_s=10.0), "usual": Band(rank=1), "low": Band(rank=2, ceiling=0.5, floor=1)}

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from stack.gateway import clock
-from stack.gateway.admission import Admission, Refusal, Ticket, TicketState
+from stack.gateway.admission import Admission
+from stack.gateway.admission_state import Refusal, Ticket, TicketState
 from stack.gateway.lease import AT_ONCE_S, PERIOD_S, TTL_S, Ceilings, LeaseHolder, ReplicaUsage, Usage
 from stack.gateway.lease_store import RUNNING, SLOTS, TOKENS, LeaseReply, LeaseRequest, LeaseTable, transition
 from stack.gateway.lease_usage import replica_usage
@@ -357,15 +358,16 @@ def heal(fleet: Fleet) -> None:
 def room(policy: Policy) -> float:
     """Return how many requests the flood may hold at the engines, if most come from the team with the least limit.
 
-    A limit below the number of replicas changes hands in turns, and is idle meanwhile."""
+    A limit below the number of replicas changes hands in turns, and is idle meanwhile; of the tokens each replica may
+    have some left that are too few for a request."""
 
     def used(limit: int | None) -> float:
         return 99 if limit is None else limit if limit > 5 else limit / 2
 
     teams = [min(used(team.max_running), used(team.max_in_flight) / 2) for team in policy.teams.values()]
     band = min(sum(teams[1:]), used(ceiling_of_low(policy)))
-    return min(policy.capacity.slots, (policy.capacity.tokens or 999) // (PROMPT + OUTPUT), teams[0] + band,
-               policy.capacity.queue)  # fmt: skip
+    tokens = (policy.capacity.tokens or 9999) - 5 * (PROMPT + OUTPUT - 1)
+    return min(policy.capacity.slots, tokens // (PROMPT + OUTPUT), teams[0] + band, policy.capacity.queue)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -486,7 +488,7 @@ class Replicas:
         return next(one.running for one in self.all[place].standings() if one.team == team)
 
 
-def test_requests_beyond_the_leased_part_of_max_in_flight_wait_for_an_answer():
+def test_requests_beyond_a_lease_of_max_in_flight_wait():
     """They are queued or refused by what the store leases, the oldest first, and never while it is calm."""
     pair = Replicas(Policy(teams={"a": Team(max_in_flight=5)}, capacity=Capacity(slots=20)))
     pair.ask(0, "a", 4)
@@ -514,6 +516,24 @@ def test_a_busy_replica_uses_the_whole_queue_but_for_a_reserve():
         pair.renew(2)
     assert 70 == pair.all[0].waiting, "a quarter of its equal share stays with the other"
     assert 10 == len(pair.ask(1, "b", 12))
+
+
+def test_a_lapsed_replica_replaces_nothing_while_the_store_is_calm():
+    """It wakes just after the store has restarted empty, and the others hold every slot."""
+    table, holder = LeaseTable(), LeaseHolder("gw-0", "i")
+    admission = Admission(without_limits(4))
+    admission.lease(NOTHING, 0.0)
+    for step in range(12):
+        renewed(table, holder, admission, 100.0 + step * PERIOD_S)
+    asked = [admission.ask("chat", 1, 1, 102.3, lambda: None, lambda _: None) for _ in range(3)]
+    assert 3 == admission.running
+    admission.ask("lab", 1, 1, 102.3, lambda: None, lambda _: None)
+    admission.ask("lab", 1, 1, 102.3, lambda: None, lambda _: None)
+    renewed(LeaseTable(), holder, admission, 110.0)
+    for ticket in asked:
+        assert isinstance(ticket, Ticket)
+        admission.leave(ticket, 110.1)
+    assert 1 == admission.running
 
 
 def test_a_band_below_its_floor_gets_slots_at_any_replica():
@@ -550,7 +570,7 @@ def test_a_replica_that_asks_later_gets_its_whole_part():
     assert 1 <= three.running(2, "a")
 
 
-def test_tokens_of_requests_between_two_renewals_count_at_the_others():
+def test_tokens_between_two_renewals_count_at_the_others():
     """A request that is over before a second renewal is as much service as a long one."""
     pair = Replicas(Policy(teams={"a": Team()}, capacity=Capacity(slots=4)))
     pair.ask(1, "a")

@@ -24,7 +24,7 @@ from test_gateway_admission import Gate, gate
 
 from exporters.requests.record import parse_line
 from stack.gateway import make_key
-from stack.gateway.admission import Refusal, Ticket, TicketState
+from stack.gateway.admission_state import Refusal, Ticket, TicketState
 from stack.gateway.policy import Band, Team
 from stack.gateway.queue_share import Bound, Claim
 
