@@ -86,6 +86,7 @@ def ship(log: Path, folder: Path) -> dict[str, float]:
         "bytes": sum(segment.size for segment in found),
         "early_mb": max(held[: max(1, len(held) // 3)]),
         "late_mb": max(held[-max(1, len(held) // 3) :]),
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
 
 
@@ -158,7 +159,8 @@ def told(sizes: DataSizes, found: dict[str, Any]) -> list[str]:
         f"  floor: {floors:,.0f} lines/s, {best('floor', 'bytes_per_row'):.1f} B a row   (DuckDB, nothing checked)",
         f"  by the clock: {best('ship', 'lines_per_s'):,.0f} and {best('floor', 'lines_per_s'):,.0f} lines/s",
         f"  ship reaches {ours / floors:.0%} of the floor",
-        f"{many['requests']:,.0f} lines: {many['early_mb']:.0f}, later {many['late_mb']:.0f} MB (at most {MOST_MB})",
+        f"{many['requests']:,.0f}: {many['early_mb']:.0f}, later {many['late_mb']:.0f}, peak {many['peak_mb']:.0f} MB",
+        f"  (memory over these many lines; at most {MOST_MB} MB, flat)",
     ]
 
 

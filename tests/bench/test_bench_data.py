@@ -23,5 +23,5 @@ def test_a_quick_run_ships_every_line():
     )
     assert 0 == done.returncode, done.stderr
     assert "20,000 lines of " in done.stdout
-    assert "\n60,000 lines: " in done.stdout
+    assert "\n60,000: " in done.stdout
     assert "% of the floor" in done.stdout
