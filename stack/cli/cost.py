@@ -132,8 +132,8 @@ def cost_command(
         )
         if data:
             period = request.period(time.time()) if request.has_period else None
-            span = (period.from_s, period.to_s) if period else (None, None)
-            reader = data_reader(data, *span, fields=COST_FIELDS)
+            since_s, until_s = (period.from_s, period.to_s) if period else (None, None)
+            reader = data_reader(data, since_s, until_s, fields=COST_FIELDS)
             request = replace(request, read=reader, name=data)
         found = make_bill(request, time.time())
         rows = focus_rows(found, issuer) if focus else []
