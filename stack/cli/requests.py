@@ -102,7 +102,7 @@ def requests_command(
     as_csv: bool,
     **filters: tuple[str, ...],
 ) -> None:
-    """Find, group and explain requests of a data set or a log.
+    """Find, group and explain requests.
 
     Reads segments of `ship` and lines that are not shipped yet together; a request is counted once.
 

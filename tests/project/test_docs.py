@@ -257,6 +257,13 @@ def our_command(words: list[str], whole: bool = True) -> list[str]:
     command: click.Command = main
     context = click.Context(main, info_name="vllm-watch")
     while isinstance(command, click.Group):
+        if command.invoke_without_command and words:  # a group with options of its own, which stand before a command
+            try:
+                _, words, _ = command.make_parser(context).parse_args(list(words))
+            except click.UsageError as error:
+                return [f"{context.command_path}: {error.format_message()}"]
+            if not words:
+                return []
         if not words or words[0].startswith("-"):
             return (
                 []
