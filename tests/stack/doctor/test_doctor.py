@@ -718,10 +718,10 @@ def test_a_slow_adapter_is_found_unless_all_are_slow_or_its_prompts_are_longer()
 
     assert ["slow-adapter"] == names(well(), **of(9.0, 0.5))
     records = [
-        RequestRecord("a", adapter="law", outcome="ok", ttft_ms=9000, prompt_tokens=7),
-        RequestRecord("b", adapter="law", outcome="timeout", ttft_ms=90000),
-        RequestRecord("c", outcome="ok", ttft_ms=500),
-        RequestRecord("d", adapter="code", outcome="ok"),
+        RequestRecord(request_id="a", adapter="law", outcome="ok", ttft_ms=9000, prompt_tokens=7),
+        RequestRecord(request_id="b", adapter="law", outcome="timeout", ttft_ms=90000),
+        RequestRecord(request_id="c", outcome="ok", ttft_ms=500),
+        RequestRecord(request_id="d", adapter="code", outcome="ok"),
     ]
     assert {"law": AdapterEvidence(spread(9.0), spread(7)), None: AdapterEvidence(spread(0.5))} == (
         collect._of_log(records).adapters
