@@ -157,6 +157,7 @@ class Listening:
         self._open: dict[ServedConnection, None] = {}  # open connections in the order of acceptance
         self._sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._accepted: dict[ServedConnection, socket.socket] = {}  # whose welcome has not begun
         self._tell_at = self._look_at = 0.0
 
     def begin(self, sockets: Sequence[socket.socket]) -> None:
@@ -211,7 +212,15 @@ class Listening:
         wire.setblocking(False)
         connection = self._connection(self)
         self._open[connection] = None
+        self._accepted[connection] = wire
         connection.welcome = self._do(self._welcome(connection, wire))
+        connection.welcome.add_done_callback(lambda _: self._close_unwelcomed(connection))
+
+    def _close_unwelcomed(self, connection: ServedConnection) -> None:
+        """Close a connection whose welcome was cancelled before it began; its client would wait for ever."""
+        if (wire := self._accepted.pop(connection, None)) is not None:
+            wire.close()
+            self.gone(connection)
 
     def _make_room(self) -> bool:
         """Close the oldest idle connections, else the oldest with an incomplete head. Return True if any was closed.
@@ -231,6 +240,7 @@ class Listening:
         return bool(found)
 
     async def _welcome(self, connection: ServedConnection, wire: socket.socket) -> None:
+        self._accepted.pop(connection, None)
         try:
             context = self._protection.context()
             waits = (

@@ -144,7 +144,8 @@ async def serve(
             try:
                 await stop.wait()
                 shared.life.ready = False
-                await asyncio.sleep(config.timeouts.accept_grace_s)
+                if config.timeouts.accept_grace_s:
+                    await asyncio.sleep(config.timeouts.accept_grace_s)
             finally:
                 await _drain(proxy, listening, server, config.timeouts.drain_s)
                 for watcher in watchers:

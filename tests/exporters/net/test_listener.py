@@ -142,6 +142,19 @@ def test_it_is_the_same_without_uvloop(tmp_path, authority, pair, brief):
         runner.run(run())
 
 
+async def test_a_connection_accepted_at_the_end_is_closed():
+    """The listener closes in the very turn of the loop that accepted it."""
+    runner = web.ServerRunner(web.Server(lambda _: web.Response()))
+    listening = await listen(runner, "listen", "127.0.0.1:0")
+    host, port = listening.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as client:
+        listening._accept(listening._sockets[0])
+        await listening.close()
+        client.setblocking(False)
+        assert b"" == await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 1), 5)
+    await runner.cleanup()
+
+
 async def test_tls_answers_only_clients_that_trust_the_authority(tmp_path, authority, pair):
     """Only those who trust the authority get an answer over TLS."""
     async with serving(ListenerAuth(secured(tmp_path, pair))) as it:
