@@ -25,7 +25,7 @@ SCRAPE_S = 15  # as in stack/deploy
 SCRAPES = 4  # in a window at least, so that one lost scrape leaves a rate
 GROUP_RULES = 20
 GROUP_LETTERS = 40
-CRITICAL = 9  # critical alerts at most; the ninth is a model that is down while its job is not
+CRITICAL = 10  # critical alerts at most; the tenth is a decode engine that receives no KV cache
 
 _Rule = TypeVar("_Rule", Alert, Recording)
 _PICKS = ("topk", "bottomk", "limitk", "limit_ratio")

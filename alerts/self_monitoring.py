@@ -114,8 +114,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             summary="Shipper cannot write: {{ $labels.kind }} fails on {{ $labels.instance }}",
             description=(
                 "The shipper {{ $labels.instance }} has failed to write to its {{ $labels.kind }} for 10 min: the data"
-                " set lacks new requests. Nothing is lost while the request logs exist. Keep rotated logs, and read the"
-                " error in its log (First five minutes, step 2)."
+                " set lacks new requests. Nothing is lost while the request logs exist. Read the error in its log"
+                " (First five minutes, step 2), and keep rotated logs until it writes again."
             ),
             panel=PanelRef("monitoring-health", "ship-up"),
             owner="platform",

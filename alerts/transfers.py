@@ -45,8 +45,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             description=(
                 "{{ $value | humanize }} or more requests for {{ $labels.model_name }} on {{ $labels.instance }} have"
                 " waited for their KV cache for 2 min and none has arrived. Their clients wait, while this engine"
-                " serves others. The prefill engine that holds the blocks is the likely cause: find the one that makes"
-                " no progress (First five minutes, step 2). Do not restart this engine first."
+                " serves others. Find the prefill engine that makes no progress (First five minutes, step 2): it holds"
+                " the blocks and is the likely cause. Do not restart this engine first."
             ),
             panel=PanelRef("prefill-decode", "fetch-stage"),
             muted_by=("VLLMEngineDown",),

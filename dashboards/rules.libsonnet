@@ -130,7 +130,7 @@
      },
      "annotations": {
       "summary": "KV transfer stuck: {{ $labels.model_name }} on {{ $labels.instance }} receives no KV cache",
-      "description": "{{ $value | humanize }} or more requests for {{ $labels.model_name }} on {{ $labels.instance }} have waited for their KV cache for 2 min and none has arrived. Their clients wait, while this engine serves others. The prefill engine that holds the blocks is the likely cause: find the one that makes no progress (First five minutes, step 2). Do not restart this engine first.",
+      "description": "{{ $value | humanize }} or more requests for {{ $labels.model_name }} on {{ $labels.instance }} have waited for their KV cache for 2 min and none has arrived. Their clients wait, while this engine serves others. Find the prefill engine that makes no progress (First five minutes, step 2): it holds the blocks and is the likely cause. Do not restart this engine first.",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMKVTransferStuck?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-prefill-decode?viewPanel=5453"
      }
@@ -821,7 +821,7 @@
      },
      "annotations": {
       "summary": "Shipper cannot write: {{ $labels.kind }} fails on {{ $labels.instance }}",
-      "description": "The shipper {{ $labels.instance }} has failed to write to its {{ $labels.kind }} for 10 min: the data set lacks new requests. Nothing is lost while the request logs exist. Keep rotated logs, and read the error in its log (First five minutes, step 2).",
+      "description": "The shipper {{ $labels.instance }} has failed to write to its {{ $labels.kind }} for 10 min: the data set lacks new requests. Nothing is lost while the request logs exist. Read the error in its log (First five minutes, step 2), and keep rotated logs until it writes again.",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMShipFailing?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-monitoring-health?viewPanel=945006"
      }

@@ -20,7 +20,7 @@ SYMPTOMS: Mapping[str, tuple[str, ...]] = {
     "it takes long to start, or starts again and again": ("VLLMSlowStart", "VLLMRestartLoop"),
     "slow before the first word": (
         "VLLMTTFTBudgetBurn", "VLLMTTFTBudgetSlowBurn", "VLLMTTFTHigh", "VLLMQueueTimeHigh", "VLLMQueueGrowing",
-        "VLLMCacheHitsCollapsed",
+        "VLLMCacheHitsCollapsed", "VLLMKVTransferSlow",
     ),
     "slow between words, answers stutter": (
         "VLLMInterTokenBudgetBurn", "VLLMInterTokenBudgetSlowBurn", "VLLMInterTokenLatencyHigh",
@@ -30,6 +30,9 @@ SYMPTOMS: Mapping[str, tuple[str, ...]] = {
     "slower than before": ("VLLMLatencyWorseSinceTuning", "VLLMLatencyWorseThanLastWeek", "rollback", "tuning"),
     "requests wait, are held back or refused": (
         "VLLMGatewayRejecting", "VLLMEngineRejecting", "VLLMQueueGrowing", "VLLMRequestsDeferred",
+    ),
+    "requests wait for KV cache of a prefill engine, or prompts are computed again": (
+        "VLLMKVTransferStuck", "VLLMKVTransfersFailing", "VLLMKVTransferSlow", "VLLMKVBlocksExpired",
     ),
     "errors and timeouts": ("VLLMSuccessBudgetBurn", "VLLMSuccessBudgetSlowBurn", "VLLMErrorRatioHigh",
         "VLLMHTTPErrorRatioHigh", "incident-flow"),

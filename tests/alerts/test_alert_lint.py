@@ -142,7 +142,7 @@ CASES = [
     ("names", ((GOOD, GOOD), ())),
     ("names", ((), (RECORD, RECORD))),
     ("critical",
-        (tuple(replace(GOOD, name=f"VLLMThing{letter}", severity=Severity.CRITICAL) for letter in "ABCDEFGHIJ"), ())),
+        (tuple(replace(GOOD, name=f"VLLMThing{letter}", severity=Severity.CRITICAL) for letter in "ABCDEFGHIJK"), ())),
 ]  # fmt: skip
 
 

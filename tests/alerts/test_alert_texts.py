@@ -50,7 +50,7 @@ def test_description_has_first_action(alert: Alert) -> None:
 @pytest.mark.parametrize("alert", WITH_LABELS, ids=lambda alert: alert.name)
 def test_description_says_since_when(alert: Alert) -> None:
     """A window or a hold: `over 5 min`, `for 3 min`, `within the last hour`, or the windows of an objective."""
-    period = r"\d+ min|(last|half) (hour|day|week)|last half hour|\d[hd] or \d[hd]|\d+ s late"
+    period = r"\d+ min|(last|half) (complete )?(hour|day|week)|last half hour|\d[hd] or \d[hd]|\d+ s late"
     assert re.search(period, alert.description), alert.description
 
 

@@ -520,6 +520,7 @@ FOREIGN: dict[str, str] = {
     "kv_load_failure_policy": "vLLM's --kv-transfer-config", "kv_lease_duration": "vLLM's --kv-transfer-config",
     "num_speculative_tokens": "vLLM's --speculative-config",
     "num_speculative_tokens_per_batch_size": "vLLM's --speculative-config",
+    "dump_dir": "vLLM's --watchdog-config",
     "rejection_sample_method": "vLLM's --speculative-config", "max_num_queued_tokens": "vLLM's reason of a refusal",
     "alert_relabel_configs": "Prometheus's configuration", "metric_relabel_configs": "Prometheus's configuration",
     "path_prefix": "Prometheus's configuration", "sample_limit": "Prometheus's configuration",

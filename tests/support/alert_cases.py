@@ -1737,8 +1737,8 @@ _WATCHERS = (
         labels={**SHIP, "kind": "store"},
         description=(
             "The shipper 10.0.0.7:9403 has failed to write to its store for 10 min: the data set lacks new requests."
-            " Nothing is lost while the request logs exist. Keep rotated logs, and read the error in its log (First"
-            " five minutes, step 2)."
+            " Nothing is lost while the request logs exist. Read the error in its log (First five minutes,"
+            " step 2), and keep rotated logs until it writes again."
         ),
         below={_written("vllm_watch_ship_up", {**SHIP, "kind": "store"}): "1x3 0x9 1x30"},
     ),
@@ -2052,9 +2052,9 @@ _TRANSFERS = (
         labels={"job": "vllm", "instance": A, "model_name": "chat"},
         description=(
             "2 or more requests for chat on 10.0.0.1:8000 have waited for their KV cache for 2 min and none has"
-            " arrived. Their clients wait, while this engine serves others. The prefill engine that holds the blocks"
-            " is the likely cause: find the one that makes no progress (First five minutes, step 2). Do not restart"
-            " this engine first."
+            " arrived. Their clients wait, while this engine serves others. Find the prefill engine that makes no"
+            " progress (First five minutes, step 2): it holds the blocks and is the likely cause. Do not restart this"
+            " engine first."
         ),
         below={_FETCHING: "0x10 2x30", _RECEIVED: "0+4000x40"},
         gone_within="3m",
