@@ -12,14 +12,15 @@ from typing import Any
 from exporters.catalogue import EVERYTHING, promql_ast
 from exporters.catalogue.metric import Metric
 from exporters.catalogue.producers import Component, needed
+from exporters.catalogue.promql import ROLE
 from exporters.catalogue.promql_ast import BadExpression, SelectorUse
 from exporters.catalogue.promql_lint import METRICS
 
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 SILENT_TYPES = ("row", "text")
 VARIABLE = re.compile(r"\$(?:\{(\w+)(?:[:.][^}]*)?\}|([A-Za-z_]\w*))|\[\[(\w+)\]\]")
-# what a scrape adds; the first two only where the operator does
-_TARGET = frozenset({"cluster", "namespace", "job", "instance"})
+# what a scrape adds; cluster, namespace and role only where the operator does
+_TARGET = frozenset({"cluster", "namespace", "job", "instance", ROLE})
 _EVERY_LABEL = frozenset(label for metric in EVERYTHING for label in metric.labels) | _TARGET | {"le"}
 
 

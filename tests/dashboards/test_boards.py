@@ -37,6 +37,7 @@ SLUGS = [
     "latency",
     "kv-cache",
     "tuning-options",
+    "prefill-decode",
     "teams",
     "cost",
     "gateway",

@@ -459,6 +459,7 @@ def matrix(part, eventually, tmp_path_factory, request) -> Iterator[Matrix]:
                 "--storage.tsdb.min-block-duration=2h",
                 "--storage.tsdb.max-block-duration=2h",
                 f"--web.listen-address=127.0.0.1:{port}",
+                "--web.read-timeout=1h",  # also how long a connection may be idle
             ],
             stdout=log,
             stderr=subprocess.STDOUT,

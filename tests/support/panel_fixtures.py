@@ -37,6 +37,7 @@ from exporters.catalogue import (
 from exporters.catalogue.exposition_parser import Exposition
 from exporters.catalogue.metric import Across, EngineRole, Kind, Metric, Unit
 from exporters.catalogue.producers import Component, shown_by
+from exporters.engine.liveness import Cause, EngineState
 from exporters.gpu.series import XIDS
 from exporters.net.listener import REASONS as REASONS_TO_TURN_AWAY
 from stack.gateway.reasons import REASONS
@@ -46,6 +47,7 @@ HOUR_S = 3600
 RESTART_AT = 0.95  # of the hour: late enough for the last five minutes to see it
 RUNNING_FOR_H = 200  # before the hour: what a board compares with, up to a week ago, lies within it
 OLD, NEW = "0.10.0", "0.32.0"  # 0.10.0 had the old names only; the pages are of 0.10.2, which shows both
+NEWEST = "0.33.0"  # without a captured page
 TEAMS = ("search", "support")
 # seen by the sidecar and by DCGM
 CARDS = ("GPU-6f1d1f3e-41a7-4c1b-8f0e-2b9d3c5e7a10", "GPU-9b02c4d1-7e35-4a66-b1c8-5d0f6e8a2c31")
@@ -162,7 +164,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "alertstate": ("",), "band": ("demo", "experimental"),
     "basis": ("allocation", "usage"), "cause": ("unknown",), "cache_dtype": ("auto",), "currency": ("USD",),
     "data_type": ("traces",), "driver_version": ("570.86.15",), "enable_prefix_caching": ("True",), "err_code": ("31",),
-    "err_msg": ("GPU memory page fault",), "exporter": ("otlp/traces",),
+    "err_msg": ("GPU memory page fault",), "evidence": (str(Cause.STEPS),), "exporter": ("otlp/traces",),
     "finish_reason": ("stop", "length", "abort", "error", "rejected"),
     "finished_reason": ("stop", "length", "abort", "error", "repetition"),
     "generation": ("0", "1", "2"), "handler": ("/v1/chat/completions",), "implementation": ("CPython",),
@@ -236,6 +238,7 @@ SETS: dict[Metric, tuple[Labels, ...]] = {
     gateway.ATTEMPTS: tuple({"result": name}
         for name in ("ok", "client_hangup", "engine_busy", "prefill_timeout", "upstream_reset")),
     gateway.RELOADS: tuple({"result": name} for name in ("ok", "failed")),
+    **dict.fromkeys((gateway.ENGINE_STATE, sidecar.ENGINE_STATE), ({"state": str(EngineState.HEALTHY)},)),
     **dict.fromkeys((gateway.RUNNING, gateway.WAITING, gateway.WAIT_ESTIMATE), _BANDED),
     gpu.INFO: tuple({"uuid": card, "index": str(i), "pci_bus_id": f"00000000:{i + 1}B:00.0"} for i,
         card in enumerate(CARDS)),
@@ -443,7 +446,7 @@ ALL_WATCHERS = ("sidecar", "gateway", "ship", "lab", "dcgm", "prometheus", "aler
 def scenes() -> tuple[Scene, ...]:
     """Every fixture, the captured pages included."""
     pair = tuple(Engine(f"vllm-{i}", features=True) for i in range(2))
-    roles = tuple(Engine(f"vllm-{role}", release="0.33.0", features=True, role=role) for role in EngineRole)
+    roles = tuple(Engine(f"vllm-{role}", release=NEWEST, features=True, role=role) for role in EngineRole)
     plain = tuple(Engine(f"vllm-{i}") for i in range(2))
     fleet = tuple(Engine(f"vllm-{m[:3]}{i}", m) for m in ("llama-70b", "qwen3-8b") for i in range(3))
     mixed = (Engine("vllm-0", release=OLD), Engine("vllm-1"))
@@ -465,10 +468,11 @@ def scenes() -> tuple[Scene, ...]:
 
 def beyond_the_buckets() -> dict[str, Scene]:
     """Fixtures in which every observation lies in the first bucket (<) or above the last finite bound (>), by that
-    mark.
+    mark. Its engines are of the newest release, so that every histogram is there.
 
     What is recorded as a p95 bears the mark already, as our rules write it."""
-    busy = next(scene for scene in scenes() if scene.whole)
+    engines = tuple(Engine(f"vllm-{i}", release=NEWEST, features=True) for i in range(2))
+    busy = _scene("busy", engines, Setting(bare=True), whole=True)
     return {mark: replace(busy, name=f"beyond {mark}", lines=tuple(_moved(busy, mark))) for mark in ("<", ">")}
 
 

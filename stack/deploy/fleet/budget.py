@@ -94,7 +94,7 @@ SIDECAR_FIXED = 150  # two logs, the state, spans, events and their sources: a t
 GATEWAY_TEAM = _all(
     (gateway.REQUESTS, gateway.INFLIGHT, gateway.RUNNING, gateway.WAITING, gateway.WAIT_ESTIMATE, gateway.REJECTED)
 )
-GATEWAY_UPSTREAM = _all((gateway.UPSTREAM_UP, gateway.UPSTREAM_INFLIGHT, gateway.ATTEMPTS))
+GATEWAY_UPSTREAM = _all((gateway.UPSTREAM_UP, gateway.ENGINE_STATE, gateway.UPSTREAM_INFLIGHT, gateway.ATTEMPTS))
 GATEWAY_FIXED = 60  # itself, its log, its loop, admission: a test counts less on a real page
 CREATED = 2  # prometheus_client also exposes when each counter was created: at most twice as many samples
 

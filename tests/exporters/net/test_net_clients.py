@@ -9,6 +9,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,11 @@ scrape_configs:
   - {job_name: itself, static_configs: [{targets: ["127.0.0.1:%d"]}]}
   - {job_name: nobody, static_configs: [{targets: ["127.0.0.1:9"]}]}
 """
+
+
+def _read(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=5) as reply:
+        return json.load(reply)
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +71,11 @@ def servers(
         running = [subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) for command in commands]
     urls = f"http://127.0.0.1:{prometheus}", f"http://127.0.0.1:{alertmanager}"
     try:
+        eventually(lambda: _read(f"{urls[1]}/api/v2/alerts"), within_s=60, what="an alert at Alertmanager")
         eventually(
-            lambda: json.load(urllib.request.urlopen(f"{urls[1]}/api/v2/alerts", timeout=5)),
+            lambda: len(_read(f"{urls[0]}/api/v1/targets")["data"]["activeTargets"]) == 2,
             within_s=60,
-            what="an alert at Alertmanager",
+            what="both targets at Prometheus",
         )
         yield urls
     finally:
