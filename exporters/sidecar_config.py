@@ -11,7 +11,7 @@ import msgspec
 from exporters.accounting.gpu_use import assumed_gpu
 from exporters.accounting.prices import Prices
 from exporters.catalogue.metric import EngineRole
-from exporters.net.listener import split_address
+from exporters.net.addresses import split_address
 from exporters.requests.bounded_names import BoundedNames
 from exporters.requests.counters import RequestCounters
 from exporters.requests.record import FieldMap, Scalar

@@ -38,14 +38,14 @@ class RequestSourceOptions:
         tuple[Path, ...], Opt(name="--log", file=True, help="Request log, with its rotated files; repeatable.")
     ] = ()
     ship_config: Annotated[
-        Path | None, Opt(file=True, help="The shipper's YAML: its data set, and lines not shipped yet.")
+        Path | None, Opt(file=True, help="The shipper's YAML: its data set, and lines in no segment yet.")
     ] = None
 
     def __post_init__(self) -> None:
         if self.ship_config and (self.data or self.logs):
             raise ValueError("--ship-config names data set and logs; omit --data and --log")
         if self.data and self.logs:
-            raise ValueError("--data and --log would count shipped lines twice; name the shipper's file, --ship-config")
+            raise ValueError("--data and --log would count lines twice; name the shipper's file, --ship-config")
 
     @property
     def any(self) -> bool:
@@ -58,8 +58,8 @@ class RequestSourceOptions:
     def source(self) -> RequestSource:
         """Return what is meant. Raises BadConfig, ValueError, and BadDataset if the libraries are missing."""
         require_libraries()
+        from exporters.dataset.commit_reader import read_shipped
         from exporters.dataset.query import RequestSource
-        from exporters.dataset.shipped import read_shipped
 
         if self.ship_config is None:
             return RequestSource(location=self.data, logs=self.logs)
@@ -67,7 +67,7 @@ class RequestSourceOptions:
         return RequestSource(
             location=shipper.dataset,
             logs=tuple(map(Path, shipper.requests_log)),
-            shipped=lambda: read_shipped(Path(shipper.state), shipper.remember),
+            committed=lambda: read_shipped(Path(shipper.state), shipper.remember),
             fields=shipper.fields,
             s3=shipper.s3,
             cluster=shipper.cluster,

@@ -1,7 +1,7 @@
 """Dashboard Prefill/decode: disaggregated serving, where a prefill engine computes the prompt and a decode engine
 generates the output.
 
-The label `role` of a target tells the two apart. No engine knows the whole time to first token: it is the sum of five
+The label `role` of a target distinguishes the two. No engine knows the whole time to first token: it is the sum of five
 means, three of the prefill engine and two of the decode engine. Quantiles of two engines do not add."""
 
 from __future__ import annotations

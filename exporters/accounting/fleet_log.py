@@ -29,7 +29,7 @@ class TeamWork(msgspec.Struct, frozen=True, array_like=True):
     abandoned: Work
 
 
-class LogTotals(msgspec.Struct, frozen=True):
+class SidecarTotals(msgspec.Struct, frozen=True):
     """Totals of one sidecar's logs since their first lines. at_end: the logs are read to their end."""
 
     log_id: str
@@ -38,7 +38,7 @@ class LogTotals(msgspec.Struct, frozen=True):
     finished: dict[str, FinishedRequest]
     teams: tuple[TeamWork, ...]
 
-    def includes(self, before: LogTotals) -> bool:
+    def includes(self, before: SidecarTotals) -> bool:
         """Return whether no count is lower. A peer that reads its log again is lower until it has caught up."""
         return all(
             then.requests <= self.finished.get(model, FinishedRequest()).requests
@@ -50,7 +50,7 @@ class FleetLogState(msgspec.Struct):
     """State that outlives the process. log_id: of the own log; peers: last totals of the others, by id."""
 
     log_id: str
-    peers: dict[str, LogTotals] = {}
+    peers: dict[str, SidecarTotals] = {}
 
 
 class FleetLog:
@@ -74,7 +74,7 @@ class FleetLog:
     def provider(self) -> StateProvider:
         return StateProvider("peers", lambda: self._revision, lambda: msgspec.msgpack.encode(self._state), tuple)
 
-    def receive(self, totals: LogTotals) -> None:
+    def receive(self, totals: SidecarTotals) -> None:
         """Take the totals of a peer. The own ones, which an address for all sidecars returns too, are ignored."""
         before = self._state.peers.get(totals.log_id)
         if totals.log_id == self._state.log_id or totals == before:
@@ -83,10 +83,10 @@ class FleetLog:
             self._state.peers[totals.log_id] = totals
             self._revision += 1
 
-    def own_totals(self, at_end: bool) -> LogTotals:
+    def own_totals(self, at_end: bool) -> SidecarTotals:
         """Return the totals of the own log, for the sidecar that has the engines."""
         finished, abandoned = self._own.work(), self._own.abandoned()
-        return LogTotals(
+        return SidecarTotals(
             self._state.log_id,
             at_end,
             self._own.e2e_p99_s(),

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from exporters.accounting.fleet_log import LogTotals
+from exporters.accounting.fleet_log import SidecarTotals
 from exporters.net.bounded_read import read_bounded
 from exporters.net.http_client import HttpClientConfig, request_options
 
@@ -29,7 +29,7 @@ class PeerClient:
     timeout_s: float
     http_config: HttpClientConfig | None = None
 
-    async def totals(self) -> list[LogTotals]:
+    async def totals(self) -> list[SidecarTotals]:
         """Return the totals of each sidecar. Raises OSError, aiohttp.ClientError, TimeoutError, msgspec.DecodeError and
         BadConfig if any of them cannot be had."""
         url = urlsplit(self.url)
@@ -46,7 +46,7 @@ class PeerClient:
             for at in addresses
         ]
 
-    async def _read(self, url: str, options: Mapping[str, Any]) -> LogTotals:
+    async def _read(self, url: str, options: Mapping[str, Any]) -> SidecarTotals:
         limit = aiohttp.ClientTimeout(total=self.timeout_s)
         async with self.session.get(url, timeout=limit, raise_for_status=True, **options) as answer:
-            return msgspec.json.decode(await read_bounded(answer, MOST_BYTES), type=LogTotals)
+            return msgspec.json.decode(await read_bounded(answer, MOST_BYTES), type=SidecarTotals)

@@ -1,7 +1,7 @@
-"""Lines of request logs that are in no segment yet: after the position up to which they were shipped.
+"""Lines of request logs that are in no segment yet: those after the position of the last commit.
 
-Invariant: a line is read once, in its rotated or compressed file as well, and a request that was shipped or read
-before is left out, by the same window of request ids as the sidecar's."""
+Invariant: a line is read once, in its rotated or compressed file as well, and a request that is in a segment or was
+read before is left out, by the same window of request ids as the sidecar's."""
 
 from __future__ import annotations
 

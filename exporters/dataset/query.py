@@ -19,12 +19,12 @@ import duckdb
 import msgspec
 
 from exporters.dataset import catalog, columns, layout, views
+from exporters.dataset.commit_reader import ShippedState
 from exporters.dataset.layout import BadDataset, LogSegment
 from exporters.dataset.live import live_records
 from exporters.dataset.objects import FolderStore, ObjectStore, S3Access
 from exporters.dataset.parquet import SegmentMaker, connect
 from exporters.dataset.segment_buffer import SegmentBuffer
-from exporters.dataset.shipped import ShippedState
 from exporters.requests.record import FieldMap, RequestRecord
 from exporters.requests.store import WINDOW, LogTotals, RecentRequests
 
@@ -45,13 +45,13 @@ _decoder = msgspec.json.Decoder(RequestRecord)
 class RequestSource:
     """Source of requests: a data set, logs, or both.
 
-    location: folder or s3://bucket/prefix. shipped: reads the state of the shipper of these logs; without it all lines
-    of the logs count. fields: names of the logs' fields. cluster: of live lines. clusters, models: empty means all.
-    cache: folder for copies of segments of an object store."""
+    location: folder or s3://bucket/prefix. committed: reads the last commit of the shipper of these logs; without it
+    all lines of the logs count. fields: names of the logs' fields. cluster: of live lines. clusters, models: empty
+    means all. cache: folder for copies of segments of an object store."""
 
     location: str | None = None
     logs: tuple[Path, ...] = ()
-    shipped: Callable[[], ShippedState] | None = None
+    committed: Callable[[], ShippedState] | None = None
     fields: FieldMap | None = None
     s3: S3Access | None = None
     cluster: str | None = None
@@ -183,7 +183,7 @@ def _gather(
     store = catalog.open_store(source.location, source.s3) if source.location else None
     for attempt in range(READ_AGAIN):
         data.files, data.damaged, data.totals = [], [], LogTotals()
-        state = source.shipped() if source.shipped else ShippedState()
+        state = source.committed() if source.committed else ShippedState()
         listed = _segments(store, source, since_s, until_s) if store else []
         keys = {segment.key for segment in listed}
         pending = [path for segment, path in state.pending if segment.key not in keys]
@@ -197,7 +197,7 @@ def _gather(
         with contextlib.suppress(FileNotFoundError):
             data.files += [_kept(path, scratch) for path in pending]
             data.live = _live(data, source, state, scratch / f"live-{attempt}")
-            now = source.shipped() if source.shipped else state
+            now = source.committed() if source.committed else state
             if (now.number, now.pending) == (state.number, state.pending):
                 return
     raise BadDataset(f"{source.location} changed {READ_AGAIN} times while it was read; try again")
@@ -220,7 +220,7 @@ def _segments(
     if isinstance(store, FolderStore) and not store.folder.is_dir():
         raise BadDataset(f"{store.name} is no data set: there is no such folder")
     if not any(True for _ in catalog.writers(store)):
-        raise BadDataset(f"{store.name} is no data set: nothing was shipped to it")
+        raise BadDataset(f"{store.name} is no data set: it has no manifest")
     undated = since_s is None and until_s is None
     if since_s is None or until_s is None:
         first_s, last_s = _days(store)
@@ -259,10 +259,10 @@ def _live(data: RequestData, source: RequestSource, state: ShippedState, scratch
     scratch.mkdir()
     maker, buffer = SegmentMaker(scratch, source.cluster or "", ""), SegmentBuffer(scratch / "live.jsonl")
     for path in source.logs:
-        if not source.shipped and not path.exists():
+        if not source.committed and not path.exists():
             raise ValueError(f"{path}: no such request log")
         # as the shipper itself begins: rotated files of before its first start are not its own
-        since = state.positions.get(os.path.abspath(path)) if source.shipped else ()
+        since = state.positions.get(os.path.abspath(path)) if source.committed else ()
         for records in live_records(path, since, source.fields or FieldMap(), window, data.totals):
             count += len(records)
             buffer.add(records)

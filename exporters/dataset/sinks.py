@@ -1,7 +1,7 @@
 """Recipes for systems that receive request lines directly, with request_id as the key. Pure.
 
-Delivery is at least once everywhere: a line may arrive twice, and the key tells. Segments are the record; a sink is a
-copy of it."""
+Delivery is at least once everywhere: a line may arrive twice, and the key identifies it. Segments are the record; a
+sink is a copy of it."""
 
 from __future__ import annotations
 

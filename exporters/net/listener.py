@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import itertools
 import logging
 import resource
@@ -22,7 +21,7 @@ from aiohttp import HttpVersion11, StreamReader, web
 from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import BadStatusLine, HttpProcessingError, InvalidURLError, LineTooLong
 
-from exporters.config import BadConfig
+from exporters.net.addresses import bound_sockets
 from exporters.net.listener_auth import ListenerAuth, TooMany
 
 # deadline of a head after the connection, or after its first byte on a kept connection
@@ -33,7 +32,6 @@ CONNECTIONS = 512  # concurrent, for metrics and dashboards
 CLIENTS = 10_000  # concurrent, for the gateway's clients; fewer if descriptors are scarce
 DESCRIPTORS = 65_536  # requested limit
 KEPT_BACK = 256  # reserved for files, engines and the other listeners
-BACKLOG = 1024
 ACCEPT_AGAIN_S = 0.2
 LOOK_AGAIN_S = 0.05  # pause after a search without result: it takes milliseconds at 10,000 connections
 # at the limit, this fraction of connections is closed at a time, so that a flood does not cost a search per connection
@@ -64,7 +62,7 @@ REASONS = (
 )
 
 
-class Unreadable(NamedTuple):
+class UnreadableRequest(NamedTuple):
     """Refusal of a request that a parser rejected.
 
     The parser's own message quotes input, which may be a key or a prompt."""
@@ -74,31 +72,23 @@ class Unreadable(NamedTuple):
     sentence: str
 
 
-HEAD_TOO_LARGE = Unreadable(
+HEAD_TOO_LARGE = UnreadableRequest(
     431, "head_too_large", "The request line or a header is too long, or there are too many headers."
 )
-BAD_REQUEST_LINE = Unreadable(
+BAD_REQUEST_LINE = UnreadableRequest(
     400, "bad_request_line", "The first line is no HTTP request line; TLS and HTTP/2 clients need another address."
 )
-BAD_TARGET = Unreadable(400, "bad_request_line", "The request target is neither a path nor a URL.")
-BAD_FRAMING = Unreadable(
+BAD_TARGET = UnreadableRequest(400, "bad_request_line", "The request target is neither a path nor a URL.")
+BAD_FRAMING = UnreadableRequest(
     400, "bad_framing", "The headers or the body framing (Content-Length, Transfer-Encoding, chunks) violate HTTP."
 )
-_UNREADABLE: dict[type[HttpProcessingError], Unreadable] = {
+_UNREADABLE: dict[type[HttpProcessingError], UnreadableRequest] = {
     LineTooLong: HEAD_TOO_LARGE,
     BadStatusLine: BAD_REQUEST_LINE,
     InvalidURLError: BAD_TARGET,
 }
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-
-
-def split_address(text: str) -> tuple[str, int]:
-    """Return host and port of '127.0.0.1:9401' or '[::1]:9401'; port 0 picks a free one. Raises ValueError."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"{text!r} is no address; write host:port, such as 127.0.0.1:9401")
-    return host.strip("[]"), int(port)
 
 
 def clients_at_most() -> int:
@@ -403,7 +393,7 @@ class _Connection(web.RequestHandler):
             self.welcome.cancel()
 
 
-def _unreadable(error: BaseException) -> Unreadable:
+def _unreadable(error: BaseException) -> UnreadableRequest:
     """Return status, reason and message for input that the parser rejected."""
     if "Too many headers" in str(error.args[:1]):
         return HEAD_TOO_LARGE
@@ -472,7 +462,7 @@ async def accept(
 
     shared_port: other processes of this user may listen on the port, too."""
     listening = Listening(connection, protection, most, rejected)
-    listening.begin(await _bound(setting, address, shared_port))
+    listening.begin(await bound_sockets(setting, address, shared_port))
     return listening
 
 
@@ -507,35 +497,6 @@ def _guarded(
         return refusal
 
     return handle
-
-
-async def _bound(setting: str, address: str, shared_port: bool) -> list[socket.socket]:
-    """Return listening sockets, one per address of the host name. Raises BadConfig."""
-    host, port = split_address(address)
-    made: list[socket.socket] = []
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        for family, kind, protocol, _, where in dict.fromkeys(found):
-            made.append(one := socket.socket(family, kind, protocol))
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if shared_port:
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            if family == socket.AF_INET6:
-                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            one.bind(where)
-            one.listen(BACKLOG)
-            one.setblocking(False)
-    except OSError as error:
-        for one in made:
-            one.close()
-        if error.errno == errno.EADDRINUSE:
-            message = f"{address} is taken by another program: stop it, or choose another with {setting}"
-        else:
-            message = f"{address} cannot be used: {error.strerror or error}; choose another with {setting}"
-        raise BadConfig(f"{setting}: {message}") from None
-    return made
 
 
 def _http_log() -> logging.Logger:

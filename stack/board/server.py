@@ -26,7 +26,8 @@ from dashboards.interpolate import Range, fill
 from dashboards.model import LEAST_RATE_S, Dashboard, Panel, Variable
 from dashboards.registry import BOARDS, boards
 from exporters import process
-from exporters.net.listener import listen, split_address
+from exporters.net.addresses import split_address
+from exporters.net.listener import listen
 from exporters.net.listener_auth import ListenerAuth
 from exporters.net.prometheus import DEFAULT_SCRAPE_S, Address, Prometheus, PrometheusError, QueryResult
 from runbooks import lookup

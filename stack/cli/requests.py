@@ -104,7 +104,7 @@ def requests_command(
 ) -> None:
     """Find, group and explain requests.
 
-    Reads segments of `ship` and lines that are not shipped yet together; a request is counted once.
+    Reads segments of `ship` and lines that are in no segment yet; a request is counted once.
 
     \b
     Example:  vllm-watch requests --data requests-data --since 1h --team chat --slowest ttft

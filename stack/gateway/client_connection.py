@@ -19,8 +19,15 @@ import httptools
 from multidict import CIMultiDict
 
 from exporters.net import listener
-from exporters.net.listener import BAD_FRAMING, BAD_REQUEST_LINE, BAD_TARGET, HEAD_TOO_LARGE, Listening, Unreadable
-from stack.gateway.client_request import BadTarget, ClientRequest, text_response
+from exporters.net.listener import (
+    BAD_FRAMING,
+    BAD_REQUEST_LINE,
+    BAD_TARGET,
+    HEAD_TOO_LARGE,
+    Listening,
+    UnreadableRequest,
+)
+from stack.gateway.client_request import BadRequestTarget, ClientRequest, text_response
 
 LINE_BYTES = 32 << 10  # of a request line, and of a header
 HEAD_BYTES = 128 << 10  # of a head, and of chunk sizes and trailers without any byte of a body between them
@@ -45,7 +52,7 @@ _log = logging.getLogger("gateway.http")
 class _Rejected(Exception):
     """A head that the parser takes and we do not."""
 
-    def __init__(self, refusal: Unreadable) -> None:
+    def __init__(self, refusal: UnreadableRequest) -> None:
         self.refusal = refusal
 
 
@@ -113,7 +120,7 @@ class ClientConnection(asyncio.Protocol):
         # requests, in order: the running one, those that wait, and the one whose body is being read, if any
         self._running: ClientRequest | None = None
         self._task: asyncio.Task[None] | None = None
-        self._queue: deque[ClientRequest | Unreadable] = deque()
+        self._queue: deque[ClientRequest | UnreadableRequest] = deque()
         self._reading: ClientRequest | None = None
         self._left = 0  # bytes of its body, where its length is known
         self._restart = b""  # head for the body behind an upgrade
@@ -315,7 +322,7 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._refuse(BAD_FRAMING)
 
-    def _refuse(self, refusal: Unreadable) -> None:
+    def _refuse(self, refusal: UnreadableRequest) -> None:
         """End the connection behind what cannot be read: a broken body ends its own request, anything else gets a
         response of its own."""
         self._deaf = self._last = True
@@ -503,7 +510,7 @@ class ClientConnection(asyncio.Protocol):
         target, persistent = self._target.decode("utf-8", "surrogateescape"), certain and parser.should_keep_alive()
         try:
             request = ClientRequest(self, method, target, headers, chunks=chunks, persistent=persistent)
-        except BadTarget:
+        except BadRequestTarget:
             raise _Rejected(BAD_TARGET) from None
         self._last, self._in_head, self._head_bytes = not persistent, False, 0
         self._heads += 1

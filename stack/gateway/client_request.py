@@ -11,13 +11,10 @@ import time
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from multidict import CIMultiDict
 from yarl import URL
-
-if TYPE_CHECKING:
-    from stack.gateway.client_connection import ClientConnection
 
 _REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
 _NO_BODY: Final = frozenset((100, 101, 102, 103, 204, 304))
@@ -27,8 +24,28 @@ class BrokenBody(Exception):
     """The framing of a request's body is invalid."""
 
 
-class BadTarget(Exception):
+class BadRequestTarget(Exception):
     """A request target that is neither a path nor a URL."""
+
+
+class RequestConnection(Protocol):
+    """Connection of a request, as the request sees it."""
+
+    @property
+    def task(self) -> asyncio.Task[None]:
+        """Return the task of the running request."""
+
+    def writable(self) -> asyncio.Transport:
+        """Return the transport. Raises ConnectionResetError if the client is gone."""
+
+    async def drain(self) -> None:
+        """Wait while the client does not read. Raises ConnectionResetError if it is gone."""
+
+    def taken(self) -> None:
+        """Note that the handler took a part of its body."""
+
+    def cut(self) -> None:
+        """Abort the connection."""
 
 
 class ClientRequest:
@@ -57,7 +74,7 @@ class ClientRequest:
 
     def __init__(
         self,
-        connection: ClientConnection,
+        connection: RequestConnection,
         method: str,
         target: str,
         headers: CIMultiDict[str],
@@ -281,7 +298,7 @@ def text_response(text: str, status: int = 200, headers: CIMultiDict[str] | None
 
 
 def read_target(method: str, target: str) -> tuple[str, str]:
-    """Return the decoded path and the query, with its question mark, of a request target. Raises BadTarget."""
+    """Return the decoded path and the query, with its question mark, of a request target. Raises BadRequestTarget."""
     if target[:1] == "/" and target.isascii() and "%" not in target and "#" not in target:
         path, mark, query = target.partition("?")
         return path, mark + query
@@ -296,9 +313,9 @@ def read_target(method: str, target: str) -> tuple[str, str]:
         else:
             url = URL(target, encoded=True)
         if target[:1] != "/" and url.raw_host is None:
-            raise BadTarget
+            raise BadRequestTarget
     except ValueError as error:
-        raise BadTarget from error
+        raise BadRequestTarget from error
     return url.path, url.raw_path_qs[len(url.raw_path) :]
 
 

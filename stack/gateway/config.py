@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from exporters.engine.liveness import DEFAULT_LIMITS, LivenessLimits
+from exporters.net.addresses import split_address
 from exporters.net.http_client import client_ssl_context
-from exporters.net.listener import split_address
 from exporters.net.listener_auth import ListenerAuth
 from stack.config import BadConfig
 from stack.gateway.body_budget import PARTS

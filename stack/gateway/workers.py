@@ -20,7 +20,7 @@ from typing import NoReturn
 
 import msgspec
 
-from exporters.net.listener import split_address
+from exporters.net.addresses import split_address
 from stack.config import BadConfig, load
 from stack.gateway.config import GatewayConfig, rooted
 from stack.gateway.runtime_policy import load_terms

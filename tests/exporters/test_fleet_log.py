@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_sidecar import FakeEngine, until, values
 
-from exporters.accounting.fleet_log import FleetLog, LogTotals, TeamWork
+from exporters.accounting.fleet_log import FleetLog, SidecarTotals, TeamWork
 from exporters.catalogue import reconciled, sidecar
 from exporters.requests.bounded_names import BoundedNames
 from exporters.requests.counters import RequestCounters
@@ -191,10 +191,10 @@ def counters(records: int) -> RequestCounters:
     return own
 
 
-def totals(log_id: str, requests: int) -> LogTotals:
+def totals(log_id: str, requests: int) -> SidecarTotals:
     work = Work(10.0 * requests, 0.0, float(requests))
     finished = {MODEL: FinishedRequest(requests, 10 * requests, requests)}
-    return LogTotals(log_id, True, None, finished, (TeamWork(MODEL, "t", work, Work()),))
+    return SidecarTotals(log_id, True, None, finished, (TeamWork(MODEL, "t", work, Work()),))
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 30), st.booleans())))
@@ -203,7 +203,7 @@ def test_totals_never_fall_and_count_each_log_once(received: list[tuple[str, int
     fleet = FleetLog(counters(5))
     most: dict[str, int] = {}
     for log_id, requests, restart in received:
-        fleet.receive(msgspec.json.decode(msgspec.json.encode(totals(log_id, requests)), type=LogTotals))
+        fleet.receive(msgspec.json.decode(msgspec.json.encode(totals(log_id, requests)), type=SidecarTotals))
         fleet.receive(fleet.own_totals(at_end=True))
         most[log_id] = max(most.get(log_id, 0), requests)
         if restart:

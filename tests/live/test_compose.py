@@ -189,7 +189,7 @@ def resolved(part: Callable[[str], InstalledPart], variables: Mapping[str, str],
     return json.loads(told.stdout)
 
 
-def test_files_of_two_gateways_are_those_of_one_and_what_they_share() -> None:
+def test_files_of_two_gateways_are_those_of_one_and_shared_ones() -> None:
     """Their gateway.yaml adds the store and the time in which HAProxy sees that one stops; Prometheus asks both."""
     one, each = (config.load(path / "gateway.yaml", GatewayConfig) for path in (DEPLOY, DEPLOY / "replicas"))
     assert each.sharing is not None
@@ -273,7 +273,7 @@ def test_secrets_are_made_once_and_only_for_those_who_need_them(tmp_path: Path) 
     assert {"keys": 0o700, "teams.yaml": 0o600, "gateway.secret": 0o600, **dict.fromkeys(init.TEAMS, 0o600)} == modes
 
 
-def test_the_stores_password_is_made_once_and_only_where_there_is_a_store(tmp_path: Path) -> None:
+def test_the_password_of_the_store_is_made_once(tmp_path: Path) -> None:
     secrets, store = tmp_path / "secrets", tmp_path / "store"
     for folder in (secrets, store):
         folder.mkdir()

@@ -30,9 +30,7 @@ def engine(real_engines: Engines) -> Iterator[Engine]:
     found.end()
 
 
-async def test_replacing_gateways_and_losing_the_store_fails_no_request(
-    engine: Engine, part: Any, free_port: Any, tmp_path: Path
-):
+async def test_new_gateways_and_a_lost_store_fail_no_request(engine: Engine, part: Any, free_port: Any, tmp_path: Path):
     """And then a gateway is killed: only requests fail that it had."""
     programs = {name: part(name).path for name in ("valkey", "haproxy")}
     before = [engine.figure(metric) for metric in COUNTED]

@@ -56,7 +56,7 @@ def test_every_configuration_file_is_accepted_by_who_reads_it(tmp_path):
     assert {"vllm", "gateway", "sidecar", "lab", "prometheus", "alertmanager", "otelcol"} == set(jobs)
 
 
-def test_several_gateways_have_a_log_and_a_sidecar_each_and_one_of_these_the_engine(tmp_path):
+def test_each_of_several_gateways_has_a_log_and_a_sidecar(tmp_path):
     several = lab_config(tmp_path, gateways=3)
     several = dataclasses.replace(several, programs={**several.programs, "valkey": Path("v"), "haproxy": Path("h")})
     texts = dict(plan.files(several))

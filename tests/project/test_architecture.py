@@ -218,6 +218,7 @@ LONG = {
     "dashboards/boards/tuning_options.py": "The rows of one dashboard, in the order in which they are read.",
     "exporters/catalogue/vllm.py": "The table of vLLM's series, one entry for each.",
     "exporters/requests/tail.py": "One state machine: all methods read or move the same positions of the same files.",
+    "stack/gateway/client_connection.py": "One state machine: parser, handler and timers move the same state.",
 }
 
 

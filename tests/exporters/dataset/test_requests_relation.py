@@ -12,13 +12,13 @@ from request_dataset import START_S, made_requests, make_dataset
 
 from exporters.dataset import layout
 from exporters.dataset.catalog import open_store
+from exporters.dataset.commit_reader import ShippedState, read_shipped
 from exporters.dataset.layout import BadDataset
 from exporters.dataset.objects import FolderStore, S3Access
 from exporters.dataset.parquet import connect
 from exporters.dataset.query import RequestSource, open_requests
 from exporters.dataset.ship import Shipper
 from exporters.dataset.ship_config import ShipConfig
-from exporters.dataset.shipped import ShippedState, read_shipped
 from exporters.requests.record import RequestRecord, to_line
 from exporters.requests.store import RecentRequests
 from exporters.requests.tail import Tail
@@ -65,7 +65,7 @@ def test_live_lines_count_from_the_shipped_position(tmp_path: Path):
     log.write_bytes(lines(RECORDS))
     state = shipped(log, 120)
     make_dataset(tmp_path / "data", RECORDS[:120])
-    source = RequestSource(location=str(tmp_path / "data"), logs=(log,), shipped=lambda: state)
+    source = RequestSource(location=str(tmp_path / "data"), logs=(log,), committed=lambda: state)
     assert sorted(one.request_id for one in RECORDS) == ids(source)
     log.rename(tmp_path / "requests.jsonl.1")  # rotated since
     log.write_bytes(lines(made_requests(5, seed=2)))
@@ -89,7 +89,7 @@ def test_a_commit_meanwhile_makes_readers_start_again(tmp_path: Path):
             make_dataset(tmp_path / "data", RECORDS[100:200])
         return states[len(asked) > 1]
 
-    source = RequestSource(location=str(tmp_path / "data"), logs=(log,), shipped=state)
+    source = RequestSource(location=str(tmp_path / "data"), logs=(log,), committed=state)
     assert sorted(one.request_id for one in RECORDS) == ids(source)
     assert 4 == len(asked)
 
@@ -104,7 +104,7 @@ def test_every_moment_of_a_real_shipper(tmp_path: Path):
     shipper = Shipper(config)
     shipper.claim()
     source = RequestSource(
-        location=config.dataset, logs=(log,), shipped=lambda: read_shipped(folder, config.remember), cluster="c"
+        location=config.dataset, logs=(log,), committed=lambda: read_shipped(folder, config.remember), cluster="c"
     )
 
     def expect(count: int, pending: int) -> None:
@@ -190,7 +190,7 @@ def test_mistakes_in_the_source(tmp_path: Path, make: object, message: str):
 
 
 def test_what_is_no_data_set(tmp_path: Path):
-    for location, message in ((tmp_path / "none", "no such folder"), (tmp_path, "nothing was shipped")):
+    for location, message in ((tmp_path / "none", "no such folder"), (tmp_path, "it has no manifest")):
         with pytest.raises(BadDataset, match=message), open_requests(RequestSource(location=str(location))):
             pass
     with (

@@ -29,8 +29,9 @@ from cryptography.hazmat.primitives import serialization
 
 from exporters.config import BadConfig
 from exporters.net import listener, listener_auth
+from exporters.net.addresses import split_address
 from exporters.net.http_client import HttpClientConfig
-from exporters.net.listener import AUTHENTICATED, listen, split_address
+from exporters.net.listener import AUTHENTICATED, listen
 from exporters.net.listener_auth import ListenerAuth
 
 PASSWORD, TOKEN = "pass-3f7c:öl", "tok-91be"

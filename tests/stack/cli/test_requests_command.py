@@ -90,7 +90,7 @@ def test_sql(log: str):
         (("sql", "COPY requests TO 'x'"), "only one SELECT over the views is run"),
         (("show", "r1-1", "--trace-url", "http://x"), "needs {trace_id}"),
         (("--ship-config", "ship.yaml"), "omit --data and --log"),
-        (("--data", "data"), "would count shipped lines twice"),
+        (("--data", "data"), "would count lines twice"),
     ],
 )
 def test_mistakes(log: str, words: tuple[str, ...], message: str):

@@ -657,7 +657,7 @@ def test_gateway_has_one_pod_and_time_to_end():
     assert spec["template"]["spec"]["terminationGracePeriodSeconds"] > Timeouts().drain_s
 
 
-def test_several_gateways_stay_while_nodes_and_rollouts_take_one_at_a_time():
+def test_nodes_and_rollouts_take_one_gateway_at_a_time():
     found = objects(SEVERAL)
     several = of_kind(found, "StatefulSet")[GATEWAY]["spec"]
     assert (3, {"type": "RollingUpdate"}) == (several["replicas"], several["updateStrategy"])
@@ -697,7 +697,7 @@ def test_the_first_sidecar_compares_the_engines_with_all_logs():
             assert "watch-metrics" == asked.tls_config.server_name
 
 
-def test_a_gateway_that_ends_gets_no_new_connections_and_its_log_is_read_to_the_end(tmp_path, free_port):
+def test_a_gateway_that_ends_is_drained_and_its_log_is_read(tmp_path, free_port):
     """It serves until its Services have lost its pod; the sidecar ends when the gateway's metrics port is closed."""
     found = objects(SEVERAL)
     several = of_kind(found, "StatefulSet")[GATEWAY]["spec"]
@@ -760,7 +760,7 @@ def accepts(port: int) -> bool:
     return False
 
 
-def test_the_store_of_the_export_leases_to_its_user_and_to_nobody_else(part, tmp_path, free_port, eventually):
+def test_the_store_of_the_export_leases_to_its_user_only(part, tmp_path, free_port, eventually):
     """The script of its container with a real Valkey: its one user may lease, and the password is in no command."""
     [container] = pods(objects(LEASED))["vllm-watch-store"]["spec"]["containers"]
     port, password = free_port(), "a 'password' with $signs and #"

@@ -705,7 +705,7 @@ def test_largest_team_is_named_only_with_a_queue():
     assert ["gateway-queue", "one-team"] == names(well(), **waits), "the engine has room: nobody need have less"
 
 
-def test_a_slow_adapter_is_found_unless_all_are_slow_or_its_prompts_are_longer():
+def test_a_slow_adapter_is_found_unless_its_prompts_are_longer():
     """Compared with all other requests, and only with enough of both."""
 
     def of(adapter: float, rest: float, *, count: int = 40, tokens: float = 100) -> dict[str, Any]:

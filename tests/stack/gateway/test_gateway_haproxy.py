@@ -191,7 +191,7 @@ async def test_a_client_that_leaves_is_noticed_by_the_gateway(part, free_port, t
                 await asyncio.sleep(0.02)
 
 
-async def test_without_a_gateway_clients_get_an_error_that_they_can_retry(part, free_port, tmp_path: Path):
+async def test_without_a_gateway_clients_get_an_error_to_retry(part, free_port, tmp_path: Path):
     balancer = LoadBalancer(gateways=[f"127.0.0.1:{free_port()}"], listen=f"127.0.0.1:{free_port()}")
     async with (
         haproxy(part("haproxy").path, tmp_path, balancer) as url,

@@ -518,7 +518,7 @@ def test_a_busy_replica_uses_the_whole_queue_but_for_a_reserve():
     assert 10 == len(pair.ask(1, "b", 12))
 
 
-def test_a_lapsed_replica_replaces_nothing_while_the_store_is_calm():
+def test_a_lapsed_replica_replaces_nothing_in_a_calm_store():
     """It wakes just after the store has restarted empty, and the others hold every slot."""
     table, holder = LeaseTable(), LeaseHolder("gw-0", "i")
     admission = Admission(without_limits(4))

@@ -18,6 +18,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from exporters.net import listener
+from exporters.net.addresses import split_address
 from exporters.net.listener import Listening, accept, new_rejections
 from exporters.net.listener_auth import ListenerAuth
 from stack.gateway import client_connection
@@ -277,7 +278,7 @@ async def serving(handle: Callable[[ClientRequest], Awaitable[None]], **settings
 
 
 async def connected(it: Listening) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.open_connection(*listener.split_address(it.url.partition("://")[2]))
+    return await asyncio.open_connection(*split_address(it.url.partition("://")[2]))
 
 
 async def exchanged(it: Listening, *sent: bytes, within_s: float = 3) -> bytes:

@@ -157,8 +157,8 @@ def test_a_bench_that_is_given_twice_is_one(tmp_path):
         (["one", "elsewhere"], "have no workload and load in common"),
         (["one", "nothing"], "nothing holds no bench: "),
         (["one", "torn"], "is no bench of ours: "),
-        (["one", "three", "--event", "e"], "--event goes with --log, not with folders of benches"),
-        ([], "give one or two folders of benches, or --log with --event or --variant"),
+        (["one", "three", "--event", "e"], "--event goes with --log or --data, not with folders of benches"),
+        ([], "give one or two folders of benches, or --log or --data with --event or --variant"),
         (["one", "three", "--max-p95-regression", "much"], "'much' is no number of per cent, such as 15%"),
         (["one", "three", "--max-error-rate", "nan"], "'nan' is no number of per cent, such as 15%"),
         (["one", "three", "--max-error-rate", "-1%"], "'-1%' is no number of per cent, such as 15%"),
@@ -238,8 +238,8 @@ def test_log_variants_and_events_are_consistent_with(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "with --log, say either --event ID or --variant A B"),
-        (["--event", "e", "--variant", "a", "b"], "with --log, say either --event ID or --variant A B"),
+        ([], "with --log or --data, say either --event ID or --variant A B"),
+        (["--event", "e", "--variant", "a", "b"], "with --log or --data, say either --event ID or --variant A B"),
         (["--event", "e"], "--event needs the file of events: --events FILE"),
         (["--event", "e", "--events", "none.jsonl"], "none.jsonl"),
         (
