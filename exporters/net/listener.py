@@ -15,14 +15,15 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Protocol, cast
 
 from aiohttp import HttpVersion11, StreamReader, web
 from aiohttp.http import RawRequestMessage
-from aiohttp.http_exceptions import BadStatusLine, HttpProcessingError, InvalidURLError, LineTooLong
+from aiohttp.http_exceptions import HttpProcessingError
 
 from exporters.net.addresses import bound_sockets
 from exporters.net.listener_auth import ListenerAuth, TooMany
+from exporters.net.unreadable_request import refusal_of
 
 # deadline of a head after the connection, or after its first byte on a kept connection
 HEAD_S = 10.0
@@ -61,32 +62,6 @@ REASONS = (
     "bad_framing",
 )
 
-
-class UnreadableRequest(NamedTuple):
-    """Refusal of a request that a parser rejected.
-
-    The parser's own message quotes input, which may be a key or a prompt."""
-
-    status: int
-    reason: str
-    sentence: str
-
-
-HEAD_TOO_LARGE = UnreadableRequest(
-    431, "head_too_large", "The request line or a header is too long, or there are too many headers."
-)
-BAD_REQUEST_LINE = UnreadableRequest(
-    400, "bad_request_line", "The first line is no HTTP request line; TLS and HTTP/2 clients need another address."
-)
-BAD_TARGET = UnreadableRequest(400, "bad_request_line", "The request target is neither a path nor a URL.")
-BAD_FRAMING = UnreadableRequest(
-    400, "bad_framing", "The headers or the body framing (Content-Length, Transfer-Encoding, chunks) violate HTTP."
-)
-_UNREADABLE: dict[type[HttpProcessingError], UnreadableRequest] = {
-    LineTooLong: HEAD_TOO_LARGE,
-    BadStatusLine: BAD_REQUEST_LINE,
-    InvalidURLError: BAD_TARGET,
-}
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -307,7 +282,7 @@ class _Connection(web.RequestHandler):
 
     def _make_error_handler(self, fault: Any) -> Handler:
         """Return the handler of a request that the parser rejected."""
-        status, reason, sentence = _unreadable(fault.exc)
+        status, reason, sentence = refusal_of(fault.exc)
         self._listening.rejected[reason] += 1
 
         async def refuse(request: web.BaseRequest) -> web.StreamResponse:
@@ -327,7 +302,7 @@ class _Connection(web.RequestHandler):
                     queued[at] = message._replace(should_close=True), body
                 elif (open_body := self._body_before(at)) is not None:
                     # The previous request's body is broken: that request is rejected, no other is left to answer.
-                    self._listening.rejected[_unreadable(message.exc)[1]] += 1
+                    self._listening.rejected[refusal_of(message.exc)[1]] += 1
                     open_body.set_exception(web.RequestPayloadError("invalid body framing"))
                     self.close()
                 self._last_body, self._message_tail = body, b""
@@ -391,13 +366,6 @@ class _Connection(web.RequestHandler):
             transport.abort()
         elif self.welcome is not None:  # still in its handshake
             self.welcome.cancel()
-
-
-def _unreadable(error: BaseException) -> UnreadableRequest:
-    """Return status, reason and message for input that the parser rejected."""
-    if "Too many headers" in str(error.args[:1]):
-        return HEAD_TOO_LARGE
-    return next((found for kind, found in _UNREADABLE.items() if isinstance(error, kind)), BAD_FRAMING)
 
 
 def _ends_connection(message: Any) -> bool:

@@ -19,12 +19,12 @@ import httptools
 from multidict import CIMultiDict
 
 from exporters.net import listener
-from exporters.net.listener import (
+from exporters.net.listener import Listening
+from exporters.net.unreadable_request import (
     BAD_FRAMING,
     BAD_REQUEST_LINE,
     BAD_TARGET,
     HEAD_TOO_LARGE,
-    Listening,
     UnreadableRequest,
 )
 from stack.gateway.client_request import BadRequestTarget, ClientRequest, text_response
