@@ -27,6 +27,8 @@ from stack.gateway.services import Services
 from stack.gateway.sharing import Sharing
 
 RETRY_S = 1.0  # while the fixed share holds
+# until a replica that joins has its part of the queue, which the others return at their next renewals
+ANSWERS_TO_JOIN = 3
 ROW_S = 0.0004  # longer between two requests for each team and limit in them: renewals stay below 1 % of a core
 _log = logging.getLogger("gateway")
 
@@ -50,12 +52,14 @@ class LeaseRenewal:
         self._wake = asyncio.Event()
         self._static = False
         self._said = ""
+        self._answers = 0
         self._rows = 0  # teams and limits in the latest request
         self._policy: tuple[Policy, str] | None = None
         self.slots = services.life.terms.policy.capacity.slots
         services.admission.wanting = self._wake.set
         services.admission.lease(Ceilings({}, -math.inf), services.now())
         services.metrics.leases()
+        services.life.ready = False
 
     @property
     def busy(self) -> int:
@@ -108,6 +112,7 @@ class LeaseRenewal:
         services.admission.serve_elsewhere(holder.peers(reply))
         services.admission.lease(holder.ceilings(), services.now(), answered=not holder.calm)
         self._static = False
+        self._answered(1)
         services.metrics.leased(True, holder.live, holder.policies)
         differ = "; their policies differ: reload teams.yaml everywhere" if holder.policies > 1 else ""
         self._say(logging.INFO, f"{self._store.url} leases the limits to {holder.live} gateways{differ}")
@@ -117,9 +122,16 @@ class LeaseRenewal:
         if services.now() >= self._holder.until and not self._static:
             self._static = True
             services.admission.lease(None, services.now())
+            self._answered(ANSWERS_TO_JOIN)
         services.metrics.leased(not self._static, self._holder.live, self._holder.policies)
         if self._static:
             self._say(logging.WARNING, f"no lease from {self._store.url}, the fixed share of this gateway holds: {why}")
+
+    def _answered(self, times: int) -> None:
+        """Count answers of the store; with enough of them the gateway is ready. The fixed share needs none."""
+        if self._answers < ANSWERS_TO_JOIN <= self._answers + times:
+            self._services.life.ready = True
+        self._answers += times
 
     def _say(self, level: int, text: str) -> None:
         if text != self._said:

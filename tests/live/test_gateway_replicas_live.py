@@ -61,6 +61,7 @@ async def test_new_gateways_and_a_lost_store_fail_no_request(engine: Engine, par
         await clients.end()
         assert {} == clients.failed
 
+        await until(lambda: sum(map(len, fleet.records())) >= len(clients.answered), "the last records are written")
         records = [record for log in fleet.records() for record in log]
         assert clients.answered == {record.request_id for record in records}
         assert len(records) == len(clients.answered), "each request is in one log, once"
