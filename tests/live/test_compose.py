@@ -738,7 +738,7 @@ def replicated(docker: PrivateDocker) -> Iterator[SimpleNamespace]:
         "COMPOSE_PROJECT_NAME": "replicated"
     }
     project = docker.up_project([BASE, CPU, REPLICAS, SECURE_STANDINS, PATIENCE], variables, ROOT)
-    wanted = ("haproxy", "store", "gateway", "gateway-1", "sidecar", "sidecar-1", "prometheus")
+    wanted = ("vllm", "haproxy", "store", "gateway", "gateway-1", "sidecar", "sidecar-1", "prometheus")
     project("up", "--detach", "--wait", "--wait-timeout", "300", *wanted, timeout_s=330)
     url, prometheus = (f"http://127.0.0.1:{REPLICAS_PORTS[name]}" for name in ("GATEWAY", "PROMETHEUS"))
     bearer = {"Authorization": f"Bearer {_secrets(project)['demo']}"}
