@@ -7,11 +7,14 @@ import asyncio
 import contextlib
 import os
 import random
+import socket
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -340,3 +343,24 @@ def test_a_mistake_in_the_store_is_named(store: str, says: str):
         parse(f"sharing: {{replicas: 2, store: {store}}}", GatewayConfig, "gateway.yaml")
     assert says in str(wrong.value)
     assert "secret" not in str(wrong.value)
+
+
+async def test_a_name_without_an_answer_holds_up_one_thread_only(monkeypatch):
+    """Calls that find the look-up still running wait for the same one."""
+    asked, answer = [], threading.Event()
+
+    def slow(host: str, *_: object, **__: object) -> list[Any]:
+        asked.append(host)
+        answer.wait(10)
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    client = LeaseClient(LeaseStore(url="redis://store.example:6379"), None, lambda: None, call_s=0.05)
+    for _ in range(5):
+        with pytest.raises(StoreLost, match="no answer within"):
+            await client.connect()
+    assert ["store.example"] == asked
+    answer.set()
+    patient = LeaseClient(LeaseStore(url="redis://store.example:6379"), None, lambda: None)
+    with pytest.raises(StoreLost, match="no connection"):
+        await patient.connect()
