@@ -356,7 +356,7 @@ def _gateway(config: LabConfig, replica: LabReplica) -> str:
         "metrics_listen": f"127.0.0.1:{config.port(f'{replica.gateway}-metrics')}",
         "upstream": config.engine, "requests_log": str(replica.log), "teams": str(config.folder / "teams.yaml"),
         # shorter together than the lab waits for a process to stop
-        "timeouts": {"drain_s": 10} if alone else {"accept_grace_s": 2, "drain_s": 10},
+        "timeouts": {"drain_s": 10} if alone else {"accept_grace_s": 4, "drain_s": 8},
         **({} if alone else {"sharing": sharing}),
         "liveness": {"idle_probe_s": None},  # what is counted here is what its user sent
         **config.more.get(f"{replica.gateway}.yaml", {}),
