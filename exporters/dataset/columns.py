@@ -85,3 +85,8 @@ if missing := set(RequestRecord.__struct_fields__) - {column.source for column i
 def empty_select() -> str:
     """Return a SELECT of all columns without rows: `UNION ALL BY NAME` with it gives older segments the new columns."""
     return f"SELECT {', '.join(f'NULL::{column.type} AS {column.name}' for column in COLUMNS)} WHERE false"
+
+
+def sql_literal(text: str) -> str:
+    """Return a text as a literal of SQL."""
+    return "'" + text.replace("'", "''") + "'"

@@ -3,13 +3,14 @@
 Invariant: engines read the segments that manifests list, not all files of the folder: a replaced segment stays there
 until it is deleted, and would be counted twice."""
 
+# ruff: noqa: S608 - the SQL is printed for its reader, who names database and location
+
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
 from exporters.dataset import columns, layout, views
-from exporters.dataset.query import quoted
 
 CLICKHOUSE_TYPES = {
     "TIMESTAMP WITH TIME ZONE": "DateTime64(6, 'UTC')",
@@ -41,19 +42,19 @@ def clickhouse(location: str, endpoint: str | None = None, database: str = "vllm
         f"FROM {manifests}\nARRAY JOIN JSONExtractArrayRaw(json, 'segments') AS segment"
     )
     settings = "SETTINGS use_hive_partitioning = 0, input_format_parquet_allow_missing_columns = 1"
-    rows = f"SELECT {names}\nFROM {segments}\nWHERE _file IN (SELECT file FROM {database}.listed)"  # noqa: S608 (ours)
+    rows = f"SELECT {names}\nFROM {segments}\nWHERE _file IN (SELECT file FROM {database}.listed)"
     yield f"CREATE OR REPLACE VIEW {database}.recorded AS\n{rows}\n{settings}"
     yield from _views(views.CLICKHOUSE, database)
 
 
 def _clickhouse_files(location: str, endpoint: str | None, pattern: str, form: str, structure: str) -> str:
-    named = f", {form}, {quoted(structure)}" if structure else f", {form}"
+    named = f", {form}, {columns.sql_literal(structure)}" if structure else f", {form}"
     location = location.rstrip("/")
     if not location.startswith("s3://"):
-        return f"file({quoted(f'{location}/{pattern}')}{named})"
+        return f"file({columns.sql_literal(f'{location}/{pattern}')}{named})"
     bucket, _, prefix = location.removeprefix("s3://").partition("/")
     base = f"{endpoint.rstrip('/')}/{bucket}" if endpoint else f"https://{bucket}.s3.amazonaws.com"
-    return f"s3({quoted('/'.join(filter(None, (base, prefix, pattern))))}{named})"
+    return f"s3({columns.sql_literal('/'.join(filter(None, (base, prefix, pattern))))}{named})"
 
 
 def trino(location: str, schema: str = "hive.vllm_watch") -> Iterator[str]:
@@ -68,14 +69,14 @@ def trino(location: str, schema: str = "hive.vllm_watch") -> Iterator[str]:
     yield f"CREATE SCHEMA IF NOT EXISTS {schema}"
     yield (
         f"CREATE TABLE IF NOT EXISTS {schema}.segments (\n  {rows}\n)\nWITH (format = 'PARQUET',"
-        f" external_location = {quoted(base + '/')}, partitioned_by = ARRAY['day'])"
+        f" external_location = {columns.sql_literal(base + '/')}, partitioned_by = ARRAY['day'])"
     )
     yield (
         f"CREATE TABLE IF NOT EXISTS {schema}.manifests (segments ARRAY(ROW(key VARCHAR)))\n"
-        f"WITH (format = 'JSON', external_location = {quoted(f'{base}/{layout.MANIFESTS}/')})"
+        f"WITH (format = 'JSON', external_location = {columns.sql_literal(f'{base}/{layout.MANIFESTS}/')})"
     )
     # again after midnight, for the new day
-    yield f"CALL {catalog}.system.sync_partition_metadata({quoted(name)}, 'segments', 'ADD')"
+    yield f"CALL {catalog}.system.sync_partition_metadata({columns.sql_literal(name)}, 'segments', 'ADD')"
     yield _listed_only(schema)
     yield from _views(views.TRINO, schema)
 
@@ -87,11 +88,12 @@ def athena(location: str, database: str = "vllm_watch") -> Iterator[str]:
     yield f"CREATE DATABASE IF NOT EXISTS {database}"
     yield (
         f"CREATE EXTERNAL TABLE IF NOT EXISTS {database}.segments (\n  {rows}\n)\nPARTITIONED BY (`day` string)\n"
-        f"STORED AS PARQUET\nLOCATION {quoted(base + '/')}"
+        f"STORED AS PARQUET\nLOCATION {columns.sql_literal(base + '/')}"
     )
     yield (
         f"CREATE EXTERNAL TABLE IF NOT EXISTS {database}.manifests (`segments` array<struct<key:string>>)\n"
-        f"ROW FORMAT SERDE 'org.openx.data.jsonserde.JsonSerDe'\nLOCATION {quoted(f'{base}/{layout.MANIFESTS}/')}"
+        "ROW FORMAT SERDE 'org.openx.data.jsonserde.JsonSerDe'\n"
+        f"LOCATION {columns.sql_literal(f'{base}/{layout.MANIFESTS}/')}"
     )
     # again after midnight, for the new day
     yield f"MSCK REPAIR TABLE {database}.segments"
@@ -101,7 +103,7 @@ def athena(location: str, database: str = "vllm_watch") -> Iterator[str]:
 
 def _listed_only(schema: str) -> str:
     names = ", ".join(column.name for column in columns.COLUMNS)
-    listed = f"SELECT {_FILE.format('s.key')} FROM {schema}.manifests CROSS JOIN UNNEST(segments) AS s(key)"  # noqa: S608
+    listed = f"SELECT {_FILE.format('s.key')} FROM {schema}.manifests CROSS JOIN UNNEST(segments) AS s(key)"
     where = f"{_FILE.format(chr(34) + '$path' + chr(34))} IN ({listed})"
     return f"CREATE OR REPLACE VIEW {schema}.recorded AS\nSELECT {names}\nFROM {schema}.segments\nWHERE {where}"
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import duckdb
 
 from exporters.dataset.catalog import local_copy
-from exporters.dataset.columns import COLUMNS, OF_RECORD, SCHEMA, empty_select
+from exporters.dataset.columns import COLUMNS, OF_RECORD, SCHEMA, empty_select, sql_literal
 from exporters.dataset.layout import (
     MODELS_AT_MOST,
     OTHER_MODELS,
@@ -165,7 +165,8 @@ class SegmentMaker:
         """Write the rows of a query as one segment, and sum them again from the file."""
         partial = self.spool / "segment.partial"
         db.execute(
-            f"COPY ({rows}) TO '{_quoted(partial)}' (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL {level},"
+            f"COPY ({rows}) TO {sql_literal(str(partial))}"
+            f" (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL {level},"
             f" ROW_GROUP_SIZE {ROW_GROUP}, DICTIONARY_SIZE_LIMIT {DICTIONARY},"
             f" KV_METADATA {{vllm_watch_schema: '{SCHEMA}'}})",
             values,
@@ -204,10 +205,10 @@ class SegmentMaker:
     def merge(self, day: str, model: str, files: Sequence[SegmentFile]) -> SegmentFile:
         """Merge segments of one day and model into one that holds the same rows. Raises SumsDiffer, OSError."""
         with _limited(self.spool) as db:
-            paths = ", ".join(f"'{_quoted(file.path)}'" for file in files)
+            paths = ", ".join(f"{sql_literal(str(file.path))}" for file in files)
             both = f"SELECT * FROM read_parquet([{paths}], union_by_name = true) UNION ALL BY NAME {empty_select()}"
             made = self._copy(db, f"SELECT {_NAMES} FROM ({both}) ORDER BY {_ORDER}", {}, day, model, level=9)
-            before, after = _content(db, f"({both})"), _content(db, f"read_parquet('{_quoted(made.path)}')")
+            before, after = _content(db, f"({both})"), _content(db, f"read_parquet({sql_literal(str(made.path))})")
             if before != after or made.segment.sums != total(file.segment.sums for file in files):
                 made.path.unlink()
                 raise SumsDiffer(f"merging {len(files)} segments of {day} and model {model} changed their content")
@@ -223,10 +224,6 @@ def _content(db: duckdb.DuckDBPyConnection, table: str) -> tuple[object, ...]:
     """Return the number of rows, and a digest of them that does not depend on their order."""
     ((*found,),) = db.execute(f"SELECT count(*), sum(hash({_NAMES})::HUGEINT) FROM {table}").fetchall()
     return tuple(found)
-
-
-def _quoted(path: Path) -> str:
-    return str(path).replace("'", "''")
 
 
 def range_sums(

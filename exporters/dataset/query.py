@@ -3,6 +3,8 @@
 Invariant: a request is in the relation once. Segments come from manifests, and lines of a log count from the position
 that the shipper committed together with its last segments; if that moves meanwhile, both are read again."""
 
+# ruff: noqa: S608 - names in SQL are constants of this package and paths are literals; values of a caller are parameters
+
 from __future__ import annotations
 
 import contextlib
@@ -113,7 +115,7 @@ class RequestData:
 
         fields: those that are read besides request_id; empty means all."""
         listed = ", ".join(sql for name, sql in _RECORD.items() if not fields or name in fields or name == "request_id")
-        sql = f"SELECT to_json(r) FROM (SELECT {listed} FROM requests WHERE {where}"  # noqa: S608 (ours)
+        sql = f"SELECT to_json(r) FROM (SELECT {listed} FROM requests WHERE {where}"
         sql += f"{order and f' ORDER BY {order}'}{'' if limit is None else f' LIMIT {limit}'}) AS r"
         try:
             result = self.connection.cursor().execute(sql, parameters)
@@ -282,9 +284,9 @@ def _seal(data: RequestData, maker: SegmentMaker, buffer: SegmentBuffer) -> None
 def _relation(data: RequestData, since_s: float | None, until_s: float | None) -> str:
     parts = [columns.empty_select()]
     if data.files:
-        files = ", ".join(quoted(str(path)) for path in data.files)
+        files = ", ".join(columns.sql_literal(str(path)) for path in data.files)
         read = f"read_parquet([{files}], union_by_name = true, hive_partitioning = false)"
-        parts.append(f"SELECT * FROM {read}")  # noqa: S608 (ours)
+        parts.append(f"SELECT * FROM {read}")
     source = " UNION ALL BY NAME ".join(parts)
     bounds = [
         f"ts {sign} TIMESTAMPTZ '{datetime.fromtimestamp(at_s, UTC).isoformat()}'"
@@ -292,8 +294,4 @@ def _relation(data: RequestData, since_s: float | None, until_s: float | None) -
         if at_s is not None
     ]
     names = ", ".join(column.name for column in columns.COLUMNS)
-    return f"SELECT {names} FROM ({source}){' WHERE ' + ' AND '.join(bounds) if bounds else ''}"  # noqa: S608
-
-
-def quoted(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
+    return f"SELECT {names} FROM ({source}){' WHERE ' + ' AND '.join(bounds) if bounds else ''}"

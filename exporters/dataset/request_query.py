@@ -2,6 +2,8 @@
 
 Invariant: values of a caller are parameters, never part of the SQL; names of columns come from the tables here."""
 
+# ruff: noqa: S608 - names in SQL come from the tables of this module; values of a caller are parameters
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -89,9 +91,9 @@ class RequestFilter:
         for name, values in self.values.items():
             column = FIELDS[name]
             for value in values:
-                if data.select(f"SELECT 1 FROM requests WHERE {column} = ? LIMIT 1", [value])[1]:  # noqa: S608
+                if data.select(f"SELECT 1 FROM requests WHERE {column} = ? LIMIT 1", [value])[1]:
                     continue
-                sql = f"SELECT DISTINCT {column} FROM requests WHERE {column} IS NOT NULL ORDER BY 1"  # noqa: S608
+                sql = f"SELECT DISTINCT {column} FROM requests WHERE {column} IS NOT NULL ORDER BY 1"
                 known = [row[0] for row in data.select(f"{sql} LIMIT {_NAMES_AT_MOST}")[1]]
                 return f"no request has {name} {value!r} in this time{meant(value, known)}"
         return None
@@ -113,7 +115,7 @@ def listed(data: RequestData, only: RequestFilter, slowest: str | None = None, l
     if slowest is not None:
         time = _known(slowest, TIMES, "time")
         where, order = f"{where} AND ({time}) IS NOT NULL", f"({time}) DESC"
-    sql = f"SELECT {named} FROM requests WHERE {where} ORDER BY {order}, request_id LIMIT {int(limit)}"  # noqa: S608
+    sql = f"SELECT {named} FROM requests WHERE {where} ORDER BY {order}, request_id LIMIT {int(limit)}"
     return RequestTable(*data.select(sql, parameters))
 
 
@@ -155,7 +157,7 @@ def _grouped(
     named = ", ".join(f"{sql} AS {name}" for name, sql in {**keys, **columns}.items())
     places = ", ".join(map(str, range(1, len(keys) + 1)))
     group = f" GROUP BY {places} ORDER BY requests DESC, {places}" if keys else ""
-    sql = f"SELECT {named} FROM requests WHERE {where}{group} LIMIT {int(limit)}"  # noqa: S608
+    sql = f"SELECT {named} FROM requests WHERE {where}{group} LIMIT {int(limit)}"
     found = RequestTable(*data.select(sql, parameters))
     return RequestTable(found.head, [row for row in found.rows if row[len(keys)]])
 

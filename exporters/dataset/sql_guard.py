@@ -12,7 +12,8 @@ from typing import Any
 
 import duckdb
 
-from exporters.dataset.query import RequestData, first_line, quoted
+from exporters.dataset.columns import sql_literal
+from exporters.dataset.query import RequestData, first_line
 from exporters.dataset.request_query import RequestTable
 
 QUERY_NODES = ("SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE")
@@ -58,7 +59,7 @@ def _parts(tree: Any) -> Iterator[tuple[str, str]]:
 
 def lock(data: RequestData) -> None:
     """Switch off everything but the files of the data set, for good."""
-    files = ", ".join(quoted(str(path)) for path in data.files)
+    files = ", ".join(sql_literal(str(path)) for path in data.files)
     for setting in (
         f"allowed_paths = [{files}]",
         "allow_community_extensions = false",

@@ -146,7 +146,7 @@ def run(sizes: DataSizes) -> dict[str, Any]:
     return found
 
 
-def told(sizes: DataSizes, found: dict[str, Any]) -> list[str]:
+def report_lines(sizes: DataSizes, found: dict[str, Any]) -> list[str]:
     def best(what: str, name: str) -> float:
         return max(float(one[name]) for one in found[what])
 
@@ -175,7 +175,7 @@ def main() -> None:
         return
     sizes = QUICK if options.quick else DataSizes(many=options.many or DataSizes.many)
     found = run(sizes)
-    sys.stdout.write("\n".join(told(sizes, found)) + "\n")
+    sys.stdout.write("\n".join(report_lines(sizes, found)) + "\n")
 
 
 if __name__ == "__main__":

@@ -105,12 +105,12 @@ def test_clickhouse_gives_the_same_rows(data: RequestData, folder: Path):
         for statement in engine_sql.clickhouse(str(folder)):
             session.query(statement)
         for view in views.VIEWS:
-            told = session.query(
+            answer = session.query(
                 f"SELECT * FROM vllm_watch.{view.name}"  # noqa: S608
                 " SETTINGS output_format_json_quote_64bit_integers = 0",
                 "JSONEachRow",
             )
-            theirs = [json.loads(line) for line in told.bytes().decode().splitlines()]
+            theirs = [json.loads(line) for line in answer.bytes().decode().splitlines()]
             mine = rows_of(data, view.name)
             assert len(mine) == len(theirs) > 0, view.name
             assert list(mine[0]) == list(theirs[0]), view.name

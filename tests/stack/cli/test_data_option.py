@@ -23,7 +23,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return str(folder / "requests.jsonl"), str(folder / "data")
 
 
-def told(*words: str) -> str:
+def printed(*words: str) -> str:
     found = CliRunner().invoke(main, list(words))
     assert 0 == found.exit_code, found.output
     return found.stdout
@@ -37,8 +37,8 @@ def known(row: dict[str, object]) -> dict[str, float]:
 @pytest.mark.parametrize("period", [(), ("--from", "2025-11-24", "--to", "2025-11-25")])
 def test_cost(places: tuple[str, str], period: tuple[str, ...]):
     log, data = places
-    one = json.loads(told("cost", "--log", log, "--gpus", "2", *period, "--json"))
-    other = json.loads(told("cost", "--data", data, "--gpus", "2", *period, "--json"))
+    one = json.loads(printed("cost", "--log", log, "--gpus", "2", *period, "--json"))
+    other = json.loads(printed("cost", "--data", data, "--gpus", "2", *period, "--json"))
     assert known(one["total"]) == pytest.approx(known(other["total"]), rel=1e-9)
     rows = [sorted(each["rows"], key=lambda row: (row["team"], row["model"])) for each in (one, other)]
     assert len(rows[0]) > 3
@@ -50,7 +50,7 @@ def test_cost(places: tuple[str, str], period: tuple[str, ...]):
 def test_backfill(places: tuple[str, str], tmp_path: Path):
     log, data = places
     for words in ((log,), ("--data", data)):
-        told("sidecar", "backfill", *words, "--out", str(tmp_path / f"{len(words)}.om"))
+        printed("sidecar", "backfill", *words, "--out", str(tmp_path / f"{len(words)}.om"))
     one, other = ((tmp_path / f"{number}.om").read_text().splitlines() for number in (1, 2))
     assert len(one) > 100
     assert sorted(one) == sorted(other)
@@ -59,7 +59,7 @@ def test_backfill(places: tuple[str, str], tmp_path: Path):
 def test_compare_variants(places: tuple[str, str]):
     log, data = places
     one, other = (
-        json.loads(told("compare", option, place, "--variant", "a", "b", "--json"))["judgements"]
+        json.loads(printed("compare", option, place, "--variant", "a", "b", "--json"))["judgements"]
         for option, place in zip(("--log", "--data"), (log, data), strict=True)
     )
     assert [(each["workload"], each["point"], len(each["findings"])) for each in one] == [

@@ -32,10 +32,10 @@ def run(*words: str) -> Result:
 
 
 def test_slowest(log: str):
-    told = json.loads(run("--log", log, "--slowest", "ttft", "--team", "chat", "--limit", "3", "--json").stdout)
+    found = json.loads(run("--log", log, "--slowest", "ttft", "--team", "chat", "--limit", "3", "--json").stdout)
     known = sorted((r.ttft_ms for r in RECORDS if r.team == "chat" and r.ttft_ms is not None), reverse=True)
-    assert known[:3] == [row["ttft_ms"] for row in told["rows"]]
-    assert {"chat"} == {row["team"] for row in told["rows"]}
+    assert known[:3] == [row["ttft_ms"] for row in found["rows"]]
+    assert {"chat"} == {row["team"] for row in found["rows"]}
 
 
 def test_groups_and_percentiles(log: str):
@@ -50,9 +50,9 @@ def test_groups_and_percentiles(log: str):
 
 def test_show_as_table_json_and_html(log: str, tmp_path: Path):
     one = next(r for r in RECORDS if r.ttft_ms and r.e2e_ms and r.engine_queue_ms)
-    told = json.loads(run("--log", log, "show", one.request_id, "--json").stdout)
-    assert one.e2e_ms == pytest.approx(sum(phase["length_ms"] for phase in told["phases"]), abs=0.01)
-    assert 1 == pytest.approx(sum(part["share"] for part in told["blame"]), abs=0.01)
+    found = json.loads(run("--log", log, "show", one.request_id, "--json").stdout)
+    assert one.e2e_ms == pytest.approx(sum(phase["length_ms"] for phase in found["phases"]), abs=0.01)
+    assert 1 == pytest.approx(sum(part["share"] for part in found["blame"]), abs=0.01)
     text = run("--log", log, "show", one.request_id).stdout
     assert f"request {one.request_id}" in text
     assert "engine queue" in text
@@ -73,8 +73,8 @@ def test_times_are_utc_wherever_the_machine_is(log: str):
 
 
 def test_sql(log: str):
-    told = run("--log", log, "sql", "SELECT sum(requests) AS all_requests FROM traffic", "--csv")
-    assert f"all_requests\n{len(RECORDS)}\n" == told.stdout
+    found = run("--log", log, "sql", "SELECT sum(requests) AS all_requests FROM traffic", "--csv")
+    assert f"all_requests\n{len(RECORDS)}\n" == found.stdout
     assert "traffic: requests by outcome" in run("sql", "--views").stdout
 
 
@@ -94,24 +94,24 @@ def test_sql(log: str):
     ],
 )
 def test_mistakes(log: str, words: tuple[str, ...], message: str):
-    told = run("--log", log, *words)
-    assert 2 == told.exit_code
-    assert message in told.stderr
+    found = run("--log", log, *words)
+    assert 2 == found.exit_code
+    assert message in found.stderr
 
 
 def test_data_set_of_the_last_day_by_default(tmp_path: Path):
     """Old requests are outside; a time range finds them."""
     make_dataset(tmp_path, RECORDS)
     assert [] == json.loads(run("--data", str(tmp_path), "--json").stdout)["rows"]
-    told = json.loads(run("--data", str(tmp_path), "--from", "2025-11-24", "--group-by", "cluster", "--json").stdout)
-    assert [("test", len(RECORDS))] == [(row["cluster"], row["requests"]) for row in told["rows"]]
+    found = json.loads(run("--data", str(tmp_path), "--from", "2025-11-24", "--group-by", "cluster", "--json").stdout)
+    assert [("test", len(RECORDS))] == [(row["cluster"], row["requests"]) for row in found["rows"]]
 
 
 def test_statements_for_other_engines():
     for engine in ("clickhouse", "trino", "athena"):
-        told = run("ddl", engine, "s3://bucket/logs")
-        assert 0 == told.exit_code, told.output
-        assert "CREATE OR REPLACE VIEW" in told.stdout
+        found = run("ddl", engine, "s3://bucket/logs")
+        assert 0 == found.exit_code, found.output
+        assert "CREATE OR REPLACE VIEW" in found.stdout
     assert "did you mean" in run("sink", "kafak").stderr
     for sink in ("clickhouse", "kafka", "nats", "loki"):
         assert "request_id" in run("sink", sink).stdout
@@ -119,6 +119,6 @@ def test_statements_for_other_engines():
 
 def test_missing_libraries(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    told = run("--log", "x")
-    assert 2 == told.exit_code
-    assert "pip install 'vllm-watch[data]'" in told.stderr
+    found = run("--log", "x")
+    assert 2 == found.exit_code
+    assert "pip install 'vllm-watch[data]'" in found.stderr
