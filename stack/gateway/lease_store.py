@@ -248,8 +248,8 @@ class _Call:
         divided = limit - reserve * len(self.live)
         parts = self.parts_by_team(key, divided) if key in (SLOTS, QUEUE, QUEUE_TOKENS) else demanded_parts(live, limit)
         fair, rest, due = portion(parts, self.rq.name, self.turn)
-        if any(held.lease < 1 <= min(held.demand, parts.get(name, 0.0) + 1e-9) for name, held in live):
-            rest = 0  # somebody has nothing and should have one: it may have joined after the rest was leased
+        if any(lacks(held, parts.get(name, 0.0) + 1e-9, limit) for name, held in live):
+            rest = 0  # another replica may have joined, or needs the last unit, after the rest was leased
         frugal = key[:2] in (RUNNING, IN_FLIGHT) and limit < SPARE_FROM * len(self.live)
         spare = 0 if frugal else max(reserve, math.floor(max(0.0, limit - due) / len(self.live) + 1e-9))
         grant = 0 if self.calm or self.rq.bye else max(0, min(free, fair + spare - mine.lease))
@@ -359,6 +359,13 @@ def demanded_parts(live: Sequence[tuple[str, Held]], limit: int) -> dict[str, fl
         else rest * held.demand / wanted
         for name, held in live
     }
+
+
+def lacks(held: Held, part: float, limit: int) -> bool:
+    """Return whether a replica with that part has nothing where it should have one, or less than its large request
+    needs."""
+    large = min(held.large, limit)
+    return held.lease < 1 <= min(held.demand, part) or held.lease < large <= part
 
 
 def portion(parts: Mapping[str, float], own: str, turn: int) -> tuple[int, int, float]:

@@ -20,7 +20,7 @@ from stack.gateway import clock
 from stack.gateway.admission import Admission
 from stack.gateway.admission_state import Refusal, Ticket, TicketState
 from stack.gateway.lease import AT_ONCE_S, PERIOD_S, TTL_S, Ceilings, LeaseHolder, ReplicaUsage, Usage
-from stack.gateway.lease_store import RUNNING, SLOTS, TOKENS, LeaseReply, LeaseRequest, LeaseTable, transition
+from stack.gateway.lease_store import RUNNING, SLOTS, TOKENS, Grant, LeaseReply, LeaseRequest, LeaseTable, transition
 from stack.gateway.lease_usage import replica_usage
 from stack.gateway.policy import Band, Capacity, Policy, Team
 from stack.gateway.sharing import Share, divide
@@ -444,6 +444,26 @@ def test_a_large_request_gets_the_tokens_that_it_needs():
             return
         use[:2] = [each * 9 // 10 for each in use[:2]]
     raise AssertionError(f"{holders[2].ceilings()} after 12 s")
+
+
+def test_the_last_token_that_a_large_request_needs_is_not_kept_as_a_rest():
+    """Two replicas lease more tokens than they use, with what rounding left; the third lacks one for its request."""
+    table, use = LeaseTable(), [30, 30, 0]
+    holders = [LeaseHolder(f"gw-{n}", "i") for n in range(3)]
+    for step in range(40):
+        now = 100.0 + 0.2 * step
+        for place, holder in enumerate(holders):
+            leased = holder.ceilings().limits.get(TOKENS, 0)
+            large = 10 if place == 2 and step >= 20 and leased < 10 else 0
+            limits = {SLOTS: Usage(3, 9, 11, 0), TOKENS: Usage(use[place], 229, 229, 0, large)}
+            request, _ = holder.request(ReplicaUsage(limits, []), "run", "p", now)
+            if step == 20:  # as it was found after a replica had joined
+                for name, tokens in (("gw-0", 110), ("gw-1", 110), ("gw-2", 9)):
+                    table.replicas[name].claims[TOKENS].lease = tokens
+                    holders[int(name[-1])]._grants[TOKENS] = Grant(tokens, tokens, 0, 0)
+                request, _ = holder.request(ReplicaUsage(limits, []), "run", "p", now)
+            assert holder.receive(transition(table, request, round(now * 1000)), request.sequence)
+    assert holders[2].ceilings().limits[TOKENS] >= 10
 
 
 def renewed(table: LeaseTable, holder: LeaseHolder, admission: Admission, now: float) -> None:
