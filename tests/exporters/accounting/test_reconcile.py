@@ -84,6 +84,7 @@ class World:
         self.log: dict[str, FinishedRequest] = {}
         self.requests: list[Request] = []
         self.first_look_s: float | None = None
+        self.read_at_s = self.first_read_s = self.now_s  # when the log was read; the state that the first look had
         self.based: set[str] = set()
         self.reading, self.caught_up = True, False
         self.read: dict[str, FinishedRequest] = {}
@@ -158,7 +159,7 @@ class World:
 
     def _tick(self) -> None:
         if self.sidecar and self.reading:
-            self.read = dict(self.log)
+            self.read, self.read_at_s = dict(self.log), self.now_s
         if self.sidecar:
             self.sidecar.settle(self.now_s, self.read, at_end=self.reading)
             self.caught_up |= self.reading
@@ -183,7 +184,8 @@ class World:
             return
         if self.caught_up:  # else the log is behind, and the look does not count
             if self.first_look_s is None:
-                self.first_look_s = asked_s  # lines that come later are seen, whenever their requests were done
+                self.first_look_s = asked_s
+                self.first_read_s = min(self.read_at_s, asked_s)  # later lines count, whenever their requests ended
             based = upstream in self.based or process.started_s > self.first_look_s
             for request in process.new:
                 request.counted, request.before_start = based, not based
@@ -194,7 +196,7 @@ class World:
             self.sidecar.record_names(upstream, self.names, self.now_s)
 
     def taken(self, request: Request) -> int:
-        return sum(at_s > self.first_look_s for at_s in request.lines_at)
+        return sum(at_s > self.first_read_s for at_s in request.lines_at)
 
     def truth(self) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
         """Missing and extra in the log by cause, as they are in the end."""
