@@ -242,7 +242,13 @@ local function settle(name)
   end
   local spare, grant, free = 0, 0, limit - leased
   if limit >= 4 * #live or (kind ~= 'r:' and kind ~= 'f:') then
-    spare = max(reserve, floor(max(0.0, limit - due) / #live + 1e-9))
+    local whole, place = floor(max(0.0, limit - due) + 1e-9), 0
+    for i, each in ipairs(live) do
+      if each == rq.name then place = i - 1 end
+    end
+    spare = floor(whole / #live)
+    if (place + turn) % #live < whole % #live then spare = spare + 1 end
+    spare = max(reserve, spare)
   end
   if not calm and not rq.bye then grant = max(0, min(free, fair + spare - own[1])) end
   local lease = max(0, own[1] + grant + min(0, free))

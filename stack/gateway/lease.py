@@ -122,7 +122,14 @@ class LeaseHolder:
         self.counted |= self._charged
         if reply.calm and self._lapsed:  # the store believes what runs; what ends may not be replaced
             return True
-        self._grants = reply.grants
+        if reply.calm:  # it believes what runs, also beyond what was due before: what ends there may not be replaced
+            now = self.ceilings().limits
+            self._grants = {
+                key: Grant(min(grant.lease, now.get(key, 0)), grant.fair, grant.spare, grant.rest)
+                for key, grant in reply.grants.items()
+            }
+        else:
+            self._grants = reply.grants
         if not request.bye:
             self.until = self._sent + TTL_S - MARGIN_S
         return True

@@ -251,11 +251,18 @@ class _Call:
         if any(lacks(held, parts.get(name, 0.0) + 1e-9, limit) for name, held in live):
             rest = 0  # another replica may have joined, or needs the last unit, after the rest was leased
         frugal = key[:2] in (RUNNING, IN_FLIGHT) and limit < SPARE_FROM * len(self.live)
-        spare = 0 if frugal else max(reserve, math.floor(max(0.0, limit - due) / len(self.live) + 1e-9))
+        spare = 0 if frugal else max(reserve, self.headroom(limit - due))
         grant = 0 if self.calm or self.rq.bye else max(0, min(free, fair + spare - mine.lease))
         lease = max(0, mine.lease + grant + min(0, free))
         mine.lease += grant
         return Grant(lease, fair, spare, rest)
+
+    def headroom(self, left: float) -> int:
+        """Return the part of this replica in what nobody demands. The rest goes round in turns, so that a limit below
+        the number of replicas is not closed to a request that comes first."""
+        count = len(self.live)
+        whole = math.floor(max(0.0, left) + 1e-9)
+        return whole // count + ((self.live.index(self.rq.name) + self.turn) % count < whole % count)
 
     def parts_by_team(self, key: str, limit: int) -> dict[str, float]:
         """Return the parts of slots or the queue due to the live replicas: of each team's due the part of its demand

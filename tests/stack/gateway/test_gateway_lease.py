@@ -20,7 +20,17 @@ from stack.gateway import clock
 from stack.gateway.admission import Admission
 from stack.gateway.admission_state import Refusal, Ticket, TicketState
 from stack.gateway.lease import AT_ONCE_S, PERIOD_S, TTL_S, Ceilings, LeaseHolder, ReplicaUsage, Usage
-from stack.gateway.lease_store import RUNNING, SLOTS, TOKENS, Grant, LeaseReply, LeaseRequest, LeaseTable, transition
+from stack.gateway.lease_store import (
+    CEILING,
+    RUNNING,
+    SLOTS,
+    TOKENS,
+    Grant,
+    LeaseReply,
+    LeaseRequest,
+    LeaseTable,
+    transition,
+)
 from stack.gateway.lease_usage import replica_usage
 from stack.gateway.policy import Band, Capacity, Policy, Team
 from stack.gateway.sharing import Share, divide
@@ -464,6 +474,43 @@ def test_the_last_token_that_a_large_request_needs_is_not_kept_as_a_rest():
                 request, _ = holder.request(ReplicaUsage(limits, []), "run", "p", now)
             assert holder.receive(transition(table, request, round(now * 1000)), request.sequence)
     assert holders[2].ceilings().limits[TOKENS] >= 10
+
+
+def exchanged(table: LeaseTable, holder: LeaseHolder, limits: dict[str, Usage], now: float, run: str = "run") -> None:
+    """Renew the lease of one replica without any delay and without requests of teams."""
+    request, _ = holder.request(ReplicaUsage(limits, []), run, "p", now)
+    assert holder.receive(transition(table, request, round(now * 1000)), request.sequence)
+
+
+def test_a_store_that_restarts_believes_orphans_but_does_not_replace_them():
+    """A replica came back with requests that outlived its lease, so nothing is due to it; then the store is emptied."""
+    table, back, other = LeaseTable(), LeaseHolder("gw-0", "i"), LeaseHolder("gw-1", "i")
+    orphans = {SLOTS: Usage(3, 3, 4, 0)}
+    for step in range(20):
+        exchanged(table, other, {SLOTS: Usage(4 if step > 11 else 0, 4, 4, 0)}, 100.0 + 0.2 * step)
+    exchanged(table, back, orphans, 104.0)
+    assert 0 == back.ceilings().limits[SLOTS]
+    table = LeaseTable()
+    for step in range(5):
+        exchanged(table, back, orphans, 104.2 + 0.2 * step, "another run")
+        assert back.calm
+        assert 0 == back.ceilings().limits[SLOTS]
+
+
+def test_headroom_below_the_number_of_replicas_is_open_to_some_of_them():
+    """Nobody demands anything; a request that comes first finds one of the two, and not always at the same replica."""
+    table, holders = LeaseTable(), [LeaseHolder(f"gw-{n}", "i") for n in range(5)]
+    limits = {SLOTS: Usage(0, 0, 20, 0), CEILING + "low": Usage(0, 0, 2, 0)}
+    found = set()
+    for step in range(100):
+        for holder in holders:
+            exchanged(table, holder, limits, 100.0 + 0.2 * step)
+        low = [holder.ceilings().limits[CEILING + "low"] for holder in holders]
+        assert sum(low) <= 2
+        if step > 20:
+            found.add(tuple(low))
+    assert len(found) > 1
+    assert 2 == max(map(sum, found))
 
 
 def renewed(table: LeaseTable, holder: LeaseHolder, admission: Admission, now: float) -> None:
