@@ -72,6 +72,7 @@ if not held then
   meta[4] = meta[4] + 1
   redis.call('hset', key, '!', cmsgpack.pack(meta))
 end
+local epoch = held and mine.epoch or meta[4]
 
 local function portion(parts, own)
   local whole, sum, wholes, rest, place = {}, 0.0, 0, 0, nil
@@ -217,11 +218,12 @@ local function based(name, claim)
 end
 
 local function settle(name)
-  local own, limit, leased, at = claims[rq.name][name], nil, 0, {}
+  local own, limit, leased, before, at = claims[rq.name][name], nil, 0, 0, {}
   for _, each in ipairs(names) do
     local other = claims[each][name]
     if other then
       leased = leased + other[1]
+      if each ~= rq.name and replicas[each].epoch < epoch then before = before + other[1] end
       if is_live[each] then
         if not limit or other[3] < limit then limit = other[3] end
         insert(at, { each, other })
@@ -251,7 +253,8 @@ local function settle(name)
     spare = max(reserve, spare)
   end
   if not calm and not rq.bye then grant = max(0, min(free, fair + spare - own[1])) end
-  local lease = max(0, own[1] + grant + min(0, free))
+  local lease = own[1] + grant
+  if free < 0 then lease = max(0, min(own[1], limit - before)) end
   own[1] = own[1] + grant
   return { lease, fair, spare, rest }
 end
@@ -274,7 +277,6 @@ for i, team in ipairs(rq.teams) do
   end
   totals[i] = total[name] or 0
 end
-local epoch = held and mine.epoch or meta[4]
 if rq.bye and rq.claims.s[1] == 0 then redis.call('hdel', key, 'r:' .. rq.name)
 else
   redis.call('hset', key, 'r:' .. rq.name, packed({ incarnation = rq.incarnation, sequence = rq.sequence, epoch = epoch,

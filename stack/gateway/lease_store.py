@@ -10,8 +10,9 @@ Invariant: no grant makes the leases of all replicas exceed a limit. A lease tha
 Rules. A name in use by another incarnation is refused, and a request that is not newer than the last one changes
 nothing. After a restart of the store, a step of its clock or a pause it is calm for one ttl, unless every replica has
 returned its lease: all leases are extended, nothing is granted, and the ceilings that replicas report are believed.
-Where capacity falls below what is leased, the reply is the lease less the excess, so that requests that end are not
-replaced.
+Where more is leased than the limit, as after a reload or when a replica comes back with what it still uses, those that
+joined first go first: the reply is what their leases leave of the limit, so that requests that end at the others are
+not replaced.
 
 Every limit is a claim with a key: slots and the token budget, length and tokens of the queue, max_running and
 max_in_flight of a team, ceiling and floor of a band. What is due to a replica is the part of its demand; slots and the
@@ -200,14 +201,14 @@ class _Call:
 
     def answer(self) -> LeaseReply:
         """Write the record of this replica and return its grants."""
-        rq, table, mine = self.rq, self.table, self.mine
+        rq, table = self.rq, self.table
         self.claims[rq.name] = {key: self.based(key, claim) for key, claim in rq.claims.items()}
         grants = {key: self.settle(key) for key in rq.claims}
         self.count_served()
         policies = {rq.policy, *(each.policy for each in self.others if self.now <= each.expiry)}
         record = ReplicaLease(
-            rq.incarnation, rq.sequence, mine.epoch if mine and self.held else table.epoch, self.now + rq.ttl_ms,
-            rq.linger_ms, rq.policy, rq.claims[SLOTS].use, self.claims[rq.name], rq.teams,
+            rq.incarnation, rq.sequence, self.joined(rq.name), self.now + rq.ttl_ms, rq.linger_ms,
+            rq.policy, rq.claims[SLOTS].use, self.claims[rq.name], rq.teams,
         )  # fmt: skip
         table.replicas[rq.name] = record
         if rq.bye and not record.use:
@@ -253,9 +254,19 @@ class _Call:
         frugal = key[:2] in (RUNNING, IN_FLIGHT) and limit < SPARE_FROM * len(self.live)
         spare = 0 if frugal else max(reserve, self.headroom(limit - due))
         grant = 0 if self.calm or self.rq.bye else max(0, min(free, fair + spare - mine.lease))
-        lease = max(0, mine.lease + grant + min(0, free))
+        if free < 0:
+            before = sum(held.lease for name, held in everyone if self.joined(name) < self.joined(self.rq.name))
+            lease = max(0, min(mine.lease, limit - before))
+        else:
+            lease = mine.lease + grant
         mine.lease += grant
         return Grant(lease, fair, spare, rest)
+
+    def joined(self, name: str) -> int:
+        """Return the epoch of a replica, which is later the later it joined."""
+        if name == self.rq.name:
+            return self.mine.epoch if self.mine and self.held else self.table.epoch
+        return self.table.replicas[name].epoch
 
     def headroom(self, left: float) -> int:
         """Return the part of this replica in what nobody demands. The rest goes round in turns, so that a limit below

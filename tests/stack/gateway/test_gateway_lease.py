@@ -22,6 +22,7 @@ from stack.gateway.admission_state import Refusal, Ticket, TicketState
 from stack.gateway.lease import AT_ONCE_S, PERIOD_S, TTL_S, Ceilings, LeaseHolder, ReplicaUsage, Usage
 from stack.gateway.lease_store import (
     CEILING,
+    IN_FLIGHT,
     RUNNING,
     SLOTS,
     TOKENS,
@@ -495,6 +496,17 @@ def test_a_store_that_restarts_believes_orphans_but_does_not_replace_them():
         exchanged(table, back, orphans, 104.2 + 0.2 * step, "another run")
         assert back.calm
         assert 0 == back.ceilings().limits[SLOTS]
+
+
+def test_those_that_joined_first_keep_their_lease_when_a_limit_falls():
+    """A reload lowers max_in_flight below what waits at each; were all told to keep nothing, none of it would run."""
+    table, waiting = LeaseTable(), (9, 14, 11)
+    holders = [LeaseHolder(f"gw-{n}", "i") for n in range(3)]
+    for step, limit in enumerate((40,) * 20 + (19,) * 5):
+        for holder, count in zip(holders, waiting, strict=True):
+            usage = Usage(count if step > 12 else 0, count, limit, 0)
+            exchanged(table, holder, {SLOTS: Usage(0, 9, 9, 0), IN_FLIGHT + "chat": usage}, 100.0 + 0.2 * step)
+    assert [9, 10, 0] == [each._grants[IN_FLIGHT + "chat"].lease for each in holders]
 
 
 def test_headroom_below_the_number_of_replicas_is_open_to_some_of_them():
