@@ -253,8 +253,8 @@ local function settle(name)
     spare = max(reserve, spare)
   end
   if not calm and not rq.bye then grant = max(0, min(free, fair + spare - own[1])) end
-  local lease = own[1] + grant
-  if free < 0 then lease = max(0, min(own[1], limit - before)) end
+  local lease = max(0, own[1] + grant + min(0, free))
+  if free < 0 and kind == 'f:' then lease = max(0, min(own[1], limit - before)) end
   own[1] = own[1] + grant
   return { lease, fair, spare, rest }
 end
