@@ -10,9 +10,9 @@ Invariant: no grant makes the leases of all replicas exceed a limit. A lease tha
 Rules. A name in use by another incarnation is refused, and a request that is not newer than the last one changes
 nothing. After a restart of the store, a step of its clock or a pause it is calm for one ttl, unless every replica has
 returned its lease: all leases are extended, nothing is granted, and the ceilings that replicas report are believed.
-Where more is leased than the limit, as after a reload or when a replica comes back with what it still uses, the reply is
-the lease less the excess, so that requests that end are not replaced. Requests in flight also wait, and would never end
-so: of max_in_flight, those that joined first keep their lease, and the others get what that leaves.
+Where more is leased than the limit, as after a reload or when a replica comes back with what it still uses, the reply
+is the lease less the excess, so that requests that end are not replaced. Requests in flight also wait, and would never
+end so: of max_in_flight, those that joined first keep their lease, and the others get what that leaves.
 
 Every limit is a claim with a key: slots and the token budget, length and tokens of the queue, max_running and
 max_in_flight of a team, ceiling and floor of a band. What is due to a replica is the part of its demand; slots and the

