@@ -459,7 +459,7 @@ def test_a_large_request_gets_the_tokens_that_it_needs():
     raise AssertionError(f"{holders[2].ceilings()} after 12 s")
 
 
-def test_the_last_token_that_a_large_request_needs_is_not_kept_as_a_rest():
+def test_the_last_token_of_a_large_request_is_not_kept_as_a_rest():
     """Two replicas lease more tokens than they use, with what rounding left; the third lacks one for its request."""
     table, use = LeaseTable(), [30, 30, 0]
     holders = [LeaseHolder(f"gw-{n}", "i") for n in range(3)]
@@ -485,7 +485,7 @@ def exchanged(table: LeaseTable, holder: LeaseHolder, limits: dict[str, Usage], 
     assert holder.receive(transition(table, request, round(now * 1000)), request.sequence)
 
 
-def test_a_store_that_restarts_believes_orphans_but_does_not_replace_them():
+def test_a_restarted_store_believes_orphans_and_replaces_none():
     """A replica came back with requests that outlived its lease, so nothing is due to it; then the store is emptied."""
     table, back, other = LeaseTable(), LeaseHolder("gw-0", "i"), LeaseHolder("gw-1", "i")
     orphans = {SLOTS: Usage(3, 3, 4, 0)}
@@ -500,7 +500,7 @@ def test_a_store_that_restarts_believes_orphans_but_does_not_replace_them():
         assert 0 == back.ceilings().limits[SLOTS]
 
 
-def test_those_that_joined_first_keep_their_lease_when_a_limit_falls():
+def test_the_first_to_join_keep_their_lease_when_a_limit_falls():
     """A reload lowers max_in_flight below what waits at each; were all told to keep nothing, none of it would run."""
     table, waiting = LeaseTable(), (9, 14, 11)
     holders = [LeaseHolder(f"gw-{n}", "i") for n in range(3)]
@@ -511,7 +511,7 @@ def test_those_that_joined_first_keep_their_lease_when_a_limit_falls():
     assert [9, 10, 0] == [each._grants[IN_FLIGHT + "chat"].lease for each in holders]
 
 
-def test_headroom_below_the_number_of_replicas_is_open_to_some_of_them():
+def test_headroom_below_the_number_of_replicas_goes_in_turns():
     """Nobody demands anything; a request that comes first finds one of the two, and not always at the same replica."""
     table, holders = LeaseTable(), [LeaseHolder(f"gw-{n}", "i") for n in range(5)]
     limits = {SLOTS: Usage(0, 0, 20, 0), CEILING + "low": Usage(0, 0, 2, 0)}
