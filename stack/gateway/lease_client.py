@@ -7,13 +7,10 @@ is ever read as the answer to another command. One command runs at a time, with 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import os
 import re
-import socket
 import ssl
-import threading
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from pathlib import Path
@@ -25,6 +22,7 @@ import msgspec
 from exporters.net.http_client import client_ssl_context
 from exporters.net.listener_auth import describe_tls_error
 from stack.gateway.lease_store import LeaseReply, LeaseRequest
+from stack.gateway.name_lookup import NameLookup
 
 T = TypeVar("T")
 
@@ -102,7 +100,7 @@ class LeaseClient:
     ) -> None:
         self._store, self._tls, self._password, self._call_s = store, tls, password, call_s
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._lookup: asyncio.Future[list[str]] | None = None
+        self._lookup = NameLookup(store.address[0])
         self._key = f"vw:{store.fleet}:leases".encode()
         self.run = ""
 
@@ -153,13 +151,7 @@ class LeaseClient:
 
     async def _connect(self) -> None:
         host, port = self._store.address
-        self._lookup = self._lookup or _look_up(host)
-        lookup = self._lookup
-        try:
-            addresses = await asyncio.shield(lookup)
-        finally:
-            if lookup.done():  # one that outlasts the call is awaited by the next
-                self._lookup = None
+        addresses = await self._lookup.addresses()
         for place, address in enumerate(addresses, 1):
             try:
                 self._streams = await asyncio.open_connection(
@@ -196,34 +188,6 @@ class LeaseClient:
         if kind != b"$" or not rest.isdigit() or int(rest) > REPLY_BYTES:
             raise ValueError("it does not speak the protocol of Valkey and Redis")
         return (await reader.readexactly(int(rest) + 2))[:-2]
-
-
-def _look_up(host: str) -> asyncio.Future[list[str]]:
-    """Look a name up in a thread of its own. The event loop has few threads for that: a name that gets no answer, as
-    of a stopped container, would hold up the names of engines."""
-    loop = asyncio.get_running_loop()
-    found: asyncio.Future[list[str]] = loop.create_future()
-    found.add_done_callback(lambda done: done.cancelled() or done.exception())  # its call may have ended
-
-    def tell(addresses: list[str], error: OSError | None) -> None:
-        if found.done():
-            return
-        if error is None:
-            found.set_result(addresses)
-        else:
-            found.set_exception(error)
-
-    def work() -> None:
-        addresses, failure = list[str](), None
-        try:
-            addresses = [str(row[4][0]) for row in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
-        except OSError as error:
-            failure = error
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(tell, addresses, failure)
-
-    threading.Thread(target=work, name="store-name", daemon=True).start()
-    return found
 
 
 def meaning_of(error: str, store: LeaseStore) -> str:

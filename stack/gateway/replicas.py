@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stack.config import BadConfig
+from stack.gateway.name_lookup import NameLookup
 from stack.gateway.sharing import LOOK_S, NOTHING, WHOLE, Share, ShareWindow, Sharing, listed_share, numbered_share
 
 _log = logging.getLogger("gateway")
@@ -34,6 +35,7 @@ class ReplicaList:
         self._now = now
         self._hostname = hostname or socket.gethostname()
         self._failed = ""
+        self._lookups: dict[str, NameLookup] = {}
         self._listed: tuple[Sharing, ShareWindow] | None = None
         self.shares: tuple[Share, ...] = (WHOLE,)
         if sharing is not None:
@@ -95,15 +97,11 @@ class ReplicaList:
         if (path := sharing.replicas_file) is not None:
             return await asyncio.to_thread(read_names, Path(path)), [sharing.name or self._hostname], path
         host = sharing.replicas_dns or ""
+        lookups = [self._lookups.setdefault(name, NameLookup(name)) for name in (host, self._hostname)]
         try:
             async with asyncio.timeout(LOOK_S):
-                return await _addresses(host), await _addresses(self._hostname), host
+                listed, own = [await each.addresses() for each in lookups]
         except OSError as error:
             why = str(error) or f"no answer within {LOOK_S:g} s"
             raise OSError(f"sharing.replicas_dns: {host} or {self._hostname} cannot be resolved: {why}") from error
-
-
-async def _addresses(host: str) -> list[str]:
-    """Return the addresses of a host name."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return sorted({str(address[0]) for *_, address in found})
+        return sorted(set(listed)), sorted(set(own)), host

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -19,6 +22,7 @@ from stack import cli
 from stack.config import BadConfig, parse
 from stack.gateway import replicas
 from stack.gateway.config import GatewayConfig
+from stack.gateway.name_lookup import NameLookup
 from stack.gateway.policy import Band, Capacity, Policy, Team
 from stack.gateway.replicas import ReplicaList
 from stack.gateway.sharing import (
@@ -188,6 +192,37 @@ async def test_addresses_of_a_host_name_are_replicas(monkeypatch: pytest.MonkeyP
     assert await asyncio.wait_for(waiting, 10)
     assert 1 == len(it.shares)
     assert 0 == it.shares[0].index
+
+
+async def test_a_resolver_that_hangs_holds_up_no_other_name(monkeypatch: pytest.MonkeyPatch):
+    """Each look at the list waits for the look-up that runs; the threads of the event loop stay free for engines."""
+    asked, answer = list[str](), threading.Event()
+    real = socket.getaddrinfo
+
+    def hanging(host: str, *more: object, **rest: object) -> object:
+        if host != "gateways.example":
+            return real(host, *more, **rest)  # type: ignore[arg-type]
+        asked.append(threading.current_thread().name)
+        answer.wait(10)
+        return real("127.0.0.1", None)
+
+    monkeypatch.setattr(socket, "getaddrinfo", hanging)
+    monkeypatch.setattr(replicas, "LOOK_S", 0.01)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    it, stop = ReplicaList(Sharing(replicas_dns="gateways.example"), lambda: 0.0, "localhost"), asyncio.Event()
+    waiting = asyncio.create_task(it.until_listed(stop))
+    await asyncio.sleep(0.1)
+    assert await asyncio.wait_for(asyncio.get_running_loop().getaddrinfo("127.0.0.1", 80), 5)
+    assert ["name-lookup"] == asked
+    answer.set()
+    stop.set()
+    assert not await asyncio.wait_for(waiting, 10)
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64 + ".example"])
+async def test_a_name_that_is_none_is_an_error_like_any_other(host: str):
+    with pytest.raises(OSError, match="label"):
+        await NameLookup(host).addresses()
 
 
 async def test_two_gateways_hold_no_more_than_the_slots(tmp_path: Path):
