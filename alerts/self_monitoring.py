@@ -5,7 +5,7 @@ If one of them fails, other alerts can no longer fire, and their absence must no
 from __future__ import annotations
 
 from alerts import recorded, thresholds
-from alerts.labels import JOB, TARGET_POD, by
+from alerts.labels import JOB, TARGET_POD, by, on
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Severity
 from alerts.settings import Settings
@@ -37,6 +37,21 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
                 " only its metrics port cannot be reached."
             ),
             panel=PanelRef("monitoring-health", "targets-up"),
+        ),
+        Alert(
+            "VLLMGatewayReplicaDown",
+            Severity.WARNING,
+            f"{gateways} == 0 and {on(JOB)} {gateways} == 1",
+            hold="5m",
+            summary="Gateway replica down: {{ $labels.instance }} of job {{ $labels.job }}, others answer",
+            description=(
+                "The gateway {{ $labels.instance }} has not answered Prometheus for 5 min, and others of job"
+                " {{ $labels.job }} do: clients are served with less reserve. With fixed shares, its part of every"
+                " limit is unused. Check whether it still answers clients (First five minutes, step 1), then read the"
+                " end of its log and start it again."
+            ),
+            panel=PanelRef("monitoring-health", "targets-up"),
+            owner="platform",
         ),
         Alert(
             "VLLMGatewayGone",

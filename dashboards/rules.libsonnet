@@ -752,6 +752,21 @@
    "name": "vllm-warning-watchers",
    "rules": [
     {
+     "alert": "VLLMGatewayReplicaDown",
+     "expr": "up{job=~\"gateway\"} == 0 and on (cluster, namespace, job) up{job=~\"gateway\"} == 1",
+     "for": "5m",
+     "labels": {
+      "severity": "warning",
+      "owner": "platform"
+     },
+     "annotations": {
+      "summary": "Gateway replica down: {{ $labels.instance }} of job {{ $labels.job }}, others answer",
+      "description": "The gateway {{ $labels.instance }} has not answered Prometheus for 5 min, and others of job {{ $labels.job }} do: clients are served with less reserve. With fixed shares, its part of every limit is unused. Check whether it still answers clients (First five minutes, step 1), then read the end of its log and start it again.",
+      "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMGatewayReplicaDown?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
+      "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-monitoring-health?viewPanel=573577"
+     }
+    },
+    {
      "alert": "VLLMSidecarDown",
      "expr": "up{job=~\"sidecar\"} == 0",
      "for": "2m",

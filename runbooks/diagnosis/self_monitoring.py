@@ -53,6 +53,26 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "[VLLMEngineDown](VLLMEngineDown.md)",
         ),
     ),
+    "VLLMGatewayReplicaDown": (
+        DiagnosisRow(
+            "scrapes fail at once: nothing listens on the metrics port",
+            f"{at(prometheus.UP, JOB, INSTANCE)} == 0 and {at(prometheus.SCRAPE_DURATION, JOB, INSTANCE)} < 0.9",
+            "the process ended or does not start",
+            "Mitigation 1, then 2",
+        ),
+        DiagnosisRow(
+            "scrapes run into the scrape timeout",
+            f"{at(prometheus.UP, JOB, INSTANCE)} == 0 and {at(prometheus.SCRAPE_DURATION, JOB, INSTANCE)} >= 0.9",
+            "the process hangs, its host is down, or packets are dropped",
+            "Mitigation 3",
+        ),
+        DiagnosisRow(
+            "the other gateways still count its lease",
+            f"max({at(gateway.LEASE_REPLICAS)}) >= count({at(prometheus.UP, JOB)})",
+            "it works, and only its metrics port, its address or the network to Prometheus fails",
+            "Mitigation 4",
+        ),
+    ),
     "VLLMGatewayGone": (
         DiagnosisRow(
             "the sidecar still reads new log records",

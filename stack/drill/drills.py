@@ -157,6 +157,9 @@ WHY_NOT = {
     "VLLMScrapeNearLimit": (
         "no page of the lab's comes near its sample_limit; one that does is in tests/stack/deploy/test_fleet.py"
     ),
+    "VLLMGatewayReplicaDown": (
+        "the lab of a drill has one gateway; tests/support/alert_cases.py has one of two down, and a rolling restart"
+    ),
     "VLLMGatewayNotSharing": (
         "the lab has one gateway and no store; tests/stack/gateway/test_gateway_leases_live.py stops one"
     ),

@@ -58,7 +58,9 @@ SYMPTOMS: Mapping[str, tuple[str, ...]] = {
         "VLLMTeamLabelOverflow",
     ),
     "the data set of requests lacks some, or differs from the counters": ("VLLMShipFailing", "VLLMDatasetDiffers"),
-    "several gateways do not share their limits": ("VLLMGatewayNotSharing",),
+    "several gateways do not share their limits, or one of them is down": (
+        "VLLMGatewayNotSharing", "VLLMGatewayReplicaDown",
+    ),
     "several alerts at once, or none that names the cause": ("incident-flow",),
     "something is about to change, or has to be taken back": ("edit-teams", "canary", "rollback"),
 }  # fmt: skip

@@ -1640,6 +1640,25 @@ _WATCHERS = (
         below={up("gateway", GATEWAY["instance"]): "1x3 0x40", up("gateway", "10.0.0.55:8010"): "1x43"},
     ),
     Case(
+        "VLLMGatewayReplicaDown",
+        {
+            up("gateway", GATEWAY["instance"]): "1x3 0x40",
+            up("gateway", "10.0.0.55:8010"): "1x43",
+            gateway("lease_replicas"): "2x3 1x40",
+            gateway("slots"): "8x43",
+            gateway("running_requests", team="chat", band="demo"): "8x43",
+        },
+        silent_at="8m",
+        fires_at="9m",
+        labels={"job": "gateway", "instance": GATEWAY["instance"]},
+        description=(
+            "The gateway 10.0.0.5:8010 has not answered Prometheus for 5 min, and others of job gateway do: clients are"
+            " served with less reserve. With fixed shares, its part of every limit is unused. Check whether it still"
+            " answers clients (First five minutes, step 1), then read the end of its log and start it again."
+        ),
+        below={up("gateway", GATEWAY["instance"]): "1x3 0x40"},
+    ),
+    Case(
         "VLLMGatewayGone",
         {up("gateway", GATEWAY["instance"]): "1x3 stale"},
         silent_at="6m",
@@ -2411,6 +2430,12 @@ QUIET: tuple[Quiet, ...] = (
         {card_info("GPU-2f"): "1x40", dcgm("THERMAL_VIOLATION"): "0+60e9x40"}, "40m"),
     Quiet("VLLMGPUMemoryNearlyFull", "told by the sidecar",
           {card_info("GPU-2f"): "1x40", dcgm("FB_USED"): "80000x40", dcgm("FB_FREE"): "1x40"}, "40m"),
+    Quiet("VLLMGatewayReplicaDown", "a rolling restart that takes each of three gateways 4 min",
+        {up("gateway", "10.0.0.5:8010"): "1x3 0x3 1x40", up("gateway", "10.0.0.6:8010"): "1x7 0x3 1x36",
+            up("gateway", "10.0.0.7:8010"): "1x11 0x3 1x32"}, "47m"),
+    Quiet("VLLMGatewayReplicaDown", "all gateways of a job, which is another alert, and another job's answers",
+        {up("gateway", "10.0.0.5:8010"): "1x3 0x40", up("gateway", "10.0.0.6:8010"): "1x3 0x40",
+            up("sidecar", "10.0.0.7:9401"): "1x43"}, "43m"),
     Quiet("VLLMGPUMissing", "a host that never had one", {sidecar("source_up", kind="gpu", source="gpu"): "0x40"},
         "40m"),
     Quiet("VLLMGPUXid", "an old one whose exporter was away", {dcgm("XID_ERRORS"): "79x80 _x10 79x100"}, "185m",
