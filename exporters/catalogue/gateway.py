@@ -150,6 +150,13 @@ RELOADS = Metric(
     "Reloads of teams.yaml by result: ok, or failed (the previous configuration stays active).",
     labels=("result",),
 )
+POLICY_INFO = Metric(
+    "vllm_watch_gateway_policy_info",
+    Kind.INFO,
+    Unit.NONE,
+    "Hash of the policy in force (teams, bands, capacity), the same for gateways that read the same teams.yaml.",
+    labels=("policy",),
+)
 LEASE_LOST = Metric(
     "vllm_watch_gateway_lease_lost",
     Kind.GAUGE,
@@ -208,7 +215,7 @@ TASKS = Metric(
 
 GATEWAY = (
     REQUESTS, INFLIGHT, REJECTED, RUNNING, WAITING, WAIT_ESTIMATE, SLOTS, SLOTS_LIMIT, TOKENS, UPSTREAM_UP,
-    ENGINE_STATE, UPSTREAM_INFLIGHT, ATTEMPTS,
+    ENGINE_STATE, UPSTREAM_INFLIGHT, ATTEMPTS, POLICY_INFO,
     RELOADS, LEASE_LOST, LEASE_REPLICAS, LEASE_POLICIES, LOG_ERRORS, LOG_LOST, LOG_LOST_BEFORE, LOG_WAITING,
     LISTENER_REJECTED, LOOP_LAG, TASKS,
 )  # fmt: skip

@@ -53,9 +53,10 @@ class DoctorOptions:
             name="--for", metavar="TIME", read=parse_duration, write=_typed, help="Time between the two scrapes of URL."
         ),
     ] = 30.0
-    gateway_url: Annotated[
-        str | None, Opt(name="--gateway", metavar="URL", help="With URL: metrics address of the gateway.")
-    ] = None
+    gateway_urls: Annotated[
+        tuple[str, ...],
+        Opt(name="--gateway", metavar="URL", help="With URL: metrics address of a gateway; repeatable."),
+    ] = ()
     prometheus_url: Annotated[
         str | None, Opt(name="--prometheus", metavar="URL", help="URL of a Prometheus to query instead.")
     ] = None
@@ -147,14 +148,12 @@ def doctor_command(urls: tuple[str, ...], asked: DoctorOptions, as_json: bool) -
     if (
         bool(asked.gateway_before) != bool(asked.gateway_after)
         or (asked.gateway_before and not asked.before)
-        or (asked.gateway_url and not urls)
+        or (asked.gateway_urls and not urls)
     ):
         raise click.UsageError(
             "--gateway goes with URL; --gateway-before and --gateway-after go together, with --before and --after"
         )
-    if bare := next(
-        (url for url in [*urls, *([asked.gateway_url] if asked.gateway_url else [])] if "://" not in url), None
-    ):
+    if bare := next((url for url in (*urls, *asked.gateway_urls) if "://" not in url), None):
         raise click.UsageError(f"{bare} is no address; write it like http://127.0.0.1:8000")
     if asked.for_s <= 0 or asked.window_s <= 0 or (asked.seconds is not None and not math.isfinite(asked.seconds)):
         raise click.UsageError("--for, --window and --seconds are times longer than 0, such as 30s")
@@ -173,22 +172,14 @@ def doctor_command(urls: tuple[str, ...], asked: DoctorOptions, as_json: bool) -
             found, span = asyncio.run(_recorded(where, asked.window_s, asked.model))
             spans.append(span)
         elif urls:
-            urls = tuple(dict.fromkeys(url.rstrip("/") for url in urls))
+            urls, gateway_urls = (
+                tuple(dict.fromkeys(url.rstrip("/") for url in given)) for given in (urls, asked.gateway_urls)
+            )
             files = [f"--http-config {shlex.quote(str(asked.http_config))}"] if asked.http_config else []
-            again = [
-                *urls,
-                *([f"--gateway {asked.gateway_url}"] if asked.gateway_url else []),
-                *files,
-                "--for",
-                f"{asked.for_s:g}s",
-                *its,
-            ]
+            again = [*urls, *(f"--gateway {url}" for url in gateway_urls), *files, "--for", f"{asked.for_s:g}s", *its]
             found, span = asyncio.run(
                 _looked(
-                    urls,
-                    asked.gateway_url,
-                    asked.for_s,
-                    HttpClientConfig(asked.http_config) if asked.http_config else None,
+                    urls, gateway_urls, asked.for_s, HttpClientConfig(asked.http_config) if asked.http_config else None
                 )
             )
             spans.append(span)
@@ -243,32 +234,47 @@ async def _recorded(where: Address, window_s: float, model: str | None) -> tuple
 
 
 async def _looked(
-    urls: Sequence[str], gateway_url: str | None, for_s: float, way: HttpClientConfig | None = None
+    urls: Sequence[str], gateway_urls: Sequence[str], for_s: float, way: HttpClientConfig | None = None
 ) -> tuple[SeriesWindow, Span]:
-    """Look at each source twice, and at gauges and progress now and then. An engine that stops answering is evidence.
-    Raises OSError where the first look fails, where the last one is refused, or where the gateway does not answer it;
-    ValueError for a gateway that is none."""
-    sources = [_Looks(url, way) for url in (*urls, *([gateway_url] if gateway_url else []))]
+    """Look at each source twice, and at gauges and progress now and then. An engine that stops answering is evidence,
+    and so is a gateway that does not answer while another does. Raises OSError where the first look at an engine fails,
+    where the last one is refused, or where no gateway answers; ValueError for a gateway that is none."""
+    engines, gateways = [_Looks(url, way) for url in urls], [_Looks(url, way) for url in gateway_urls]
+    lost: dict[str, str] = {}
     began_s = time.time()
-    await asyncio.gather(*(source.look() for source in sources))
-    if gateway_url:
-        Pages(gateway_url, sources[-1].last, sources[-1].last).of_gateway()
-    click.echo(f"looking for {for_s:g} s at {', '.join(source.url for source in sources)}", err=True)
+    await asyncio.gather(*(source.look() for source in engines), _look_at(gateways, lost))
+    for source in gateways:
+        Pages(source.url, source.last, source.last).of_gateway()
+    click.echo(f"looking for {for_s:g} s at {', '.join(source.url for source in (*engines, *gateways))}", err=True)
     every_s = max(LOOK_S, for_s / LOOKS)
     while (left_s := began_s + for_s - time.time()) > every_s:
         await asyncio.sleep(every_s)
         # one that fails is one less
-        await asyncio.gather(*(source.look() for source in sources), return_exceptions=True)
+        await asyncio.gather(*(source.look() for source in (*engines, *gateways)), return_exceptions=True)
     await asyncio.sleep(max(left_s, 0.0))
-    failed = await asyncio.gather(*(source.look() for source in sources), return_exceptions=True)
-    for source, error in zip(sources, failed, strict=True):
-        if isinstance(error, BaseException) and (
-            source.url == gateway_url or not isinstance(error.__cause__, TimeoutError)
-        ):
+    await _look_at(gateways, lost)
+    failed = await asyncio.gather(*(source.look() for source in engines), return_exceptions=True)
+    for error in failed:
+        if isinstance(error, BaseException) and not isinstance(error.__cause__, TimeoutError):
             raise error
     ended_s = time.time()
-    pages = [source.pages(began_s, ended_s if error else 0.0) for source, error in zip(sources, failed, strict=True)]
-    return series.between(pages, ended_s - began_s, f"{', '.join(urls)}, {ended_s - began_s:.0f} s"), (began_s, ended_s)
+    pages = [source.pages(began_s, ended_s if error else 0.0) for source, error in zip(engines, failed, strict=True)]
+    pages += [source.pages(began_s, 0.0) for source in gateways]
+    about = f"{', '.join(urls)}, {ended_s - began_s:.0f} s"
+    return series.between(pages, ended_s - began_s, about, lost), (began_s, ended_s)
+
+
+async def _look_at(gateways: list[_Looks], lost: dict[str, str]) -> None:
+    """Look at each gateway; those that do not answer move to `lost`, with the reason. Raises OSError where none is
+    left."""
+    failed = await asyncio.gather(*(source.look() for source in gateways), return_exceptions=True)
+    errors = [error for error in failed if isinstance(error, BaseException)]
+    if errors and (len(errors) == len(gateways) or not all(isinstance(error, OSError) for error in errors)):
+        raise errors[0]
+    for source, error in zip(list(gateways), failed, strict=True):
+        if error:
+            lost[_instance(source.url)] = str(error)
+            gateways.remove(source)
 
 
 class _Looks:

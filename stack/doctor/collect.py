@@ -23,6 +23,7 @@ from stack.doctor.evidence import (
     ModelEvidence,
     Spread,
 )
+from stack.doctor.gateways import gateway_notes
 from stack.doctor.series import CROWDED, QUEUE_RISE, STILL, SeriesWindow
 from stack.tuning.derived import plain
 from stack.tuning.samples import Span
@@ -73,6 +74,7 @@ def _of_model(
         if instance in several
     ]
     notes += ["the request log holds no record of this model and time"] * (records is not None and not records)
+    notes += gateway_notes(series)
     whole, clients = _figures(series, model, places), _clients(series, model, records, models)
     notes += _wrong_time(whole) if series.scraped and not series.restarted else ()
     notes += _wrong_log(whole, clients)
@@ -347,9 +349,10 @@ def _gateway(series: SeriesWindow, models: int) -> GatewayEvidence | None:
     def gauge(metric: Metric) -> Gauge | None:
         return _gauge(series, metric, lambda _: True)
 
-    in_hand: Counter[str] = Counter()
+    in_hand: defaultdict[str, float] = defaultdict(float)
     for metric in (gateway.WAITING, gateway.RUNNING):
-        in_hand.update({labels.get("team", ""): value for labels, value in series.highest.of(metric.name)})
+        for labels, value in series.highest.of(metric.name):
+            in_hand[labels.get("team", "")] += value
     shown = (gauge(gateway.WAITING), gauge(gateway.RUNNING), gauge(gateway.SLOTS), gauge(gateway.SLOTS_LIMIT))
     lag = _spread(series.grown, gateway.LOOP_LAG, lambda _: True)
     if lag is None and not any(shown):

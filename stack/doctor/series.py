@@ -41,6 +41,8 @@ GAUGES = (
     gateway.SLOTS,
     gateway.SLOTS_LIMIT,
     gateway.UPSTREAM_UP,
+    gateway.LEASE_LOST,
+    gateway.LEASE_REPLICAS,
 )
 PROGRESS = (
     vllm.PROMPT_TOKENS,
@@ -52,6 +54,7 @@ PROGRESS = (
     vllm.NUM_REQUESTS_RUNNING,
     vllm.NUM_REQUESTS_WAITING,
 )
+INFOS = (gateway.POLICY_INFO,)
 LOOKED_AT = tuple(dict.fromkeys((*GAUGES, *PROGRESS)))  # read at each look between the first and the last page
 # 0 where the engine works, or has nothing to do
 STILL = f"{vllm.NUM_REQUESTS_RUNNING.name}, seconds without progress at the end"
@@ -72,6 +75,7 @@ class SeriesWindow:
     cache_config_info. silent: seconds since the last answer of instances that stopped answering within the time.
     restarted: instances whose process began anew; of two pages their growth counts from there. roles: of instances in
     disaggregated serving, which only the labels of a Prometheus tell.
+    lost: gateways that did not answer, with the reason.
     source: where it came from, for people. scraped: how often, where that is known."""
 
     seconds: float
@@ -86,6 +90,7 @@ class SeriesWindow:
     looks: Mapping[str, int] = field(default_factory=dict)
     silent: Mapping[str, float] = field(default_factory=dict)
     roles: Mapping[str, str] = field(default_factory=dict)
+    lost: Mapping[str, str] = field(default_factory=dict)
 
 
 _INTO = ("grown", "lowest", "mean", "highest")
@@ -146,8 +151,10 @@ class Pages:
         return view.restarted(view.view(self.before), view.view(self.after))
 
 
-def between(sources: Sequence[Pages], seconds: float, source: str) -> SeriesWindow:
-    """Return the change between two scrapes of each source."""
+def between(
+    sources: Sequence[Pages], seconds: float, source: str, lost: Mapping[str, str] | None = None
+) -> SeriesWindow:
+    """Return the change between two scrapes of each source. lost: gateways that did not answer, with the reason."""
     grown, gauges, crowded = _Samples(), (_Samples(), _Samples(), _Samples()), dict[str, int]()
     for pages in sources:
         before = Exposition() if pages.restarted else pages.before
@@ -158,7 +165,7 @@ def between(sources: Sequence[Pages], seconds: float, source: str) -> SeriesWind
                     # one series that began anew, such as that of an adapter
                     fell = now < (was := then.get(labels, 0.0))
                     grown.add(metric.name + part, pages.instance, labels, now if fell else now - was)
-        for metric in GAUGES:
+        for metric in (*GAUGES, *INFOS):
             seen = [_by_labels(page, metric) for page in pages.looks]
             for labels in seen[-1]:
                 _add(gauges, metric.name, pages.instance, labels, [look[labels] for look in seen if labels in look])
@@ -173,7 +180,7 @@ def between(sources: Sequence[Pages], seconds: float, source: str) -> SeriesWind
             _ in each.after.of(vllm.CACHE_CONFIG_INFO.name)],
         restarted=tuple(each.instance for each in sources if each.restarted),
         scraped=max((len(each.looks) for each in sources), default=0),
-        looks=crowded, silent={each.instance: each.silent_s for each in sources if each.silent_s},
+        looks=crowded, silent={each.instance: each.silent_s for each in sources if each.silent_s}, lost=lost or {},
     )  # fmt: skip
 
 
@@ -314,6 +321,8 @@ def questions(seconds: float, model: str | None = None) -> Iterator[Question]:
     for into in ("lowest", "mean", "highest"):
         yield Question(into, STILL, _still_for(seconds, of_model))
         yield Question(into, QUEUE_RISE, promql.rise(vllm.NUM_REQUESTS_WAITING, window, promql.EACH, of_model))
+    for metric in INFOS:
+        yield Question("highest", metric.name, promql.series(metric))
     yield Question("began", "", f"min(min_over_time(timestamp({running})[{window}:{step}]))")
     yield Question("configured", "", promql.series(vllm.CACHE_CONFIG_INFO))
     with_role = promql.series(vllm.NUM_REQUESTS_RUNNING, (promql.WITH_ROLE,))

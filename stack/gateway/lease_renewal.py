@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import math
 import secrets
 import socket
 from pathlib import Path
 
-import msgspec
-
 from stack.config import BadConfig
 from stack.gateway.config import read_key
 from stack.gateway.lease import AT_ONCE_S, PERIOD_S, Ceilings, LeaseHolder
 from stack.gateway.lease_client import LeaseClient, LeaseStore, StoreLost
 from stack.gateway.lease_usage import replica_usage
-from stack.gateway.policy import Policy
+from stack.gateway.policy import Policy, policy_hash
 from stack.gateway.services import Services
 from stack.gateway.sharing import Sharing
 
@@ -139,10 +136,8 @@ class LeaseRenewal:
             _log.log(level, "%s", text)
 
     def _hash(self, policy: Policy) -> str:
-        """Return a short hash of what gateways must agree on. It is no secret: keys are in teams.yaml as hashes."""
         if self._policy is None or self._policy[0] is not policy:
-            agreed = msgspec.json.encode((policy.teams, policy.bands, policy.capacity), order="deterministic")
-            self._policy = policy, hashlib.sha256(agreed).hexdigest()[:16]
+            self._policy = policy, policy_hash(policy)
         return self._policy[1]
 
     def _password(self) -> str | None:

@@ -31,6 +31,7 @@ from exporters.requests.record import UNKNOWN_TEAM, Outcome
 from exporters.scrape import Format
 from stack.gateway.admission import Admission
 from stack.gateway.journal import REPORTED_S, Lost
+from stack.gateway.policy import Policy, policy_hash
 
 LAG_EVERY_S = 0.1
 ENGINE_READY, ENGINE_LIVE = ENGINE_PROBES = ("/-/engine-ready", "/-/engine-live")
@@ -246,9 +247,18 @@ class _Standing(Collector):
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
+        self._hashed: tuple[Policy, str] | None = None
+
+    def _hash(self, policy: Policy) -> str:
+        if self._hashed is None or self._hashed[0] is not policy:
+            self._hashed = policy, policy_hash(policy)
+        return self._hashed[1]
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         admission = self._admission
+        info = _gauge(names.POLICY_INFO)
+        info.add_metric((self._hash(admission.whole),), 1)
+        yield info
         running, waiting, wait_s = (_gauge(metric) for metric in (names.RUNNING, names.WAITING, names.WAIT_ESTIMATE))
         for one in admission.standings():
             for family, value in ((running, one.running), (waiting, one.waiting), (wait_s, one.wait_s)):

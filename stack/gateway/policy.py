@@ -5,6 +5,7 @@ exchange of one value."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Literal
 
@@ -129,3 +130,9 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     capacity: Capacity = Capacity()
     models: Mapping[str, ServedModel] = {}
     upstreams: Mapping[str, Upstream] = {}
+
+
+def policy_hash(policy: Policy) -> str:
+    """Return a short hash of what gateways must agree on. It is no secret: keys are in teams.yaml as hashes."""
+    agreed = msgspec.json.encode((policy.teams, policy.bands, policy.capacity), order="deterministic")
+    return hashlib.sha256(agreed).hexdigest()[:16]

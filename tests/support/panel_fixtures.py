@@ -174,7 +174,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "method": ("POST",), "mig": ("off",), "minor": ("12",), "mode": ("streaming", "non_streaming"),
     "name": ("NVIDIA H100 80GB HBM3",),
     "operation": ("get", "put"), "outcome": ("ok", "rejected", "client_abort", "upstream_error", "timeout"),
-    "patchlevel": ("3",),
+    "patchlevel": ("3",), "policy": ("0123456789abcdef",),
     "path": ("/var/log/vllm-watch/requests.jsonl",), "pci_bus_id": ("00000000:1B:00.0",),
     "position": ("0", "1", "2", "3"),
     "process": ("vllm", "gateway", "sidecar", "prometheus"), "reason": ("other",), "receiver": ("otlp",),
