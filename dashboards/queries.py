@@ -199,6 +199,11 @@ def ranked_p95(metric: Metric) -> tuple[Query, Query]:
     return ranked(p95(metric, TEAM), promql.mean(metric, RANGE, TEAM, where(metric)), rest="max", keep=(promql.BOUND,))
 
 
+def ranked_coarse_p95(metric: Metric, by: Sequence[str]) -> tuple[Query, Query]:
+    """Return a 95th percentile of a family with few classic buckets as `ranked` does, ranked by the mean."""
+    return ranked(stat_p95(metric, by), promql.mean(metric, RANGE, by, where(metric)), by, "max")
+
+
 def _top(rank: str) -> str:
     return f"topk({SHOWN}, {rank.replace(f'[{RANGE}]', f'[{RANGE}] @ end()')})"
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from exporters.accounting.join import Joiner
 from exporters.catalogue import sidecar
 from exporters.exposition import Sample
+from exporters.requests.grouped_latency import GroupedLatency
 from exporters.requests.log_reader import LogReader
 from exporters.requests.record import FieldMap, RequestRecord, ended_at
 from exporters.requests.store import CounterStore
@@ -36,6 +37,7 @@ class LogIngest:
     ledger: CounterStore
     fields: FieldMap
     accounts: Joiner
+    grouped: GroupedLatency
     spans: SpanQueue | None = None
     genai_metrics: GenAiMetrics | None = None
     lag_s: dict[str, float] = field(default_factory=dict)
@@ -93,6 +95,7 @@ class LogIngest:
                 self.spans.add(record)
         if self.genai_metrics:
             self.genai_metrics.add_all(fresh)
+        self.grouped.add_all(fresh)
         self.accounts.on_requests(fresh, now_s)
         ended = ended_at(fresh[-1])
         lag_s = 0.0 if ended is None else now_s - ended

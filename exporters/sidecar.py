@@ -42,7 +42,9 @@ from exporters.ingest import LogIngest
 from exporters.net.http_client import HttpClientConfig
 from exporters.net.listener import listen, new_rejections
 from exporters.net.listener_auth import ListenerAuth
+from exporters.requests import grouped_latency
 from exporters.requests.checkpoint import Checkpoint, Unreadable
+from exporters.requests.grouped_latency import GroupedLatency
 from exporters.requests.store import CounterStore, RecentRequests
 from exporters.requests.tail import Tail
 from exporters.tracing.span_queue import SpanQueue
@@ -111,7 +113,8 @@ class Sidecar:
         tails = [Tail(Path(p), since=self.ledger.positions.get(p)) for p in config.requests_log]
         self.fleet_log = self._open_fleet_log(stored)
         self.accounts = self._open_accounts(stored)
-        self.logs = LogIngest(tails, self.ledger, config.fields, self.accounts, self.spans, self.genai_metrics)
+        grouped = self._open_grouped(stored)
+        self.logs = LogIngest(tails, self.ledger, config.fields, self.accounts, grouped, self.spans, self.genai_metrics)
         self._ways = {
             e.name: HttpClientConfig(Path(e.http_config), f"engines.{e.name}.http_config")
             for e in config.engines
@@ -157,6 +160,15 @@ class Sidecar:
             fleet_log = FleetLog(self.ledger.traffic)
         self.ledger.keep([fleet_log.provider()])
         return fleet_log
+
+    def _open_grouped(self, stored: Mapping[str, bytes]) -> GroupedLatency:
+        try:
+            grouped = GroupedLatency(stored.get(grouped_latency.NAME))
+        except msgspec.MsgspecError as error:
+            log.error("the stored latency by route and adapter is from another release (%s); it starts again", error)
+            grouped = GroupedLatency()
+        self.ledger.keep([grouped.provider()])
+        return grouped
 
     def _open_accounts(self, stored: Mapping[str, bytes]) -> Joiner:
         config, prices = self.config, self.config.prices if isinstance(self.config.prices, Prices) else None

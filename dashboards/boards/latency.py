@@ -526,6 +526,18 @@ BOARD = Dashboard(
                     detail="fleet",
                 ),
                 Panel(
+                    "client-by-route",
+                    "Request duration by route, p95, as clients see it",
+                    "Successful requests by API route and model, from acceptance in the gateway to their end. There are"
+                    " eight bounds, from 0.5 s to 4 min, so values between them are estimates.",
+                    "Routes that generate take as long as their replies; embeddings and the like far less.",
+                    "One route alone rises: see which team uses it, on the Teams board. All rise: see queue time.",
+                    queries.ranked_coarse_p95(sidecar.ROUTE_E2E, ("model_name", "route")),
+                    detail="teams",
+                    width=24,
+                    ranked=True,
+                ),
+                Panel(
                     "websockets",
                     "WebSocket connections",
                     "Open connections of realtime routes, by API server.",

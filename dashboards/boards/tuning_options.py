@@ -396,6 +396,20 @@ BOARD = Dashboard(
                     detail="kv-cache",
                     optional="vLLM reports why requests wait since 0.20: upgrade to see it.",
                 ),
+                Panel(
+                    "lora-ttft",
+                    "Time to first token by adapter, p95",
+                    "Successful streams by LoRA adapter, as clients see it: the gateway's queue, the engine's queue and"
+                    " prefill. Adapters of one model share its steps and its queue.",
+                    "The lines of one model run close together.",
+                    "One adapter is late while others are not: it is loaded and evicted in turns (raise --max-loras),"
+                    " or its prompts are longer. `vllm-watch doctor --log` distinguishes the two (slow-adapter).",
+                    queries.ranked_coarse_p95(sidecar.ADAPTER_TTFT, ("adapter", "model_name")),
+                    detail="teams",
+                    width=24,
+                    ranked=True,
+                    optional="No request named an adapter, or there is no request log: run gateway and sidecar.",
+                ),
             ),
             collapsed=True,
         ),

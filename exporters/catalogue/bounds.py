@@ -41,6 +41,10 @@ REQUEST_S = (
 OUR_TPOT_S = (0.001, 0.0025, 0.005, *INTER_TOKEN_S)
 OUR_REQUEST_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, *REQUEST_S)
 
+# Of families by adapter and by route, which have a few buckets only; each is a bound of vLLM's.
+GROUPED_TTFT_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 40.0)
+GROUPED_REQUEST_S = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 240.0)
+
 
 _NEAR_RATIO = 1.25  # ratio; a bound closer than this to a default one adds no information
 

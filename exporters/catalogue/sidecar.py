@@ -112,6 +112,26 @@ REQUEST_TRAFFIC = (
     TTFT_OVERHEAD, TTFT_NEGATIVE,
 )  # fmt: skip
 
+# Families of their own with few buckets: a further label on those above would multiply the series of every team.
+_FOLDED = "At most 40 pairs have series of their own, further ones count as __other__."
+ADAPTER_TTFT = Metric(
+    "vllm_watch_adapter_ttft_seconds",
+    Kind.HISTOGRAM,
+    Unit.SECONDS,
+    "Client TTFT of successful requests for a LoRA adapter, by adapter; none without adapters.",
+    labels=("adapter", "model_name"),
+    notes=(_FOLDED,),
+)
+ROUTE_E2E = Metric(
+    "vllm_watch_route_e2e_seconds",
+    Kind.HISTOGRAM,
+    Unit.SECONDS,
+    "Duration of successful requests from acceptance to end, by API route.",
+    labels=("model_name", "route"),
+    notes=(_FOLDED,),
+)
+GROUPED = (ADAPTER_TTFT, ROUTE_E2E)
+
 # each bucket has the trace of its last request as exemplar
 TRACED = (TTFT, TPOT, E2E, QUEUE, ENGINE_QUEUE, TTFT_OVERHEAD)
 
@@ -445,6 +465,7 @@ LAB = (LAB_PROCESS_UP, LAB_PROCESS_RUNNING)
 
 SIDECAR: tuple[Metric, ...] = (
     *REQUEST_TRAFFIC,
+    *GROUPED,
     *REQUEST_LOG,
     *ENGINES,
     *RECONCILED,

@@ -15,6 +15,7 @@ from exporters.catalogue import sidecar
 from exporters.exposition import Distribution
 from exporters.requests.bounded_names import BoundedNames
 from exporters.requests.counters import RequestCounters
+from exporters.requests.grouped_latency import GroupedLatency
 from exporters.requests.record import BadLine, FieldMap, RequestRecord, parse_block, parse_line
 from exporters.text import printable
 
@@ -97,9 +98,11 @@ def _notes(record: RequestRecord) -> Iterator[str]:
 
 def _counted(records: Iterable[RequestRecord], traffic: RequestCounters) -> Iterator[dict[str, Any]]:
     """Return the increase of each series by these records."""
+    grouped = GroupedLatency()
     for record in records:
         traffic.add(record)
-    for metric, labels, value in traffic.samples():
+        grouped.add_all((record,))
+    for metric, labels, value in (*traffic.samples(), *grouped.samples()):
         observed = isinstance(value, Distribution)
         amount = value.sum if isinstance(value, Distribution) else value
         if metric not in _TABLES and (observed or amount):

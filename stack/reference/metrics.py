@@ -64,6 +64,11 @@ _OURS: tuple[Topic, ...] = (
         "Labels: the served model and the team, both bounded.",
         sidecar.REQUEST_TRAFFIC,
     ),
+    Topic(
+        "Sidecar: latency by adapter and by route",
+        "From the log, with few buckets: not one series for each team.",
+        sidecar.GROUPED,
+    ),
     Topic("Sidecar: the log itself", "How the reading of it goes.", sidecar.REQUEST_LOG),
     Topic("Sidecar: engines", "What vLLM says in labels only, and what its restarts hide.", sidecar.ENGINES),
     Topic(

@@ -18,6 +18,7 @@ from exporters.catalogue.metric import Kind, Metric
 from exporters.fine_ladder import bounds_of
 from exporters.gpu.series import XIDS
 from exporters.requests.counters import FINISH_REASONS, REASONS_LIMIT
+from exporters.requests.grouped_latency import PAIRS
 from exporters.requests.record import Outcome
 
 OUTCOMES = len(get_args(Outcome))
@@ -50,6 +51,8 @@ _BOUNDS: dict[Metric, tuple[float, ...]] = {
     sidecar.TPOT: bounds.OUR_TPOT_S,
     sidecar.TTFT_OVERHEAD: bounds.TTFT_S,
     gateway.LOOP_LAG: gateway.LOOP_LAG_BOUNDS_S,
+    sidecar.ADAPTER_TTFT: bounds.GROUPED_TTFT_S,
+    sidecar.ROUTE_E2E: bounds.GROUPED_REQUEST_S,
     **dict.fromkeys((sidecar.E2E, sidecar.QUEUE, sidecar.ENGINE_QUEUE), bounds.OUR_REQUEST_S),
 }
 SOURCE_ERRORS = 8  # reasons for which a source may fail to be read
@@ -90,6 +93,7 @@ SIDECAR_MODEL = _all(_OF_MODELS) + 3 + 4  # what is idle, aborted and nobody's: 
 SIDECAR_ENGINE = _all(sidecar.ENGINES) + len(_OF_SOURCES) + SOURCE_ERRORS
 SIDECAR_GPU = _all(gpu.GPU, "uuid") - _all(gpu.MIG) + _all(attributed.ATTRIBUTED, "uuid")
 SIDECAR_INSTANCE = _all(gpu.MIG)  # of a GPU under MIG, beside what the GPU has
+SIDECAR_GROUPED = _all(sidecar.GROUPED) * (PAIRS + 1)  # by route and by adapter, and __other__ of each
 SIDECAR_FIXED = 150  # two logs, the state, spans, events and their sources: a test counts less on a real page
 GATEWAY_TEAM = _all(
     (gateway.REQUESTS, gateway.INFLIGHT, gateway.RUNNING, gateway.WAITING, gateway.WAIT_ESTIMATE, gateway.REJECTED)
@@ -167,6 +171,7 @@ def sidecar_page(teams: int, models: int, engines: int, gpus: int) -> int:
     """Samples of one sidecar's page at most, when every team used every model and met every outcome."""
     return (
         SIDECAR_FIXED
+        + SIDECAR_GROUPED
         + SIDECAR_TEAM_AND_MODEL * teams * models
         + SIDECAR_MODEL * models
         + SIDECAR_ENGINE * engines

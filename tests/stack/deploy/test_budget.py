@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from prometheus_client.exposition import generate_latest
 
 from exporters.catalogue import attributed, gateway, gpu, vllm
-from exporters.exposition import Distribution
+from exporters.exposition import Distribution, render
 from exporters.gpu.readings import GpuReading
 from exporters.gpu.series import SAMPLES, families
 from exporters.requests.bounded_names import OTHER, BoundedNames
 from exporters.requests.counters import FINISH_REASONS, RequestCounters
+from exporters.requests.grouped_latency import PAIRS, GroupedLatency
 from exporters.requests.record import UNKNOWN_TEAM, Outcome, RequestRecord
 from exporters.sidecar import Sidecar
 from exporters.sidecar_config import EngineTarget, SidecarConfig
@@ -240,6 +241,19 @@ def test_any_log_stays_within_the_series_limits(named):
     assert len(rows) <= budget.SIDECAR_TEAM_AND_MODEL * (5 + 2) * (4 + 2)
 
 
+def test_any_routes_and_adapters_stay_within_their_series():
+    """Each on a page as it is scraped, and the most that the budget allows for is reached."""
+    grouped = GroupedLatency()
+    grouped.add_all(
+        RequestRecord(
+            request_id=f"r{n}", model="m", adapter=f"a{n}", route=f"/v1/{n}", outcome="ok", ttft_ms=1, e2e_ms=1
+        )
+        for n in range(PAIRS + 50)
+    )
+    text = render(grouped.samples())
+    assert budget.SIDECAR_GROUPED == sum(not line.startswith("#") for line in text.splitlines())
+
+
 def test_a_model_that_was_never_served_takes_no_place():
     """A client may ask for any name; only one that an engine served gets series."""
     traffic = RequestCounters(BoundedNames(), BoundedNames())
@@ -283,6 +297,7 @@ def budget_table() -> str:
         ("the same, more with `histogram_ladder: fine`", budget.SIDECAR_FINE_LADDER),
         ("a model, in a sidecar", budget.SIDECAR_MODEL), ("an engine, in its sidecar", budget.SIDECAR_ENGINE),
         ("a GPU, in its sidecar", budget.SIDECAR_GPU), ("a MIG instance, beside its GPU", budget.SIDECAR_INSTANCE),
+        ("routes and LoRA adapters, in a sidecar", budget.SIDECAR_GROUPED),
         ("a sidecar itself", budget.SIDECAR_FIXED),
         ("a team, in each gateway", budget.CREATED * budget.GATEWAY_TEAM),
         ("an upstream, in each gateway", budget.CREATED * budget.GATEWAY_UPSTREAM),
