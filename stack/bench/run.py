@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import aiohttp
-import msgspec
 
 from exporters.catalogue.exposition_parser import Exposition
 from stack.bench import measurements, result, workload, workload_plan
@@ -150,7 +149,7 @@ class Bencher:
         """Return the bench so far."""
         names = [*self.names, *self.variants]
         slos = [workload.slo for workload in self.workloads]
-        slo = msgspec.structs.asdict(slos[0]) if all(each == slos[0] for each in slos) else {}
+        slo = slos[0].limits if all(each == slos[0] for each in slos) else {}
         return Bench(
             id=self.id,
             title=self.title,
@@ -164,7 +163,7 @@ class Bencher:
             order=self.order,
             seed=self.seed,
             scale=self.scale,
-            slo={name: value for name, value in slo.items() if value is not None},
+            slo=slo,
             hardware=_hardware(),
             caveats=tuple(self.caveats),
             events=tuple(self.events),

@@ -79,6 +79,30 @@ class Slo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tpot_ms: float | None = None
     e2e_ms: float | None = None
 
+    @property
+    def limits(self) -> dict[str, float]:
+        """Return the limits that are set, by name."""
+        return {name: limit for name in self.__struct_fields__ if (limit := getattr(self, name)) is not None}
+
+
+NO_SLO = Slo()
+
+
+def slo_of(texts: Iterable[str]) -> Slo:
+    """Parse limits such as ttft_ms=500. Raises ValueError."""
+    given: dict[str, float] = {}
+    for text in texts:
+        name, _, number = text.partition("=")
+        try:
+            given[name] = float(number)
+        except ValueError:
+            given[name] = math.nan
+        if name not in Slo.__struct_fields__ or not 0 < given[name] < math.inf:
+            raise ValueError(
+                f"{text!r} is no limit; write one of {', '.join(Slo.__struct_fields__)} such as ttft_ms=500"
+            )
+    return Slo(**given)
+
 
 class Json(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Answers that must be JSON. structured: the engine enforces the schema; off, only instruction does.

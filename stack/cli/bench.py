@@ -25,7 +25,7 @@ from stack.bench.measurements import Startup, startup
 from stack.bench.result import Bench, Run
 from stack.bench.workload import LoadLevel, Workload, WorkloadFile
 from stack.cli.common import AS_JSON, json_text, mistakes_as_errors
-from stack.cli.options import ENGINE_URL
+from stack.cli.options import ENGINE_URL, LIMITS
 from stack.root import version
 from stack.terminal import output_width
 from stack.tuning.run_comparison import smallest_effect
@@ -176,17 +176,19 @@ def bench_list(as_json: bool) -> None:
 @bench.command("import")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Output folder.")
-def bench_import(files: tuple[Path, ...], out: Path) -> None:
-    """Import results of `vllm bench serve` or AIPerf.
+@LIMITS
+def bench_import(files: tuple[Path, ...], out: Path, limits: tuple[str, ...]) -> None:
+    """Import results of vLLM's bench, AIPerf or guidellm.
 
-    Take in results of `vllm bench serve --save-result --save-detailed`, or of AIPerf, to be compared and reported
-    like our own.
+    Read results of `vllm bench serve --save-result --save-detailed`, AIPerf's profile_export.jsonl (with the
+    profile_export_aiperf.json beside it) or guidellm's benchmarks.json, to be compared and reported like our own. Give
+    all loads of a sweep at once.
 
     \b
-    Example:  vllm-watch bench import openai-infqps-concurrency8-tiny.json --out theirs
+    Example:  vllm-watch bench import benchmarks.json --out sweep --limit ttft_ms=500
     """
     with mistakes_as_errors():
-        found, records = importer.imported(files)
+        found, records = importer.imported(files, workload.slo_of(limits))
         folder = fresh(out)
         result.add_requests(folder, records)
         result.write(folder, found)

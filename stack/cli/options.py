@@ -34,6 +34,13 @@ DASHBOARD_BASE = click.option(
 SLO = click.option(
     "--slo", type=click.Path(path_type=Path, dir_okay=False), help="File with your objectives; see `alerts slo`."
 )
+LIMITS = click.option(
+    "--limit",
+    "limits",
+    multiple=True,
+    metavar="NAME=MS",
+    help="SLO for the p95 of ttft_ms, tpot_ms or e2e_ms, such as ttft_ms=500; repeatable.",
+)
 TOKEN_FILE = click.option(
     "--token-file", type=click.Path(path_type=Path), help="File with a bearer token for Prometheus."
 )

@@ -23,11 +23,11 @@ from exporters.requests.read import BadLines, read_records
 from exporters.text import write_atomically
 from stack import config
 from stack.bench import result, run
-from stack.bench.workload import WorkloadFile
+from stack.bench.workload import WorkloadFile, slo_of
 from stack.cli.bench import NO_LIMIT, SEED_HELP, Screen, chosen, foretell, fresh, page_console, show, wait
 from stack.cli.common import AS_JSON, json_text, mistakes_as_errors
 from stack.cli.events import EventLogOptions, log_of
-from stack.cli.options import DATA, duration
+from stack.cli.options import DATA, LIMITS, duration
 from stack.cli.struct_options import options_of
 from stack.gateway import teams
 from stack.request_source import data_reader
@@ -334,6 +334,7 @@ def _live(
 )
 @click.option("--gpus", type=float, help="GPUs of each variant's engine, for the cost.")
 @click.option("--gpu-name", help="GPU model, if prices differ by model.")
+@LIMITS
 @click.option("--lab", is_flag=True, help="Add the seven pass criteria of the course lab.")
 @click.option(
     "--log",
@@ -356,6 +357,7 @@ def report_command(
     prices_path: Path | None,
     gpus: float | None,
     gpu_name: str | None,
+    limits: tuple[str, ...],
     lab: bool,
     logs: tuple[Path, ...],
     data: str | None,
@@ -376,6 +378,7 @@ def report_command(
         comparisons = _verdicts(folder)
         material = report.gather(
             folder,
+            slo_of(limits),
             comparisons=comparisons,
             events=events.read(events_path)[0] if events_path else (),
             prices=config.load(prices_path, Prices).at(time.time()) if prices_path else None,

@@ -15,6 +15,7 @@ from exporters.statistics import median_or_none, quantiles
 from stack.bench.result import Run
 from stack.tuning.comparison import SHARE, metric_of
 from stack.tuning.derived import Material, RunGroup, bands, finite, groups, kinds, rank
+from stack.tuning.load_limit import curve_charts
 
 MOST_POINTS = 3000
 MOST_FAILED = 600
@@ -44,6 +45,7 @@ def drawn(material: Material) -> Drawn:
     return {
         "variants": names,
         "shares": SHARES,
+        "curves": curve_charts(material.bench, names),
         "groups": [_group(material, group, names) for group in each],
         "time": _time(material, names),
     }

@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from exporters.requests.record import BadLine
 from exporters.text import write_atomically
 from stack import templates
 from stack.bench import result
+from stack.bench.workload import NO_SLO, Slo
 from stack.board import pages
 from stack.tuning import charts
 from stack.tuning.derived import Material
@@ -57,9 +60,12 @@ def markdown(material: Material, lab: Sequence[LabRow] = ()) -> str:
     return str(text + macros.left_out(left_out) if left_out else text)
 
 
-def gather(folder: Path, **given: Any) -> Material:
-    """The material of a bench folder. given: the rest of Material. Raises BadBench."""
+def gather(folder: Path, slo: Slo = NO_SLO, **given: Any) -> Material:
+    """The material of a bench folder. slo: limits to apply instead of the bench's own. given: the rest of Material.
+    Raises BadBench."""
     bench = result.read(folder)
+    if slo != NO_SLO:
+        bench = msgspec.structs.replace(bench, slo=slo.limits)
     place = folder if folder.is_dir() else folder.parent
     try:
         records = list(result.requests(place))

@@ -52,7 +52,7 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """Placeholder for charts of the page: `groups` or `time`."""
+    """Placeholder for charts of the page: `curves`, `groups` or `time`."""
 
     kind: ClassVar[str] = "pictures"
     folded: ClassVar[str] = ""

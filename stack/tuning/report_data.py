@@ -15,6 +15,7 @@ from stack.bench.result import STORED, Bench, Run
 from stack.tuning.comparison import SHARE, metric_of
 from stack.tuning.derived import Material, RunGroup, costs, finite, groups, hits, rank, settings, stability, starts
 from stack.tuning.lab_rows import LabRow
+from stack.tuning.load_limit import curve_data
 
 COLUMNS = (
     "bench",
@@ -78,6 +79,7 @@ def as_json(material: Material, lab: Sequence[LabRow] = ()) -> str:
         "lab": lab,
         "derived": {
             "figures": [_derived(group, material.bench) for group in groups(material.bench)],
+            "curves": curve_data(material.bench),
             "hits": [msgspec.to_builtins(hit) | {"reading": hit.reading} for hit in hits(material.bench)],
             "costs": [
                 msgspec.to_builtins(cost) | {"times": cost.times, "even_at": cost.even_at} for cost in costs(material)

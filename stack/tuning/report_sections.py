@@ -29,6 +29,7 @@ from stack.tuning.derived import (
     written,
 )
 from stack.tuning.lab_rows import LabRow, too_many
+from stack.tuning.load_limit import curve_blocks
 from stack.tuning.report_blocks import Block, Cell, Code, Listed, Pictures, ReportSection, Row, Table, Text
 
 FOLDED_LINES = 150  # of a resolved workload; a replayed log may have very many
@@ -48,6 +49,10 @@ DEFINITIONS = (
     ("TPOT", "(end to end - TTFT) / (output tokens - 1), of each request that has two output tokens or more"),
     ("p50, p95, p99", "over the answered requests of one run, linear between the two nearest"),
     ("goodput", "answers per second that met every limit of the slo"),
+    (
+        "within the SLO",
+        "p95 of each limited latency at most its limit, at most 5 % of the requests failed, and all lower loads too",
+    ),
     (
         "cache hits",
         "by the engine's own count: prompt tokens found in its prefix cache over those looked up, in this run alone",
@@ -76,6 +81,7 @@ def sections(material: Material, lab: Sequence[LabRow] = ()) -> list[ReportSecti
     made = [
         ReportSection("Verdict", tuple(_verdicts(material)), shown=True),
         ReportSection("Lab", _lab(lab), shown=True),
+        ReportSection("Latency against throughput", tuple(curve_blocks(material.bench)), shown=True),
         ReportSection("Pictures", (Pictures("groups"),) if material.bench.runs else ()),
         ReportSection("Over time", (Pictures("time"), *_events(material.happened)) if material.bench.runs else ()),
         ReportSection(

@@ -115,6 +115,31 @@
     Plotly.react(element, traces, layout(element, extra), CONFIG);
   };
 
+  // One line for each variant, through its loads in their order: it bends back where a higher load brings less.
+  const loadCurve = (element, one) => {
+    const traces = one.lines.flatMap((line) => {
+      const name = variantName(line.variant);
+      const marker = { size: 9, symbol: line.beyond.map((beyond) => SYMBOLS[line.variant % 6] + (beyond ? "-open" : "")), color: colourOf(line.variant), line: { color: colourOf(line.variant), width: 1.5 } };
+      const ring = line.last === null ? [] : [{
+        type: "scatter", mode: "markers", hoverinfo: "skip", x: [line.throughput[line.last]], y: [line.latency[line.last]],
+        marker: { size: 18, symbol: "circle-open", color: colour("good"), line: { color: colour("good"), width: 2 } },
+      }];
+      return [...ring, {
+        type: "scatter", mode: "lines+markers+text", x: line.throughput, y: line.latency, text: line.load.map(escapeText), textposition: "top left", textfont: { ...font(), size: 11, color: colour("muted") }, cliponaxis: false, marker,
+        line: { color: colourOf(line.variant), width: 1.5, dash: DASHES[line.variant % 6] },
+        hovertemplate: `${name}, %{text}<br>%{y:,.4g} ${escapeText(one.unit)} at %{x:,.4g} ${escapeText(one.throughput)}<extra></extra>`,
+      }];
+    });
+    const shapes = [];
+    const annotations = [];
+    const yaxis = axis({ title: { text: escapeText(one.unit), standoff: 6 }, nticks: 6, ...scale(one.lines.flatMap((line) => line.latency), "tozero") });
+    if (one.slo !== null) {
+      shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: one.slo, y1: one.slo, line: { color: colour("bad"), width: 1.5, dash: "dash" } });
+      annotations.push({ xref: "paper", x: 1, xanchor: "right", y: yaxis.type === "log" ? Math.log10(one.slo) : one.slo, yanchor: "bottom", showarrow: false, text: `SLO ${one.slo.toLocaleString("en-US")} ${escapeText(one.unit)}`, font: { ...font(), color: colour("bad") } });
+    }
+    Plotly.react(element, traces, layout(element, { xaxis: axis({ title: { text: escapeText(one.throughput), standoff: 6 }, nticks: 6, rangemode: "tozero" }), yaxis, shapes, annotations, margin: { l: 8, r: 16, t: 18, b: 8 } }), CONFIG);
+  };
+
   const picture = (title, sentence, kind, one, paint) => {
     const chart = make("div", { class: `picture ${kind}`, role: "img", "aria-label": `${title}: ${sentence}` });
     places.set(chart, () => paint(chart, one));
@@ -145,6 +170,13 @@
         const one = content.time;
         place.replaceChildren(legend("numbers above: runs; a red line ends one that was cut; a red cross: a failed request; E1, E2: events, above them the windows before and after"), picture(`${one.title} of each request`, "over time", "large", one, overTime));
         if (one.note) place.append(make("p", { class: "said", text: one.note }));
+        continue;
+      }
+      if (place.dataset.what === "curves") {
+        place.replaceChildren(legend("hollow: beyond the SLO; green ring: the last load within it; dashed: the SLO"), ...content.curves.flatMap((group) => [
+          make("h3", { text: group.title }),
+          make("div", { class: "three" }, ...group.charts.map((one) => picture(one.title + unitOf(one), "latency against throughput", "small", one, loadCurve))),
+        ]));
         continue;
       }
       const shown = make("div");

@@ -184,6 +184,12 @@ def test_appended_results_are_runs_of_one_bench(tmp_path):
     assert bench.workload_hash != parse([("c.json", vllm(max_concurrency=4))])[0].workload_hash
 
 
+def test_a_summary_of_a_sweep_has_all_its_runs():
+    """`vllm bench sweep` writes a list of its results."""
+    bench, _ = parse([("summary.json", f"[{vllm(max_concurrency=1)}, {vllm(max_concurrency=8)}]")])
+    assert ["c1", "c8"] == [run.point for run in bench.runs]
+
+
 def test_an_import_is_written_and_read_like_a_bench_of_ours(tmp_path):
     bench, records = parse([("a.json", vllm())])
     result.write(tmp_path, bench)
@@ -229,13 +235,44 @@ def test_an_export_of_aiperf_is_a_run_without_its_warm_up():
     assert "words" not in repr(records)
 
 
+SUMMARY = {
+    "input_config": {
+        "models": {"items": [{"name": "tiny"}]},
+        "phases": [{"name": "warmup", "concurrency": 1}, {"name": "profiling", "concurrency": 8, "rate": 2.5}],
+    }
+}
+
+
+def test_the_summary_beside_an_export_names_model_and_load(tmp_path):
+    for load in ("a", "b"):
+        (tmp_path / load).mkdir()
+        (tmp_path / load / "profile_export.jsonl").write_text(lines(AIPERF))
+    (tmp_path / "a" / "profile_export_aiperf.json").write_text(json.dumps(SUMMARY))
+    bench, _ = imported([tmp_path / load / "profile_export.jsonl" for load in ("a", "b")])
+    assert ["r2.5-c8", "unknown"] == [run.point for run in bench.runs]
+    assert ("tiny", "a/profile_export.jsonl, b/profile_export.jsonl") == (bench.variants[0].engine.model, bench.title)
+    assert ["no profile_export_aiperf.json" in " ".join(run.caveats) for run in bench.runs] == [False, True]
+    (tmp_path / "a" / "profile_export_aiperf.json").write_text("{")
+    with pytest.raises(BadBench, match=r"^the profile_export_aiperf.json beside profile_export.jsonl is no summary of"):
+        imported([tmp_path / "a" / "profile_export.jsonl"])
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "a.json is empty; give what `vllm bench serve --save-result --save-detailed` wrote"),
-        ("{", "a.json is no JSON: .*; give what `vllm bench serve --save-result --save-detailed` wrote"),
-        ("[]", "a.json is no result of vllm bench serve .* nor of AIPerf .*"),
-        ('{"benchmarks": []}', "a.json is no result of vllm bench serve .* nor of AIPerf .*"),
+        ("", "a.json is empty; give the file as .* wrote it"),
+        ("{", "a.json is no whole JSON: .*; give the file as .* wrote it"),
+        (vllm()[:700], "a.json is no whole JSON: .*; give the file as .* wrote it"),
+        ("[]", "a.json is no result of vllm bench serve .*, of AIPerf .* or of guidellm .*"),
+        ('{"results": {"harness": {}}}', "a.json is no result of vllm bench serve .*, of AIPerf .* or of guidellm .*"),
+        (
+            '{"benchmarks": []}',
+            "a.json has benchmarks and no metadata.guidellm_version, so it is no report of guidellm",
+        ),
+        (
+            '{"schema_version": "1.4", "input_config": {}}',
+            "a.json is a summary of AIPerf without its requests; give the profile_export.jsonl in the same folder",
+        ),
         (
             vllm(total_input_sequences=3),
             "a.json is a result of pooling or embeddings, which give no tokens; a bench here is of answers",

@@ -418,6 +418,118 @@ def test_events_are_regions_points_and_rows(two):
     assert 2 == len(rows)
 
 
+# --- latency against throughput
+
+
+def loads(slo: dict[str, float] | None = None, **more: Any) -> Material:
+    """A bench of three loads; its times are those of `made`, about 200 ms to the first token and half with `on`."""
+    bench, records = made(runs=1, workloads=tuple(("short", point) for point in ("c1", "c4", "c16")), **more)
+    return Material(
+        bench=result.msgspec.structs.replace(bench, slo={"ttft_ms": 400.0} if slo is None else slo), records=records
+    )
+
+
+def texts(told: Material, title: str = "Latency against throughput") -> list[str]:
+    return [
+        block.text
+        for one in report_sections.sections(told)
+        if one.title == title
+        for block in one.blocks
+        if isinstance(block, report_blocks.Text)
+    ]
+
+
+def with_p95(told: Material, **of_load: float) -> Material:
+    """With other p95s of the time to the first token."""
+    runs = [
+        result.msgspec.structs.replace(run, figures={**run.figures, "ttft_ms.p95": of_load[run.point]})
+        for run in told.bench.runs
+    ]
+    return Material(bench=result.msgspec.structs.replace(told.bench, runs=tuple(runs)))
+
+
+def test_the_last_load_within_the_slo_is_named_and_ringed():
+    told = with_p95(loads(variants=("base",)), c1=100.0, c4=390.0, c16=900.0)
+    (sentence,) = texts(told)
+    assert re.fullmatch(
+        r"base, short \(at once\): the last load within the SLO is c4 with \d+ output tokens/s; c16 exceeds it with"
+        r" TTFT p95 900 ms, at most 400 ms\.",
+        sentence,
+    )
+    (group,) = charts.drawn(told)["curves"]
+    ttft, tpot, _ = group["charts"]
+    assert ("TTFT p95", 400.0, None) == (ttft["title"], ttft["slo"], tpot["slo"])
+    (line,) = ttft["lines"]
+    assert (["c1", "c4", "c16"], [100.0, 390.0, 900.0], [False, False, True], 1) == (
+        line["load"],
+        line["latency"],
+        line["beyond"],
+        line["last"],
+    )
+    page = read_page(told)
+    assert "✓ within, the last" == page.row("short, c4")[-1]
+    assert "✗ beyond" == page.row("short, c16")[-1]
+    assert "latency-against-throughput" in page.sections
+    assert "✗ beyond" in report.markdown(told)
+    (curve,) = json.loads(report_data.as_json(told))["derived"]["curves"]
+    assert ("c4", ["within", "within", "beyond"]) == (curve["last_within"], [each["slo"] for each in curve["points"]])
+
+
+def test_a_limit_that_is_not_reached_or_never_kept_is_reported():
+    told = loads(variants=("base",))
+    (all_within,) = texts(with_p95(told, c1=1.0, c4=1.0, c16=1.0))
+    assert "every load is within the SLO, up to c16" in all_within
+    assert "measure higher loads" in all_within
+    (none,) = texts(with_p95(told, c1=401.0, c4=402.0, c16=403.0))
+    assert "no load is known to be within the SLO; c1 exceeds it with TTFT p95 401 ms" in none
+    first, again = texts(with_p95(told, c1=1.0, c4=401.0, c16=399.0))
+    assert "the last load within the SLO is c1" in first
+    assert "c16 within the SLO again above it" in again
+
+
+def test_without_an_slo_loads_are_drawn_only():
+    told = loads({}, variants=("base",))
+    assert ["No SLO is known, so no load is assessed: give one with --limit, such as --limit ttft_ms=500."] == texts(
+        told
+    )
+    (group,) = charts.drawn(told)["curves"]
+    assert {None} == {chart["slo"] for chart in group["charts"]} | {
+        line["last"] for line in group["charts"][0]["lines"]
+    }
+
+
+def test_one_load_without_an_slo_is_no_curve():
+    bench, _ = made(runs=1, variants=("base",))
+    told = Material(bench=result.msgspec.structs.replace(bench, slo={}))
+    assert [] == charts.drawn(told)["curves"]
+    assert [] == texts(told)
+
+
+def test_variants_are_lines_of_one_chart():
+    (group,) = charts.drawn(loads())["curves"]
+    assert [0, 1] == [line["variant"] for line in group["charts"][0]["lines"]]
+
+
+def test_an_slo_that_was_not_measured_is_said():
+    (sentence,) = texts(loads({"e2e_ms": 1.0, "ttft_ms": 1e6}, variants=("base",)))
+    assert "c1 exceeds it with end to end p95" in sentence
+    told = loads({"tpot_ms": 100.0}, variants=("base",))
+    runs = [
+        result.msgspec.structs.replace(
+            run, figures={name: value for name, value in run.figures.items() if not name.startswith("tpot")}
+        )
+        for run in told.bench.runs
+    ]
+    (sentence,) = texts(Material(bench=result.msgspec.structs.replace(told.bench, runs=tuple(runs))))
+    assert sentence.endswith("TPOT p95 of c1 was not measured.")
+
+
+def test_limits_of_the_command_replace_those_of_the_bench(tmp_path):
+    result.write(tmp_path, loads(variants=("base",)).bench)
+    assert {"e2e_ms": 7.0} == report.gather(tmp_path, Slo(e2e_ms=7.0)).bench.slo
+    assert {"ttft_ms": 400.0} == report.gather(tmp_path).bench.slo
+
+
 # --- whoever wrote the names
 
 
