@@ -443,7 +443,8 @@ def _aiperf(
 def _aiperf_record(line: AiperfRecord, name: str) -> RequestRecord:
     """Convert a line to a record. Its inter-token latency is our TPOT, computed again for one definition."""
     ttft_ms, took_ms = (_aiperf_ms(line, metric) for metric in ("time_to_first_token", "request_latency"))
-    prompt, tokens = (_aiperf_tokens(line, metric) for metric in ("input_sequence_length", "output_sequence_length"))
+    prompt = _aiperf_tokens(line, "usage_prompt_tokens", "input_sequence_length")
+    tokens = _aiperf_tokens(line, "usage_completion_tokens", "output_sequence_length")
     outcome, reason = _aiperf_outcome(line)
     return RequestRecord(
         request_id=name,
@@ -479,6 +480,7 @@ def _aiperf_ms(line: AiperfRecord, metric: str) -> float | None:
     return round(found.value * _MS[found.unit], 3)
 
 
-def _aiperf_tokens(line: AiperfRecord, metric: str) -> int | None:
-    found = line.metrics.get(metric)
-    return int(found.value) if found is not None and isinstance(found.value, float | int) and found.value >= 0 else None
+def _aiperf_tokens(line: AiperfRecord, *metrics: str) -> int | None:
+    """Return the first count that there is: the engine's own, else that of AIPerf's tokenizer."""
+    values = (line.metrics[metric].value for metric in metrics if metric in line.metrics)
+    return next((int(value) for value in values if isinstance(value, float | int) and value >= 0), None)
