@@ -14,6 +14,7 @@ from exporters.text import format_duration, parse_window
 FROZEN_FOR = "3m"  # longer than a prefill takes
 FROZEN_ALERT_FOR = "4m"  # below the 5 min after which vLLM ends an engine whose worker hangs
 QUEUE_FOR = "10m"  # a queue that has grown for this long does not drain by itself
+FETCHING = 'stage="in_progress"'  # requests whose KV cache another engine sends
 _DEFERRED = ('reason="deferred"',)
 
 
@@ -22,7 +23,8 @@ def frozen(window: str, labels: tuple[str, ...], where: tuple[str, ...] = ()) ->
 
     An engine counts only if requests ran or waited at every scrape of the window, it was scraped at its beginning and
     is scraped now: an idle engine with its first request is not hung, nor is one that is gone. Prompt tokens count
-    when a prefill is done, so the window must be longer than the longest prefill."""
+    when a prefill is done, so the window must be longer than the longest prefill. A decode engine that runs nothing and
+    fetches KV cache waits for another engine: VLLMKVTransferStuck has it."""
     running, waiting = vllm.NUM_REQUESTS_RUNNING, vllm.NUM_REQUESTS_WAITING
     had_work = " + ".join(
         f"sum {by(labels)} (min_over_time({promql.series(gauge, where)}[{window}]))" for gauge in (running, waiting)
@@ -31,7 +33,9 @@ def frozen(window: str, labels: tuple[str, ...], where: tuple[str, ...] = ()) ->
         promql.per_second(made, window, labels, where) for made in (vllm.GENERATION_TOKENS, vllm.PROMPT_TOKENS)
     )
     began, here = promql.current(running, labels, where, offset=window), promql.current(running, labels, where)
-    return f"{had_work} > 0 and {made} == 0 and {began} and {here}"
+    fetching = promql.series(vllm.NUM_REQUESTS_KV_FETCH_BY_STAGE, (*where, FETCHING))
+    waits = f"{fetching} > 0 unless {on(labels)} {promql.series(running, where)} > 0"
+    return f"{had_work} > 0 and {made} == 0 and {began} and {here} unless {on(labels)} ({waits})"
 
 
 def _in_state(state: str) -> str:

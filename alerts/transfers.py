@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from alerts import thresholds
+from alerts.engine import FETCHING
 from alerts.labels import ENGINE_POD, on
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Severity
@@ -12,7 +13,6 @@ from exporters.catalogue import promql, vllm
 # two scrapes even where they are a minute apart; the longest prefill takes no transfer, so this is no wait for one
 STUCK_FOR = "2m"
 OVER = "10m"
-_FETCHING = ('stage="in_progress"',)
 _RECEIVED = ('source="external_kv_transfer"',)
 _FAILED = (vllm.NIXL_NUM_FAILED_TRANSFERS, vllm.MOONCAKE_NUM_FAILED_TRANSFERS, vllm.MOONCAKE_NUM_FAILED_RECVS)
 _EXPIRED = (vllm.NIXL_NUM_KV_EXPIRED_REQS, vllm.MOONCAKE_NUM_KV_EXPIRED_REQS)
@@ -23,7 +23,7 @@ def stuck(window: str) -> str:
     """Return the decode engines that fetched KV cache during the whole window and received none of it.
 
     Nothing else shows it: the engine serves other requests, and no failure is counted while it waits."""
-    fetching = promql.lowest(vllm.NUM_REQUESTS_KV_FETCH_BY_STAGE, window, ENGINE_POD, _FETCHING)
+    fetching = promql.lowest(vllm.NUM_REQUESTS_KV_FETCH_BY_STAGE, window, ENGINE_POD, (FETCHING,))
     received = promql.growth(vllm.PROMPT_TOKENS_BY_SOURCE, window, ENGINE_POD, _RECEIVED)
     return f"{fetching} > 0 unless {on(ENGINE_POD)} {received} > 0"
 

@@ -36,6 +36,7 @@ class Cause(StrEnum):
     STEPS_STOPPED = "steps_stopped"  # /metrics shows work, and no value moves
     OUTPUT_STOPPED = "output_stopped"  # /metrics shows no work, but own requests receive nothing
     REQUESTS_LOST = "requests_lost"  # the engine works, but knows fewer requests than it was sent
+    KV_FETCH = "kv_fetch"  # all its requests wait for the KV cache of another engine
     PROBE_SILENT = "probe_silent"  # an idle engine does not answer the probe
     API_SILENT = "api_silent"  # connections are accepted and not answered
     RECOVERING = "recovering"  # progress again, not yet proven
@@ -61,13 +62,20 @@ class Endpoint(StrEnum):
 @dataclass(frozen=True, slots=True)
 class StepValues:
     """Part of /metrics that a step moves. counters: in any form that can be compared. running, waiting: requests.
-    produced: any token since the engine started. asleep: sleep mode."""
+    fetching: those of the waiting ones that another engine keeps waiting, for their KV cache. produced: any token since
+    the engine started. asleep: sleep mode."""
 
     counters: tuple[bytes, ...]
     running: float = 0.0
     waiting: float = 0.0
+    fetching: float = 0.0
     produced: bool = True
     asleep: bool = False
+
+    def fetches_for(self, requests: int) -> bool:
+        """Return whether all work waits for another engine. requests: that the engine was sent; one that it does not
+        show is none of those that wait."""
+        return self.running == 0 and 0 < self.waiting <= self.fetching and requests <= self.waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +181,7 @@ class Liveness:
         """Return whether a probe would settle something: the other sides are silent, or the engine has to prove itself.
 
         last_probe: when the last one was sent."""
-        if self.state is EngineState.IDLE:
+        if self.state is EngineState.IDLE or self.cause is Cause.KV_FETCH:
             return now - max(last_probe, self.moved_at) >= limits.idle_probe_s
         return self.out or self.state is EngineState.SUSPECT
 
@@ -219,19 +227,12 @@ class Liveness:
         return replace(self, quiet_since=self.at, proofs=0, out=False)._become(state, cause)
 
     def _silence(self, look: Evidence, steps: StepValues | None, limits: LivenessLimits) -> Liveness:
-        # Without a probe, waiting alone proves nothing: a decode engine waits for the KV of another engine.
-        work = 0.0 if steps is None else steps.running + (steps.waiting if look.probes else 0.0)
-        if look.endpoint is Endpoint.SILENT:
-            cause = Cause.API_SILENT
-        elif work > 0:
-            cause = Cause.STEPS_STOPPED
-        elif look.requests > 0:
-            cause = Cause.OUTPUT_STOPPED
-        elif look.probe_since is not None:
-            cause = Cause.PROBE_SILENT
-        else:  # no work: nothing to be late with
+        cause = self._silent_side(look, steps, limits)
+        if cause is Cause.NO_WORK:  # nothing to be late with
             idle = replace(self, quiet_since=look.at)
-            return idle if self.out else idle._become(EngineState.IDLE, Cause.NO_WORK)
+            return idle if self.out else idle._become(EngineState.IDLE, cause)
+        if cause is Cause.KV_FETCH:
+            return self if self.out else self._become(EngineState.SLOW, cause)
         quiet = self.quiet_s()
         if self._confirms(look, quiet, limits.probe_hung_s) and quiet >= self._hung_after(look, steps, limits):
             return replace(self, out=True, proofs=0)._become(EngineState.HUNG, cause)
@@ -246,6 +247,22 @@ class Liveness:
         if quiet >= limits.slow_s:
             return self._become(EngineState.SLOW, cause)
         return self if self.state in _STEADY - {EngineState.IDLE} else self._become(EngineState.HEALTHY, Cause.WORK)
+
+    @staticmethod
+    def _silent_side(look: Evidence, steps: StepValues | None, limits: LivenessLimits) -> Cause:
+        """Return the side whose silence counts. None does for NO_WORK and KV_FETCH."""
+        # Without a probe, waiting alone proves nothing: a decode engine waits for the KV of another engine.
+        work = 0.0 if steps is None else steps.running + (steps.waiting if look.probes else 0.0)
+        if look.endpoint is Endpoint.SILENT:
+            return Cause.API_SILENT
+        if steps is not None and steps.fetches_for(look.requests):
+            probed = look.probe_since is not None and look.at - look.probe_since >= limits.idle_out_s
+            return Cause.PROBE_SILENT if probed else Cause.KV_FETCH
+        if work > 0:
+            return Cause.STEPS_STOPPED
+        if look.requests > 0:
+            return Cause.OUTPUT_STOPPED
+        return Cause.NO_WORK if look.probe_since is None else Cause.PROBE_SILENT
 
     @staticmethod
     def _confirms(look: Evidence, quiet_s: float, probe_s: float) -> bool:

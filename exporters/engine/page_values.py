@@ -47,6 +47,10 @@ _MOVING = [
 ]
 _RUNNING, _WAITING = finders(vllm.NUM_REQUESTS_RUNNING), finders(vllm.NUM_REQUESTS_WAITING)
 _GENERATED = finders(vllm.GENERATION_TOKENS)
+_IN_PROGRESS, _TO_START = (
+    finders(vllm.NUM_REQUESTS_KV_FETCH_BY_STAGE, rf'\{{(?>.*?stage="{stage}").*\}}')
+    for stage in ("in_progress", "waiting_to_start")
+)
 _AWAKE = finders(vllm.ENGINE_SLEEP_STATE, r'\{(?>.*?sleep_state="awake").*\}')
 
 
@@ -56,6 +60,7 @@ def step_values(page: bytes) -> StepValues | None:
     page = b"\n" + page
     try:
         running, waiting = numbers(page, *_RUNNING), numbers(page, *_WAITING)
+        in_progress, to_start = sum(numbers(page, *_IN_PROGRESS)), sum(numbers(page, *_TO_START))
         produced, awake = numbers(page, *_GENERATED), numbers(page, *_AWAKE)
     except ValueError:
         return None
@@ -65,6 +70,7 @@ def step_values(page: bytes) -> StepValues | None:
         counters=tuple(text for patterns in _MOVING for text in texts(page, *patterns)),
         running=sum(running),
         waiting=sum(waiting),
+        fetching=in_progress + to_start if in_progress else 0.0,  # those to start wait for those in progress
         produced=sum(produced) > 0,
         asleep=bool(awake) and not any(awake),
     )

@@ -210,25 +210,28 @@ def _derived(pages: Pages, seconds: float) -> Iterator[tuple[str, _Labels, Seque
 def _standstills(looks: Sequence[Exposition], at_s: Sequence[float]) -> Iterator[tuple[_Labels, float]]:
     """Yield for each engine core the seconds up to the last look in which it had work and made no progress.
 
-    A core that stands still keeps showing its last gauges. A long prefill moves the KV cache usage with each chunk. Of
-    two pages that differ only an engine without work at the second is known not to stand still; cores of which nothing
-    is known are left out."""
+    A core that stands still keeps showing its last gauges. A long prefill moves the KV cache usage with each chunk. One
+    that runs nothing and fetches KV cache waits for another engine. Of two pages that differ only an engine without
+    work at the second is known not to stand still; cores of which nothing is known are left out."""
     states = [{metric: _of_cores(page, metric) for metric in PROGRESS} for page in looks]
+    fetching = _of_cores(looks[-1], vllm.NUM_REQUESTS_KV_FETCH_BY_STAGE, ("stage", "in_progress"))
     for core, running in states[-1][vllm.NUM_REQUESTS_RUNNING].items():
         of_core = [tuple(state[metric].get(core) for metric in PROGRESS) for state in states]
         same = next((number for number, state in enumerate(reversed(of_core)) if state != of_core[-1]), len(of_core))
-        if running + states[-1][vllm.NUM_REQUESTS_WAITING].get(core, 0.0) <= 0:
+        waiting = 0.0 if fetching.get(core) else states[-1][vllm.NUM_REQUESTS_WAITING].get(core, 0.0)
+        if running + waiting <= 0:
             yield core, 0.0
         elif same > 1 or len(looks) > 2:
             yield core, at_s[-1] - at_s[-same]
 
 
-def _of_cores(page: Exposition, metric: Metric) -> dict[_Labels, float]:
-    """Return the samples of a metric summed by model and engine core."""
+def _of_cores(page: Exposition, metric: Metric, *only: tuple[str, str]) -> dict[_Labels, float]:
+    """Return the samples of a metric with these labels, summed by model and engine core."""
     found: dict[_Labels, float] = {}
     for labels, value in _by_labels(page, metric).items():
-        core = tuple((name, word) for name, word in labels if name in vllm.NUM_REQUESTS_RUNNING.labels)
-        found[core] = found.get(core, 0.0) + value
+        if set(only) <= set(labels):
+            core = tuple((name, word) for name, word in labels if name in vllm.NUM_REQUESTS_RUNNING.labels)
+            found[core] = found.get(core, 0.0) + value
     return found
 
 

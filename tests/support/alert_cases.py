@@ -462,6 +462,32 @@ _ENGINES = (
     ),
     Case(
         "VLLMEngineFrozen",
+        shows="while one request runs and another is fetched",
+        series={
+            engine("num_requests_running"): "1x60",
+            engine("num_requests_waiting"): "1x60",
+            engine("num_requests_kv_fetch_by_stage", stage="in_progress"): "1x60",
+            engine("generation_tokens_total"): "0+900x10 9000x50",
+            engine("prompt_tokens_total"): "0+5000x10 50000x50",
+        },
+        silent_at="12m",
+        fires_at="13m",
+        labels=MODEL,
+        description=(
+            "chat on 10.0.0.1:8000 makes no progress: for 30 s by the gateway, 45 s by the sidecar or 4 min by its"
+            " own metrics, which last showed 2 running requests. Its /health may still return 200, so balancers"
+            " keep sending to it. Save the stacks of its processes with py-spy (First five minutes, step 5), then"
+            " restart this engine."
+        ),
+        below={
+            engine("num_requests_running"): "1x60",
+            engine("num_requests_kv_fetch_by_stage", stage="in_progress"): "1x60",
+            engine("generation_tokens_total"): "0+900x60",
+            engine("prompt_tokens_total"): "0+5000x60",
+        },
+    ),
+    Case(
+        "VLLMEngineFrozen",
         shows="by the gateway, while its own gauges read 0",
         series={
             engine("num_requests_running"): "0x60",
@@ -2316,6 +2342,11 @@ QUIET: tuple[Quiet, ...] = (
     Quiet("VLLMEngineFrozen", "a request now and then that is over at once",
           {engine("num_requests_running"): "0x40", engine("num_requests_waiting"): "0x5 1 0 0 1 0 0 1 0 0 1 0x23",
            engine("generation_tokens_total"): "500x40", engine("prompt_tokens_total"): "90x40"}, "38m"),
+    Quiet("VLLMEngineFrozen", "a decode engine that waits for its prefill engine",
+          {pair("num_requests_running", "decode"): "2x5 0x33", pair("num_requests_waiting", "decode"): "0x5 1x33",
+           pair("num_requests_kv_fetch_by_stage", "decode", stage="in_progress"): "0x5 1x33",
+           pair("generation_tokens_total", "decode"): "0+90x5 500x33",
+           pair("prompt_tokens_total", "decode"): "0+90x5 500x33"}, "36m"),
     Quiet("VLLMEngineUnreachable", "one that scales its expert parallelism",
         {up(): "1x10 0x60", up(instance=B): "1x70",
          gateway("engine_state", upstream="a", address=A, state="scaling", evidence="elastic_ep"): "_x10 1x60",

@@ -55,7 +55,7 @@ class Watch:
         return {state for _, state, _ in self.states}
 
 
-def steps(count: int, running: float = 0.0, waiting: float = 0.0, **more: bool) -> StepValues:
+def steps(count: int, running: float = 0.0, waiting: float = 0.0, **more: float) -> StepValues:
     return StepValues((str(count).encode(),), running, waiting, **more)
 
 
@@ -192,6 +192,60 @@ def test_decode_engine_is_not_blamed_for_its_prefill_engine():
         assert watch.hung_after is None
 
 
+@pytest.mark.parametrize("probes", [True, False])
+def test_engine_that_only_fetches_kv_is_slow_for_that_reason(probes):
+    """Published blind spot: the prefill engine stopped, and every value of the decode engine stood still for 20 s."""
+    watch = Watch(probes=probes)
+    working(watch)
+    watch.look(steps=steps(4, 0, 2, fetching=2), requests=2, outputs=4)
+    watch.states.clear()
+    watch.hold(600, steps=steps(4, 0, 2, fetching=2), requests=2, outputs=4, silent_s=20)
+    assert (None, None) == (watch.out_after, watch.hung_after)
+    assert Cause.KV_FETCH in {cause for _, _, cause in watch.states}
+    assert watch.seen() <= {EngineState.SLOW, EngineState.HEALTHY}
+
+
+def test_engine_that_hangs_while_it_fetches_is_found_by_a_probe():
+    watch = Watch(answers_probe=False)
+    working(watch)
+    watch.look(steps=steps(4, 0, 1, fetching=1), requests=1, outputs=4)
+    watch.hold(60, steps=steps(4, 0, 1, fetching=1), requests=1, outputs=4)
+    assert watch.out_after is not None
+    assert watch.out_after <= 15
+    assert (EngineState.HUNG, Cause.PROBE_SILENT) == (watch.liveness.state, watch.liveness.cause)
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {"steps": steps(4, 1, 1, fetching=1), "requests": 2},
+        {"steps": steps(4, 0, 2, fetching=1), "requests": 2},
+        {"steps": steps(4, 0, 1, fetching=1), "requests": 2},
+    ],
+    ids=["another runs", "another waits", "another is not known to it"],
+)
+def test_fetch_of_one_request_excuses_no_other(same):
+    watch = Watch(answers_probe=False)
+    working(watch)
+    watch.look(outputs=4, **same)
+    watch.hold(60, outputs=4, **same)
+    assert watch.out_after is not None
+    assert watch.out_after <= 12
+    assert EngineState.HUNG is watch.liveness.state
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(1, 60)), max_size=8), st.booleans())
+def test_no_engine_that_answers_its_probe_is_blamed_for_a_fetch(stream, probes):
+    """Requests may come and go: while all that wait are fetched, the engine stays in rotation, with probes and
+    without."""
+    watch = Watch(probes=probes)
+    for waiting, more, seconds in stream:
+        for _ in range(seconds):
+            watch.look(steps=steps(4, 0, waiting, fetching=waiting + more), requests=waiting, silent_s=20)
+            assert watch.liveness.in_rotation
+            assert watch.liveness.state in (EngineState.SLOW, EngineState.HEALTHY, EngineState.IDLE)
+
+
 @pytest.mark.parametrize("gap_s", [4.0, 30.0, 600.0])
 def test_silence_that_a_late_observer_saw_counts_for_nothing(gap_s):
     """A gateway under CPU starvation, a stopped scraper, a suspended machine."""
@@ -237,6 +291,7 @@ _looks = st.fixed_dictionaries(
         "count": st.integers(0, 3),
         "running": st.sampled_from([0.0, 2.0]),
         "waiting": st.sampled_from([0.0, 1.0]),
+        "fetching": st.sampled_from([0.0, 1.0]),
         "produced": st.booleans(),
         "asleep": st.sampled_from([False, False, False, True]),
         "requests": st.integers(0, 2),
@@ -262,7 +317,7 @@ def test_every_state_has_its_cause_over_random_evidence(stream, probes):
     }
     silent = {Cause.STEPS_STOPPED, Cause.OUTPUT_STOPPED, Cause.PROBE_SILENT, Cause.API_SILENT}
     allowed |= {
-        EngineState.SLOW: silent | {Cause.REQUESTS_LOST},
+        EngineState.SLOW: silent | {Cause.REQUESTS_LOST, Cause.KV_FETCH},
         EngineState.SUSPECT: silent | {Cause.RECOVERING},
         EngineState.HUNG: silent,
     }
@@ -272,7 +327,8 @@ def test_every_state_has_its_cause_over_random_evidence(stream, probes):
         for _ in range(one["repeat"]):
             before, answered = watch.liveness, watch.answered
             outputs += one["output"]
-            shown = steps(one["count"], one["running"], one["waiting"], produced=one["produced"], asleep=one["asleep"])
+            more = {name: one[name] for name in ("fetching", "produced", "asleep")}
+            shown = steps(one["count"], one["running"], one["waiting"], **more)
             watch.look(
                 one["gap"],
                 endpoint=one["endpoint"],
@@ -314,6 +370,23 @@ def test_steps_are_read_from_every_release(release):
 def test_a_page_of_another_server_has_no_steps():
     assert step_values(b"up 1\n") is None
     assert step_values(b'vllm:num_requests_running{engine="0"} x\n') is None
+
+
+@pytest.mark.parametrize(
+    ("in_progress", "to_start", "completed", "fetching"), [(1, 2, 0, 3.0), (0, 2, 0, 0.0), (0, 0, 2, 0.0)]
+)
+def test_requests_that_are_fetched_are_read_from_their_gauge(in_progress, to_start, completed, fetching):
+    """Only while one is in progress do those to start wait for another engine."""
+    page = f"""\
+vllm:num_requests_running{{engine="0",model_name="tiny"}} 0.0
+vllm:num_requests_waiting{{engine="0",model_name="tiny"}} 3.0
+vllm:num_requests_kv_fetch_by_stage{{engine="0",model_name="tiny",stage="waiting_to_start"}} {to_start}.0
+vllm:num_requests_kv_fetch_by_stage{{engine="0",model_name="tiny",stage="in_progress"}} {in_progress}.0
+vllm:num_requests_kv_fetch_by_stage{{engine="0",model_name="tiny",stage="completed_waiting"}} {completed}.0
+"""
+    read = step_values(page.encode())
+    assert read is not None
+    assert fetching == read.fetching
 
 
 def test_sleep_is_read_from_its_gauge():

@@ -139,6 +139,16 @@ def test_prefilling_or_idle_engine_is_not_stalled():
         assert 0 == evidence(between([Pages("e", looks[0], looks[-1], looks[1:-1])], 40, ""))[0].whole.still_s
 
 
+@pytest.mark.parametrize(("running", "still_s"), [(0.0, 0.0), (1.0, 40.0)])
+def test_decode_engine_that_only_fetches_is_not_stalled(running, still_s):
+    gauges = {vllm.NUM_REQUESTS_RUNNING.name: running, vllm.NUM_REQUESTS_WAITING.name: 1.0}
+    page_ = changed(golden("0.32.0-preempt-after-load"), gauges)
+    labels = page_.of(vllm.NUM_REQUESTS_RUNNING.name)[0][0]
+    fetch = {vllm.NUM_REQUESTS_KV_FETCH_BY_STAGE.name: [({**labels, "stage": "in_progress"}, 1.0)]}
+    looks = [Exposition({**page_.samples, **fetch}, page_.kinds)] * 3
+    assert still_s == evidence(between([Pages("e", looks[0], looks[-1], looks[1:-1])], 40, ""))[0].whole.still_s
+
+
 @pytest.mark.prometheus
 def test_prometheus_shows_a_stop_in_the_window(past, tmp_path):
     """A Prometheus tells that an engine stopped within the window."""

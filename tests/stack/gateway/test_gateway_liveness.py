@@ -32,7 +32,8 @@ class FakeCore:
     shown: number of running requests on /metrics where it is not the true one. scaling: `True` while elastic expert
     parallelism scales, `False` on a retired rank. This is a stand-in for the middleware of vLLM 0.33, built from
     vllm/entrypoints/serve/elastic_ep/middleware.py and api_router.py: 503 on every path but /health and
-    /is_scaling_elastic_ep."""
+    /is_scaling_elastic_ep. sent: the prefill engine has sent its KV cache, for which prompts that begin with "fetch"
+    wait."""
 
     url: str = ""
     running: int = 0
@@ -40,6 +41,8 @@ class FakeCore:
     shown: int | None = None
     scaling: bool | None = None
     moves: asyncio.Event = field(default_factory=asyncio.Event)
+    sent: asyncio.Event = field(default_factory=asyncio.Event)
+    fetching: int = 0
     asked: list[str] = field(default_factory=list)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -53,10 +56,10 @@ class FakeCore:
         if request.path == "/metrics":
             running, labels = self.running if self.shown is None else self.shown, '{engine="0",model_name="tiny"}'
             names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "generation_tokens_total")
-            values = (running, 0, 0.5, self.steps)
-            return web.Response(
-                text="".join(f"vllm:{name}{labels} {value}\n" for name, value in zip(names, values, strict=True))
-            )
+            values = (running, self.fetching, 0.5, self.steps)
+            page = "".join(f"vllm:{name}{labels} {value}\n" for name, value in zip(names, values, strict=True))
+            stage = labels.replace("}", ',stage="in_progress"}')
+            return web.Response(text=f"{page}vllm:num_requests_kv_fetch_by_stage{stage} {self.fetching}\n")
         if request.path == "/v1/models":
             return web.json_response({"data": [{"id": "tiny", "root": "tiny"}]})
         if request.path != "/v1/completions":
@@ -65,6 +68,10 @@ class FakeCore:
             return web.json_response({"detail": "Unsupported Media Type"}, status=415)
         body = json.loads(await request.read())
         self.asked.append(body["prompt"])
+        if body["prompt"].startswith("fetch"):
+            self.fetching += 1
+            await self.sent.wait()
+            self.fetching -= 1
         self.running += 1
         try:
             return await self._complete(request, body)
@@ -166,7 +173,7 @@ async def fleet(tmp_path: Path, *names: str, liveness: LivenessConfig = QUICK) -
     finally:
         stop.set()
         for core in cores.values():
-            core.moves.set()
+            core.moves.set(), core.sent.set()
         await serving
         for runner in runners:
             await runner.cleanup()
@@ -233,6 +240,23 @@ async def test_core_that_hangs_while_idle_is_found_by_a_probe(tmp_path: Path):
             probe.completion_tokens,
             probe.outcome,
         )
+
+
+@pytest.mark.parametrize("probe", [True, False])
+async def test_decode_engine_that_fetches_kv_stays_in_rotation(tmp_path: Path, probe: bool):
+    """Three times the limit without a token, and nobody calls it suspect or hung."""
+    async with fleet(tmp_path, "one", liveness=msgspec.structs.replace(QUICK, probe=probe)) as it:
+        await it.stream()
+        waiting = asyncio.create_task(it.stream("fetch"))
+        assert ("slow", "kv_fetch") == await it.until("one", "slow")
+        seen = set()
+        for _ in range(60):
+            seen.add((await it.states())["one"])
+            await asyncio.sleep(0.1)
+        assert {state for state, _ in seen} <= {"slow", "healthy"}
+        assert "data: [DONE]" in await asyncio.wait_for(it.stream(), 5), "it serves others meanwhile"
+        it.cores["one"].sent.set()
+        assert "data: [DONE]" in await asyncio.wait_for(waiting, 10)
 
 
 @pytest.mark.parametrize(("scaling", "evidence"), [(True, "elastic_ep"), (False, "retired_rank")])
