@@ -32,6 +32,7 @@ from exporters.engine import view as engine_view
 from exporters.engine.client import EngineClient
 from exporters.engine.liveness import DEFAULT_LIMITS, Cause, Endpoint, EngineState, Evidence, Liveness
 from exporters.engine.page_values import step_values
+from exporters.engine.probe_endpoints import ENGINE_PROBES, WatchedEngine, probe_response
 from exporters.events import http
 from exporters.events import log as events
 from exporters.exposition import Sample
@@ -252,6 +253,13 @@ class Sidecar:
         """Return current data in the format that an Accept header prefers, and its content type."""
         return scrape.answer(self.samples(time.time()), accept, self.logs.blocks)
 
+    def engines(self) -> Iterator[WatchedEngine]:
+        """Yield the engines with their liveness. One that refuses connections is not ready."""
+        for target in self.config.engines:
+            liveness = self.liveness[target.name]
+            ready = liveness.in_rotation and liveness.state is not EngineState.LOADING
+            yield target.name, urlsplit(target.url).netloc.rpartition("@")[2], liveness, ready
+
     def samples(self, now_s: float) -> Iterator[Sample]:
         yield sidecar_series.SIDECAR_INFO, {"version": self.version}, 1
         yield sidecar_series.SIDECAR_START, {}, self.started_s
@@ -264,9 +272,8 @@ class Sidecar:
         yield from self.logs.samples()
         for history in self.histories.values():
             yield from history.samples()
-        for target in self.config.engines:
-            liveness = self.liveness[target.name]
-            labels = {"upstream": target.name, "address": urlsplit(target.url).netloc.rpartition("@")[2]}
+        for name, address, liveness, _ in self.engines():
+            labels = {"upstream": name, "address": address}
             labels |= {"state": str(liveness.state), "evidence": str(liveness.cause)}
             yield sidecar_series.ENGINE_STATE, labels, 1
         yield from events.samples(self._events)
@@ -434,10 +441,11 @@ class Sidecar:
 
 
 def application(sidecar: Sidecar) -> web.Application:
-    """Return the web application: /metrics, /-/healthy, /-/ready, /log-totals and /events.
+    """Return the web application: /metrics, /-/healthy, /-/ready, /-/engine-ready, /-/engine-live, /log-totals and
+    /events.
 
-    healthy: the process responds. ready: every source was read once. /log-totals: for the sidecar of another gateway
-    that has the engines. /events needs the token."""
+    healthy: the process responds. ready: every source was read once. engine-ready, engine-live: of one engine.
+    /log-totals: for the sidecar of another gateway that has the engines. /events needs the token."""
 
     async def metrics(request: web.Request) -> web.Response:
         page, content_type = sidecar.answer(request.headers.get("Accept", ""))
@@ -452,6 +460,9 @@ def application(sidecar: Sidecar) -> web.Application:
             if sidecar.ready
             else web.Response(status=503, text="not every source was read yet\n")
         )
+
+    async def engine(request: web.Request) -> web.Response:
+        return probe_response(request, list(sidecar.engines()))
 
     async def log_totals(_: web.Request) -> web.Response:
         if sidecar.config.state is None:
@@ -469,7 +480,7 @@ def application(sidecar: Sidecar) -> web.Application:
 
     app = web.Application()
     app.add_routes([web.get("/metrics", metrics), web.get("/-/healthy", healthy), web.get("/-/ready", ready),
-                    web.get(peers.PATH, log_totals)])  # fmt: skip
+                    web.get(peers.PATH, log_totals), *(web.get(path, engine) for path in ENGINE_PROBES)])  # fmt: skip
     kept, token = sidecar.config.events, sidecar.config.events_token_file
     app.add_routes(http.routes(Path(kept) if kept else None, Path(token) if token else None))
     app.on_startup.append(start)
@@ -482,8 +493,8 @@ async def serve(sidecar: Sidecar, stop: asyncio.Event) -> None:
     runner = web.AppRunner(application(sidecar), access_log=None)
     where = sidecar.config.web_config
     guard = ListenerAuth(None if where is None else Path(where))
-    listening = await listen(runner, "listen", sidecar.config.listen, guard, open_paths=OPEN_PATHS, own_login=http.owns,
-                             rejected=sidecar.rejected)  # fmt: skip
+    listening = await listen(runner, "listen", sidecar.config.listen, guard, open_paths=(*OPEN_PATHS, *ENGINE_PROBES),
+                             own_login=http.owns, rejected=sidecar.rejected)  # fmt: skip
     try:
         log.info("serving %s/metrics", listening.url)
         async with process.tidied():

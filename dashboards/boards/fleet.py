@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from alerts import engine, thresholds
 from dashboards import queries
 from dashboards.model import RATE, Dashboard, DashboardRow, Panel, Query, Shape, shown_unit
-from exporters.catalogue import promql, sidecar, vllm
+from exporters.catalogue import gateway, promql, sidecar, vllm
 from exporters.catalogue.metric import Unit
 from exporters.catalogue.prometheus import PROCESS_START
 
@@ -244,6 +244,24 @@ BOARD = Dashboard(
                     " than three minutes, with nothing beside it, looks the same: check the prompt length first.",
                     (Query(_frozen(), queries.legend(_BY), _COUNT),),
                     detail="latency",
+                ),
+                Panel(
+                    "engine-states",
+                    "Engine states, with evidence",
+                    "State of each engine and the evidence for it. gateway: by /metrics, its own requests and a probe."
+                    " sidecar: by /metrics alone.",
+                    "healthy or idle. scaling and draining are planned; slow (kv_fetch) waits for a prefill engine.",
+                    "hung: follow VLLMEngineFrozen, and save the stacks before a restart. suspect may end by itself.",
+                    tuple(
+                        queries.now(metric, ("address", "state", "evidence"), observer)
+                        for metric, observer in ((gateway.ENGINE_STATE, "gateway"), (sidecar.ENGINE_STATE, "sidecar"))
+                    ),
+                    Shape.STACK,
+                    detail="gateway",
+                    optional=(
+                        "Neither a gateway nor a sidecar watches the engines; the panel beside it has what /metrics"
+                        " alone shows."
+                    ),
                 ),
                 Panel(
                     "generation-throughput",

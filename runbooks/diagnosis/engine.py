@@ -23,9 +23,12 @@ _SERVED = f"last_over_time({recorded.SERVED}{{{JOB}, {MODEL}}}[1d])"  # engines 
 
 
 def _hung(evidence: str) -> str:
-    """Return the engine, where a gateway says that it is hung by this evidence."""
+    """Return the engine, where a gateway or a sidecar says that it is hung by this evidence."""
     here = ('address=~"{{instance}}"', eq("state", "hung"), eq("evidence", evidence))
-    return f"max by (address, evidence) ({at(gateway.ENGINE_STATE, *here)}) == 1"
+    seen = (
+        f"max by (address, evidence) ({at(metric, *here)})" for metric in (gateway.ENGINE_STATE, sidecar.ENGINE_STATE)
+    )
+    return f"({' or '.join(seen)}) == 1"
 
 
 ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
@@ -225,9 +228,9 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "Mitigation 3",
         ),
         DiagnosisRow(
-            "the engine hung while idle, or its gauges read 0",
-            _hung("probe_silent|output_stopped"),
-            "the core or a worker stands still; only the gateway's probe and requests show it",
+            "the engine hung with requests (steps_stopped, output_stopped), or idle or fetching KV (probe_silent)",
+            _hung("steps_stopped|output_stopped|probe_silent"),
+            "the core or a worker stands still; the stacks of step 5 tell which",
             "Mitigation 3",
         ),
         DiagnosisRow(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exporters.catalogue import prometheus, promql, vllm
+from exporters.catalogue import gateway, prometheus, promql, sidecar, vllm
 from exporters.catalogue.metric import EngineRole
 from runbooks.diagnosis.row import ENGINE, HERE, MODEL, DiagnosisRow, at, eq
 
@@ -20,6 +20,11 @@ def _bytes(offset: str = "") -> str:
     return " or ".join(f"({promql.mean(metric, '10m', ENGINE, HERE, offset)})" for metric in _SIZES)
 
 
+_HUNG = " or ".join(
+    f"max by (address) ({at(metric, eq('state', 'hung'))})" for metric in (gateway.ENGINE_STATE, sidecar.ENGINE_STATE)
+)
+
+
 def _down(role: str) -> str:
     return f"max by (job, instance) ({at(prometheus.UP, role)}) == 0"
 
@@ -31,6 +36,13 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             f"max by (instance, model_name) ({at(vllm.KV_CACHE_USAGE, _PREFILL, MODEL)}) > 0 unless on (instance,"
             f" model_name) {promql.observation_count(vllm.ITERATION_TOKENS, '2m', ENGINE, (_PREFILL, MODEL))} > 0",
             "that prefill engine is stuck; it holds the blocks that this engine waits for",
+            "Mitigation 1",
+        ),
+        DiagnosisRow(
+            "a gateway or a sidecar sees a prefill engine hung",
+            f'label_replace(({_HUNG}) == 1, "instance", "$1", "address", "(.+)") and on (instance)'
+            f" {at(prometheus.UP, _PREFILL)}",
+            "its core stands still; a probe of the gateway finds it also while it has no request",
             "Mitigation 1",
         ),
         DiagnosisRow(

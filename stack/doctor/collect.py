@@ -182,6 +182,7 @@ def _figures(series: SeriesWindow, model: str, places: Sequence[Place]) -> Engin
         deferred=gauge(vllm.NUM_REQUESTS_WAITING_BY_REASON, reason="deferred"),
         kv=gauge(vllm.KV_CACHE_USAGE, max),
         caching=_caching(series.configured, mine),
+        states={each: series.states[each] for each in sorted(instances & series.states.keys())},
         still_s=_least(series, STILL, mine),
         silent_s=min(series.silent[each] for each in instances) if instances <= series.silent.keys() else None,
         queue_rise=None if (rise := _named(series, QUEUE_RISE, mine)) is None else rise.mean,

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from exporters.engine.liveness import Cause, EngineState
 from exporters.statistics import quantile
 
 INFINITY = float("inf")
@@ -118,7 +119,8 @@ class EngineSnapshot:
     reason. Lengths in tokens.
 
     between_tokens: of every gap; per_token: of every request, its mean. crowded: running requests while others wait.
-    caching: prefix caching is on. http: answers of the API by class of their status. still_s: seconds without progress
+    caching: prefix caching is on. states: state and evidence at the end by engine, as the gateway or the sidecar shows
+    them. http: answers of the API by class of their status. still_s: seconds without progress
     up to the end, although there was work; 0 where work goes on or there is none. silent_s: seconds since the last
     answered scrape. queue_rise: growth of the number of waiting requests. steps: those of the engine that gave at least
     one token."""
@@ -152,6 +154,7 @@ class EngineSnapshot:
     deferred: Gauge | None = None
     kv: Gauge | None = None
     caching: bool | None = None
+    states: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     still_s: float | None = None
     silent_s: float | None = None
     queue_rise: float | None = None
@@ -171,6 +174,19 @@ class EngineSnapshot:
     @property
     def tokens(self) -> float:
         return (self.prompt_tokens or 0.0) + (self.generation_tokens or 0.0)
+
+    @property
+    def hung(self) -> tuple[str, ...]:
+        """Return the evidence for each engine in state hung."""
+        return tuple(evidence for state, evidence in self.states.values() if state == EngineState.HUNG)
+
+    @property
+    def waits_on_purpose(self) -> bool:
+        """Return True if every engine sleeps, is paused, scales, or waits for another one."""
+        planned = (EngineState.DRAINING, EngineState.SCALING)
+        return bool(self.states) and all(
+            state in planned or evidence == Cause.KV_FETCH for state, evidence in self.states.values()
+        )
 
     @property
     def hit_ratio(self) -> float | None:

@@ -14,6 +14,7 @@ from exporters.catalogue import gateway, promql, sidecar, vllm
 from exporters.catalogue.exposition_parser import Exposition, Labels
 from exporters.catalogue.metric import Kind, Metric
 from exporters.engine import view
+from exporters.engine.liveness import EngineState
 from exporters.net.prometheus import Prometheus, PrometheusError
 from exporters.text import format_duration, parse_window
 
@@ -55,6 +56,7 @@ PROGRESS = (
     vllm.NUM_REQUESTS_WAITING,
 )
 INFOS = (gateway.POLICY_INFO,)
+STATES = (gateway.ENGINE_STATE, sidecar.ENGINE_STATE)  # the gateway has more evidence
 LOOKED_AT = tuple(dict.fromkeys((*GAUGES, *PROGRESS)))  # read at each look between the first and the last page
 # 0 where the engine works, or has nothing to do
 STILL = f"{vllm.NUM_REQUESTS_RUNNING.name}, seconds without progress at the end"
@@ -75,7 +77,8 @@ class SeriesWindow:
     cache_config_info. silent: seconds since the last answer of instances that stopped answering within the time.
     restarted: instances whose process began anew; of two pages their growth counts from there. roles: of instances in
     disaggregated serving, which only the labels of a Prometheus tell.
-    lost: gateways that did not answer, with the reason.
+    lost: gateways that did not answer, with the reason. states: state and evidence of engines at the end,
+    by instance, as far as a gateway or a sidecar shows them.
     source: where it came from, for people. scraped: how often, where that is known."""
 
     seconds: float
@@ -91,6 +94,17 @@ class SeriesWindow:
     silent: Mapping[str, float] = field(default_factory=dict)
     roles: Mapping[str, str] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
+    states: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+
+def engine_states(shown: Iterable[Labels]) -> dict[str, tuple[str, str]]:
+    """Return state and evidence by address. Of several observers one that calls the engine hung, else the first."""
+    found: dict[str, tuple[str, str]] = {}
+    for labels in shown:
+        address, state = labels.get("address", ""), (labels.get("state", ""), labels.get("evidence", ""))
+        if address not in found or (state[0] == EngineState.HUNG != found[address][0]):
+            found[address] = state
+    return found
 
 
 _INTO = ("grown", "lowest", "mean", "highest")
@@ -181,6 +195,9 @@ def between(
         restarted=tuple(each.instance for each in sources if each.restarted),
         scraped=max((len(each.looks) for each in sources), default=0),
         looks=crowded, silent={each.instance: each.silent_s for each in sources if each.silent_s}, lost=lost or {},
+        states=engine_states(
+            labels for metric in STATES for each in sources for labels, value in each.after.of(metric.name) if value
+        ),
     )  # fmt: skip
 
 
@@ -330,6 +347,8 @@ def questions(seconds: float, model: str | None = None) -> Iterator[Question]:
     yield Question("configured", "", promql.series(vllm.CACHE_CONFIG_INFO))
     with_role = promql.series(vllm.NUM_REQUESTS_RUNNING, (promql.WITH_ROLE,))
     yield Question("roles", "", f"group by (instance, {promql.ROLE}) ({with_role})")
+    for metric in STATES:
+        yield Question("highest", metric.name, f"{promql.current(metric, ('address', 'state', 'evidence'))} > 0")
     yield Question("restarted", "", f"{promql.resets(vllm.GENERATION_TOKENS, window, ('instance',))} > 0")
 
 
@@ -395,4 +414,5 @@ async def over(prometheus: Prometheus, seconds: float, at_s: float, model: str |
         configured=data.configured,
         restarted=tuple(sorted(data.restarted)),
         roles=data.roles,
+        states=engine_states(labels for metric in STATES for labels, _ in highest.of(metric.name)),
     )

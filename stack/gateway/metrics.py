@@ -23,7 +23,7 @@ from prometheus_client.utils import floatToGoString
 from exporters import process, scrape
 from exporters.catalogue import gateway as names
 from exporters.catalogue.metric import Kind, Metric, Unit
-from exporters.engine.liveness import Liveness
+from exporters.engine.probe_endpoints import ENGINE_PROBES, WatchedEngine, probe_response
 from exporters.exposition import Distribution, Sample
 from exporters.native_histogram import BucketCounts, observed_ms
 from exporters.net.listener import new_rejections
@@ -34,7 +34,6 @@ from stack.gateway.journal import REPORTED_S, Lost
 from stack.gateway.policy import Policy, policy_hash
 
 LAG_EVERY_S = 0.1
-ENGINE_READY, ENGINE_LIVE = ENGINE_PROBES = ("/-/engine-ready", "/-/engine-live")
 
 T = TypeVar("T", Counter, Gauge)
 
@@ -64,7 +63,7 @@ class GatewayMetrics:
         self._lag = _LoopLag()
         self.registry.register(self._lag)
         self._tasks = self._made(Gauge, names.TASKS)
-        self._engine_states: Callable[[], Iterable[tuple[str, str, Liveness, bool]]] = tuple
+        self._engine_states: Callable[[], Iterable[WatchedEngine]] = tuple
 
     def _made(self, kind: type[T], metric: Metric, **more: Any) -> T:
         return kind(metric.name.removesuffix("_total"), metric.meaning, metric.labels, registry=self.registry, **more)
@@ -81,7 +80,7 @@ class GatewayMetrics:
         """Shows from now on how admission stands, looked at when the page is asked for."""
         self.registry.register(_Standing(admission))
 
-    def shows_engines(self, states: Callable[[], Iterable[tuple[str, str, Liveness, bool]]]) -> None:
+    def shows_engines(self, states: Callable[[], Iterable[WatchedEngine]]) -> None:
         """Show from now on the state of each engine: its name, its address, its liveness, whether it is in rotation."""
         self._engine_states = states
         self.registry.register(_EngineStates(states))
@@ -172,20 +171,8 @@ class GatewayMetrics:
         if request.path == "/-/healthy":
             return web.Response(text="ok\n")
         if request.path in ENGINE_PROBES:
-            return self._engine_probe(request)
+            return probe_response(request, list(self._engine_states()))
         return web.Response(status=404, text="see /metrics\n")
-
-    def _engine_probe(self, request: web.BaseRequest) -> web.Response:
-        """Answer 200 or 503 for the engine with this `upstream` or `address`; 404 for one that is not known, so that
-        nobody restarts it for a wrong name."""
-        wanted = request.query.get("upstream"), request.query.get("address")
-        known = [one for one in self._engine_states() if wanted == (None, None) or {one[0], one[1]} & set(wanted)]
-        if len(known) != 1:
-            names = ", ".join(name for name, *_ in self._engine_states())
-            return web.Response(status=404, text=f"name one engine: ?upstream=NAME or ?address=HOST:PORT of {names}\n")
-        name, _, liveness, in_rotation = known[0]
-        well = in_rotation if request.path == ENGINE_READY else liveness.live
-        return web.Response(status=200 if well else 503, text=f"{name}: {liveness.state} ({liveness.cause})\n")
 
 
 class _Counted(Collector):
@@ -277,7 +264,7 @@ class _Standing(Collector):
 class _EngineStates(Collector):
     """Collector of the states of engines: one series each, so that a state that has passed is not exposed."""
 
-    def __init__(self, states: Callable[[], Iterable[tuple[str, str, Liveness, bool]]]) -> None:
+    def __init__(self, states: Callable[[], Iterable[WatchedEngine]]) -> None:
         self._states = states
 
     def collect(self) -> Iterator[GaugeMetricFamily]:

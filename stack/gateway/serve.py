@@ -15,6 +15,7 @@ import aiohttp
 from aiohttp import web
 
 from exporters import process
+from exporters.engine.probe_endpoints import ENGINE_PROBES
 from exporters.net.listener import Listening, accept, clients_at_most, listen
 from stack.config import BadConfig, load
 from stack.gateway import clock
@@ -24,7 +25,7 @@ from stack.gateway.health import GAP_S, HealthMonitor
 from stack.gateway.lease_renewal import LeaseRenewal, lease_renewal
 from stack.gateway.load_signals import Slots
 from stack.gateway.log import RequestLog
-from stack.gateway.metrics import ENGINE_PROBES, GatewayMetrics
+from stack.gateway.metrics import GatewayMetrics
 from stack.gateway.probe import Prober
 from stack.gateway.proxy import Proxy
 from stack.gateway.replicas import ReplicaList

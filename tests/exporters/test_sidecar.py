@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -451,6 +452,34 @@ async def test_failure_reason_stands_at_0_before_its_first(tmp_path, fake_engine
     assert 0 == told["kind=engine", "reason=http_5xx"]
     assert 0 == told["kind=engine", "reason=unreachable"]
     assert set(readings.REASONS) < set(REASONS["gpu"])
+
+
+async def test_probe_endpoints_answer_for_one_engine(fake_engine):
+    """Its values stand still under load for longer than the limit; a wrong name is 404, so that it restarts nobody."""
+    fake_engine.text = (GOLDEN / "0.32.0-preempt-under-load.prom").read_text()
+    sidecar = Sidecar(SidecarConfig(engines=(EngineTarget("e", fake_engine.url),), gpu="off", engine_interval_s=0.05))
+    sidecar._limits = replace(sidecar._limits, slow_s=0.1, suspect_s=0.2, out_s=0.3, unprobed_s=1.0)
+    runner = web.AppRunner(application(sidecar))
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    base = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/-/engine"
+    address = fake_engine.url.removeprefix("http://")
+    try:
+        async with ClientSession() as session:
+
+            async def statuses(query: str = "") -> list[int]:
+                return [(await session.get(f"{base}-{probe}{query}")).status for probe in ("ready", "live")]
+
+            assert [200, 200] == await statuses(f"?address={address}")
+            for expected in ([503, 200], [503, 503]):  # out of rotation, then hung
+                async with asyncio.timeout(30):
+                    while await statuses("?upstream=e") != expected:
+                        await asyncio.sleep(0.02)
+            assert [503, 503] == await statuses()
+            assert [404, 404] == await statuses("?upstream=other")
+    finally:
+        await runner.cleanup()
 
 
 async def test_a_page_without_end_is_cut_and_counted(tmp_path, fake_engine, monkeypatch):

@@ -105,7 +105,7 @@ class Case:
 
 
 def state_of(figures: EngineSnapshot) -> State:
-    if not figures.work:
+    if not figures.work and not figures.hung:
         return "idle"
     return "thin" if figures.requests < LEAST_REQUESTS or figures.seconds < LEAST_SECONDS else "busy"
 

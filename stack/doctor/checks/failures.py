@@ -39,8 +39,13 @@ def seconds_still(case: Case) -> float | None:
 
 def check_frozen(case: Case) -> CheckResult | None:
     """Find an engine that has work and makes no progress, up to the end. Several requests are better evidence than
-    one, which may be a long prefill."""
+    one, which may be a long prefill. The state by the gateway or the sidecar is better evidence than both."""
     figures, still_s = case.figures, seconds_still(case)
+    if figures.hung:
+        fact = Fact(f"engines in state hung ({', '.join(sorted(set(figures.hung)))})", len(figures.hung), Unit.COUNT)
+        return check_result("frozen-engine", ENOUGH, fact, over=1.0)
+    if case.one and figures.waits_on_purpose:
+        return None
     if still_s is None or still_s < LEAST_STILL_S or figures.running is None or figures.waiting is None:
         return None
     sent = sent_by(case.gateway)

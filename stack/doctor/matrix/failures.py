@@ -17,11 +17,17 @@ FAILURES: tuple[Symptom, ...] = (
             " an engine that somebody put to sleep. Rarely one prefill that is longer than the time looked at."
         ),
         asks=(
-            promql.current(gateway.ENGINE_STATE, ("upstream", "evidence"), (promql.equals("state", "hung"),)),
+            *(
+                promql.current(metric, ("address", "state", "evidence"), ('state=~"suspect|hung|draining|scaling"',))
+                for metric in (gateway.ENGINE_STATE, sidecar.ENGINE_STATE)
+            ),
             frozen(FROZEN_FOR, promql.EACH),
         ),
         lever="Take the engine out of the balancer, so that nothing new meets it, and keep its stacks and its log.",
-        second="Restart it, once those are kept.",
+        second=(
+            "Restart it, once those are kept and only if its state is hung: suspect, draining and scaling end by"
+            " themselves, and kv_fetch means that a prefill engine is the one to look at."
+        ),
         risk=(
             "A restart loses every request that it holds, and the cache; a prefill that was only long would have come"
             " back."

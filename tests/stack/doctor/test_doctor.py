@@ -615,6 +615,21 @@ def test_an_engine_that_stops_within_the_look_is_never_fine():
     assert ["frozen-engine"] == names(replace(chunks, still_s=None))
 
 
+def test_state_decides_whether_an_engine_is_hung():
+    """Hung is found also while idle; what is planned, or waits for another engine, is no finding."""
+    still = well(still_s=40.0)
+    for idle_or_not in (IDLE, still, well()):
+        hung = of(replace(idle_or_not, states={"a:1": ("hung", "probe_silent")}))
+        assert [("frozen-engine", True, 1.0)] == [(one.name, one.serious, one.confidence) for one in hung.findings]
+        assert "engines in state hung (probe_silent): 1" in report.as_text([hung], "test")
+    for state in (("draining", "asleep"), ("scaling", "elastic_ep"), ("slow", "kv_fetch")):
+        assert [] == names(replace(still, states={"a:1": state}))
+    for state in (("suspect", "steps_stopped"), ("healthy", "steps")):
+        assert ["frozen-engine"] == names(replace(still, states={"a:1": state}))
+    one_of_two = of(well(states={"b": ("hung", "x")}), engines={"a": well(), "b": well(states={"b": ("hung", "x")})})
+    assert [("frozen-engine", "b")] == [(one.name, one.engine) for one in one_of_two.findings]
+
+
 def test_an_engine_that_stops_answering_is_frozen():
     assert ["frozen-api-server"] == names(well(silent_s=20.0))
     assert undecided([of(well(silent_s=12.0))])

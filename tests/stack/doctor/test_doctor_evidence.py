@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporters.catalogue import exposition_parser, promql_ast, vllm
+from exporters.catalogue import exposition_parser, gateway, promql_ast, sidecar, vllm
 from exporters.catalogue.exposition_parser import Exposition
 from exporters.catalogue.metric import EngineRole
 from exporters.net.prometheus import Prometheus, QueryResult, address
@@ -168,6 +168,27 @@ def test_prometheus_shows_a_stop_in_the_window(past, tmp_path):
     assert (0, 180) == (asyncio.run(asked(ends_s - 300)), asyncio.run(asked(ends_s)))
 
 
+@pytest.mark.parametrize(
+    ("shown", "state"),
+    [
+        ("gateway:slow:kv_fetch sidecar:idle:no_work", ("slow", "kv_fetch")),
+        ("gateway:idle:no_work sidecar:hung:steps_stopped", ("hung", "steps_stopped")),
+        ("sidecar:healthy:steps", ("healthy", "steps")),
+        ("", None),
+    ],
+)
+def test_state_of_an_engine_is_read_from_its_observers(shown, state):
+    metric = {"gateway": gateway.ENGINE_STATE.name, "sidecar": sidecar.ENGINE_STATE.name}
+    sources = [Pages("e:1", *pair("0.32.0"))]
+    for one_shown in shown.split():
+        observer, its_state, why = one_shown.split(":")
+        labels = f'{{upstream="a",address="e:1",state="{its_state}",evidence="{why}"}}'
+        page_ = exposition_parser.parse(f"{metric[observer]}{labels} 1\n")
+        sources.append(Pages(observer, page_, page_))
+    figures = evidence(between(sources, SECONDS, ""))[0].whole
+    assert ({"e:1": state} if state else {}) == figures.states
+
+
 def test_gateway_running_count_needs_all_its_engines():
     """What a gateway runs is at the engines that were looked at only where it has no other."""
 
@@ -220,7 +241,7 @@ def test_the_older_names_of_0_10_give_the_same_figures():
 def test_every_figure_that_a_release_can_tell_is_told(release):
     figures = one(*pair(release)).whole
     missing = {field.name for field in fields(EngineSnapshot) if getattr(figures, field.name) in (None, {})}
-    allowed = {"drafts", "drafted", "accepted", "crowded", "silent_s"} | (
+    allowed = {"drafts", "drafted", "accepted", "crowded", "silent_s", "states"} | (
         {"rejections", "deferred"} if release == "0.10.2" else {"rejections"} if release == "0.20.2" else set()
     )
     assert missing <= allowed | ({"per_token"} if release == "0.10.2" else set())
