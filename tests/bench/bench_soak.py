@@ -27,6 +27,7 @@ import bench_soak_judge as judge
 import memory
 from bench_soak_faults import LIMITED_TO, Scene, limited, schedule
 from bench_soak_judge import BOUNDS, Check, Flat
+from bench_soak_liveness import measure, of_liveness, verdict
 from bench_soak_load import Load
 from rich.console import Console
 
@@ -381,6 +382,19 @@ async def soak(config: LabConfig, for_s: float, seed: int, console: Console) -> 
         return found, await found.verdict()
 
 
+async def liveness(config: LabConfig, for_s: float, restarts: int, seed: int, console: Console) -> list[Check]:
+    """Watch the state of a healthy engine. for_s: of the mixed load alone."""
+    began = time.monotonic()
+    stop_on_signal()
+    async with running(
+        of_liveness(config),
+        lambda text: console.print(f"{time.monotonic() - began:5.0f} s  {text}", highlight=False, soft_wrap=True),
+    ) as lab:
+        load = Load(lab.url("gateway"), lab.keys, random.Random(seed), pace_s=2.0)
+        watch = await measure(lab, load, for_s, restarts)
+        return await verdict(watch, (config.folder / "logs" / "gateway.log").read_text(errors="replace"))
+
+
 async def _first_look(found: Soak) -> bool:
     with contextlib.suppress(aiohttp.ClientError, TimeoutError):
         return bool((await found.page("sidecar")).total(sidecar.SOURCE_UP.name, kind="engine"))
@@ -401,6 +415,14 @@ async def _both(work: Coroutine[Any, Any, None], sending: asyncio.Task[None]) ->
         await asyncio.gather(task, return_exceptions=True)
 
 
+def table(checks: Sequence[Check]) -> str:
+    rows = (
+        f"| {check.what} | {check.found} | {check.allowed} | {'ok' if check.well else '**FAILED**'} |"
+        for check in checks
+    )
+    return "\n".join(("\n| | found | allowed | |\n|---|---|---|---|", *rows))
+
+
 def report(found: Soak, checks: Sequence[Check]) -> str:
     ends = ", ".join(f"{kind} {end}: {count}" for (kind, end), count in sorted(found.load.ends.items()))
     times = {
@@ -411,11 +433,7 @@ def report(found: Soak, checks: Sequence[Check]) -> str:
         f"\n{found.for_s / 60:.0f} min, {len(found.load.sent):,} requests, {len(found.done)} faults",
         f"requests, by kind and end: {ends}",
         f"faults: {', '.join(f'{name} {count}' for name, count in times.items())}",
-        "\n| | found | allowed | |\n|---|---|---|---|",
-        *(
-            f"| {check.what} | {check.found} | {check.allowed} | {'ok' if check.well else '**FAILED**'} |"
-            for check in checks
-        ),
+        table(checks),
         "\nFor information, in the longest life of each:\n",
         (
             "| process | memory, MiB: median, first to last | RSS, MiB | descriptors | threads | tasks"
@@ -455,6 +473,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--port-offset", type=int, default=3000, metavar="N", help="added to every port of the lab; shipped: 3000"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the verdict and every sample there as well")
+    parser.add_argument(
+        "--liveness", action="store_true", help="judge instead that a healthy engine is never called hung"
+    )
+    parser.add_argument("--restarts", type=int, default=20, metavar="N", help="of --liveness; shipped: 20")
     options = parser.parse_args(arguments)
     if options.for_s < SHORTEST_S:
         parser.error(f"--for {options.for_s:.0f}s is too short to see a leak; take {SHORTEST_S:.0f}s or more")
@@ -465,6 +487,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with up.locked(folder):
             _emptied(folder)
             config = up.configured(folder, None, options.port_offset, console)
+            if options.liveness:
+                checks = asyncio.run(liveness(config, options.for_s, options.restarts, options.seed, console))
+                print(table(checks))
+                return 0 if all(check.well for check in checks) else 1
             found, checks = asyncio.run(soak(config, options.for_s, options.seed, console))
     except (LabError, install.PartMissing) as error:
         console.print(f"[red]soak:[/red] {error}", soft_wrap=True, highlight=False)

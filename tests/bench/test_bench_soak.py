@@ -17,6 +17,8 @@ from bench_soak import EXPECTED, Life, figures
 from bench_soak import main as soak
 from bench_soak_faults import OTHERS, RESTARTS, RESTARTS_WITHIN, schedule
 from bench_soak_judge import BOUNDS, KINDS, accounts, flat, in_the_log, left_firing, theil_sen
+from bench_soak_liveness import StateWatch
+from bench_soak_liveness import judged as judged_liveness
 from bench_soak_load import MIX, Load
 from test_gateway import KEYS, gateway
 
@@ -196,3 +198,20 @@ async def test_each_kind_of_client_leaves_exactly_one_line(tmp_path):
     assert ("200", "401", "left", "200") == tuple(
         ended[kind] for kind in ("chat", "unknown key", "torn body", "slow body")
     )
+
+
+@pytest.mark.parametrize(
+    ("seen", "log", "well"),
+    [
+        (("gateway", "suspect", "steps_stopped"), "down: suspect (steps_stopped)", [True, True]),
+        (("gateway", "hung", "steps_stopped"), "one at http://e is hung: no progress for 30 s", [False, False]),
+        (("sidecar", "hung", "steps_stopped"), "", [False, True]),
+        (None, "", [False, True]),
+    ],
+)
+def test_healthy_engine_that_is_called_hung_fails_the_soak(seen, log, well):
+    """And a phase in which nothing was seen proves nothing."""
+    watch = StateWatch(lab=None, lasted_s={"load": 60.0})
+    if seen:
+        watch.seen_s[("load", *seen)] = 5.0
+    assert well == [check.well for check in judged_liveness(watch, log)]
