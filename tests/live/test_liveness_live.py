@@ -1,7 +1,8 @@
-"""A hung vLLM behind a gateway: SIGSTOP of the core while it decodes and while it is idle, SIGSTOP of the API server,
-and a gateway that was stopped itself.
+"""A real vLLM behind a gateway: one that hangs (core, worker or API server stopped, a deadlock), and one that restarts,
+sleeps, or has a gateway that was stopped itself.
 
-The gateway is a process with its default limits: 10 s until an engine leaves rotation, 30 s until it counts as hung."""
+The gateway is a process with its default limits: 10 s until an engine leaves rotation, 30 s until it counts as hung.
+The engine is one of its own: its worker is a process, as on GPUs, and a plug-in can make its core fail."""
 
 from __future__ import annotations
 
@@ -17,37 +18,46 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+import core_faults
 import pytest
-from engines import Engine, Engines, get
+from engines import Engine, Engines, engine_states, get
 
+from exporters.catalogue import vllm
 from exporters.requests.record import PROBE_TEAM, parse_line
+from stack.drill.faults import stopped
 from stack.gateway import make_key
-from stack.lab import plan
+from stack.lab import plan, supervisor
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.prometheus]
 
 ROOT = Path(__file__).parents[2]
 KEY, HASH = make_key("demo")
 OUT_S = 15.0
+ALERT_S = 60.0
 
 _log = logging.getLogger("liveness")
 
 
 @dataclass
 class Watched:
+    """engine_env: of the process. faults: folder of the files of the plug-in."""
+
+    engines: Engines
     engine: Engine
+    engine_env: dict[str, str]
+    faults: Path
     gateway: subprocess.Popen[bytes]
     url: str
     metrics_url: str
     log: Path
 
     def state(self) -> tuple[str, str]:
-        line = next(line for line in get(self.metrics_url + "/metrics").splitlines() if "engine_state{" in line)
-        labels = dict(part.split("=") for part in line[line.index("{") + 1 : line.index("}")].split(","))
-        return labels["state"].strip('"'), labels["evidence"].strip('"')
+        (state,) = engine_states(self.metrics_url).values()
+        return state
 
     def answers(self, path: str) -> bool:
         try:
@@ -66,26 +76,39 @@ class Watched:
             time.sleep(0.1)
         return time.monotonic() - began
 
-    def core(self) -> int:
-        """The process of the engine core."""
-        for status in Path("/proc").glob("[0-9]*/cmdline"):
-            with contextlib.suppress(OSError):
-                pid = int(status.parts[2])
-                if os.getpgid(pid) == self.engine.process.pid and b"EngineCore" in status.read_bytes():
-                    return pid
-        raise AssertionError("the engine has no core")
+    def until_idle(self) -> None:
+        self.until("/-/engine-ready", True, 30)
+        deadline = time.monotonic() + 30
+        while self.state()[0] != "idle":
+            assert time.monotonic() < deadline, self.state()
+            time.sleep(0.1)
+
+    def hang(self, way: str) -> AbstractContextManager[None]:
+        if way == "deadlock":
+            return self.fault("deadlock")
+        return stopped(self.engine.process.pid if way == "API server" else self.engine.part(way))
+
+    @contextlib.contextmanager
+    def fault(self, name: str) -> Iterator[None]:
+        (self.faults / name).touch()
+        try:
+            yield
+        finally:
+            (self.faults / name).unlink()
+
+    def post(self, path: str) -> None:
+        """Ask the engine for something that only development mode has."""
+        urllib.request.urlopen(urllib.request.Request(self.engine.spec.address + path, method="POST"), timeout=30)
+
+    def ask(self, **more: object) -> urllib.request.Request:
+        body = json.dumps({"model": plan.MODEL, "prompt": "a", **more}).encode()
+        headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+        return urllib.request.Request(self.url + "/v1/completions", body, headers)
 
     @contextlib.contextmanager
     def decoding(self, tokens: int = 20000) -> Iterator[None]:
         """While a client reads a long stream."""
-        request = urllib.request.Request(
-            self.url + "/v1/completions",
-            json.dumps(
-                {"model": plan.MODEL, "prompt": "a", "max_tokens": tokens, "stream": True, "ignore_eos": True}
-            ).encode(),
-            {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"},
-        )
-        answer = urllib.request.urlopen(request, timeout=120)
+        answer = urllib.request.urlopen(self.ask(max_tokens=tokens, stream=True, ignore_eos=True), timeout=120)
         answer.readline()
         done = threading.Event()
 
@@ -103,19 +126,31 @@ class Watched:
             reader.join(30)
             answer.close()
 
+    @contextlib.contextmanager
+    def seen(self) -> Iterator[set[tuple[str, str]]]:
+        """States and evidence from here on, complete when the block ends."""
+        found: set[tuple[str, str]] = set()
+        done = threading.Event()
 
-@contextlib.contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
+        def look() -> None:
+            while not done.wait(0.2):
+                with contextlib.suppress(OSError):
+                    found.add(self.state())
+
+        looking = threading.Thread(target=look, daemon=True)
+        looking.start()
+        try:
+            yield found
+        finally:
+            done.set()
+            looking.join(30)
 
 
 @pytest.fixture(scope="module")
 def watched(real_engines: Engines, free_port, tmp_path_factory) -> Iterator[Watched]:
-    engine, folder = real_engines.shared().up(), tmp_path_factory.mktemp("liveness")
+    folder, faults = tmp_path_factory.mktemp("liveness"), tmp_path_factory.mktemp("faults")
+    env = core_faults.install(faults) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_SERVER_DEV_MODE": "1"}
+    engine = real_engines.own(**env)
     ports = free_port(), free_port()
     (folder / "teams.yaml").write_text(json.dumps({"teams": {"demo": {"keys": [HASH]}}}))
     (folder / "gateway.yaml").write_text(
@@ -129,55 +164,115 @@ def watched(real_engines: Engines, free_port, tmp_path_factory) -> Iterator[Watc
         gateway = subprocess.Popen(
             [sys.executable, "-m", "stack.cli", "gateway", "run", "--config", str(folder / "gateway.yaml")],
             stdout=log, stderr=log, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
+            preexec_fn=supervisor._die_with_parent,
         )  # fmt: skip
     url, metrics_url = (f"http://127.0.0.1:{port}" for port in ports)
-    deadline = time.monotonic() + 60
-    while True:
-        with contextlib.suppress(OSError):
-            get(metrics_url + "/-/healthy")
-            break
-        assert time.monotonic() < deadline, (folder / "log").read_text()
-        time.sleep(0.1)
-    yield Watched(engine, gateway, url, metrics_url, folder / "requests.jsonl")
+    engine.up()
+    yield Watched(real_engines, engine, env, faults, gateway, url, metrics_url, folder / "requests.jsonl")
     gateway.terminate()
     gateway.wait(30)
 
 
-def test_core_that_stops_while_it_decodes(watched: Watched):
+@pytest.fixture(scope="module")
+def alerts(watched: Watched, part, free_port, eventually, tmp_path_factory) -> Iterator[str]:
+    """Alerts of a real Prometheus that scrapes engine and gateway as the lab's does."""
+    folder, port = tmp_path_factory.mktemp("prometheus"), free_port()
+    targets = {"vllm": watched.engine.spec.address, "gateway": watched.metrics_url}
+    (folder / "prometheus.yml").write_text(
+        json.dumps({
+            "global": {"scrape_interval": f"{plan.SCRAPE_INTERVAL_S}s", "evaluation_interval": "5s"},
+            "rule_files": [str(ROOT / "alerts/prometheus/page.yaml")],
+            "scrape_configs": [
+                {"job_name": job, "static_configs": [{"targets": [url.removeprefix("http://")]}]}
+                for job, url in targets.items()
+            ],
+        })
+    )  # fmt: skip
+    with (folder / "log").open("wb") as log:
+        prometheus = subprocess.Popen(
+            [
+                part("prometheus").path, f"--config.file={folder}/prometheus.yml",
+                f"--storage.tsdb.path={folder}/data", f"--web.listen-address=127.0.0.1:{port}",
+            ],
+            stdout=log, stderr=log, preexec_fn=supervisor._die_with_parent,
+        )  # fmt: skip
+    eventually(lambda: get(f"http://127.0.0.1:{port}/-/ready"), what="a ready Prometheus")
+    yield f"http://127.0.0.1:{port}/api/v1/alerts"
+    prometheus.terminate()
+    prometheus.wait(30)
+
+
+def firing(alerts: str) -> set[str]:
+    found = json.loads(get(alerts))["data"]["alerts"]
+    return {one["labels"]["alertname"] for one in found if one["state"] == "firing"}
+
+
+# ---- hung
+
+
+@pytest.mark.parametrize("way", ["EngineCore", "Worker", "deadlock", "API server"])
+def test_engine_that_hangs_while_it_decodes(watched: Watched, way: str):
     with watched.decoding():
-        watched.until("/-/engine-ready", True, 10)
-        with stopped(watched.core()):
+        watched.until("/-/engine-ready", True, 30)
+        with watched.hang(way):
+            out_s = watched.until("/-/engine-ready", False, OUT_S)
+            state = watched.state()
+        back_s = watched.until("/-/engine-ready", True, 15)
+    _log.info("decoding, %s: out %.1f s %s, back %.1f s", way, out_s, state, back_s)
+    assert ("suspect", "api_silent" if way == "API server" else "steps_stopped") == state
+
+
+@pytest.mark.parametrize("way", ["Worker", "deadlock"])
+def test_engine_that_hangs_while_it_is_idle(watched: Watched, way: str):
+    """A core that is stopped while idle is in test_prefill_decode_live.py."""
+    watched.until_idle()
+    with watched.hang(way):
+        out_s = watched.until("/-/engine-ready", False, OUT_S + 2)  # two seconds for two busy cores
+        state = watched.state()
+    back_s = watched.until("/-/engine-ready", True, 15)
+    _log.info("idle, %s: out %.1f s %s, back %.1f s", way, out_s, state, back_s)
+    assert ("suspect", "probe_silent") == state
+
+
+def test_deadlock_pages_although_the_running_gauge_reads_0(watched: Watched, alerts: str, eventually):
+    """Published failure: the gauge read 0 throughout a hang."""
+    with watched.decoding(), watched.fault("blind"):
+        watched.until("/-/engine-ready", True, 30)
+        eventually(lambda: watched.engine.figure(vllm.NUM_REQUESTS_RUNNING) == 0, what="a running gauge of 0")
+        began = time.monotonic()
+        with watched.hang("deadlock"):
             out_s = watched.until("/-/engine-ready", False, OUT_S)
             out_state = watched.state()
             hung_s = out_s + watched.until("/-/engine-live", False, 45)
             hung_state = watched.state()
+            eventually(lambda: "VLLMEngineFrozen" in firing(alerts), ALERT_S, "VLLMEngineFrozen")
+            fired_s = time.monotonic() - began
         back_s = watched.until("/-/engine-ready", True, 15)
-    _log.info("decoding: out %.1f s %s, hung %.1f s %s, back %.1f s", out_s, out_state, hung_s, hung_state, back_s)
-    assert ("suspect", "steps_stopped") == out_state
-    assert ("hung", "steps_stopped") == hung_state
+    _log.info(
+        "gauge 0: out %.1f s %s, hung %.1f s %s, alert %.1f s, back %.1f s",
+        out_s, out_state, hung_s, hung_state, fired_s, back_s,
+    )  # fmt: skip
+    assert ("suspect", "output_stopped") == out_state
+    assert ("hung", "output_stopped") == hung_state
+    assert fired_s <= ALERT_S
+    eventually(lambda: "VLLMEngineFrozen" not in firing(alerts), 30, "the end of VLLMEngineFrozen")
 
 
-def test_core_that_stops_while_it_is_idle(watched: Watched):
-    watched.until("/-/engine-ready", True, 30)
-    deadline = time.monotonic() + 30
-    while watched.state()[0] != "idle":
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    with stopped(watched.core()):
-        out_s = watched.until("/-/engine-ready", False, OUT_S + 2)  # two seconds for two busy cores
-        state = watched.state()
-    back_s = watched.until("/-/engine-ready", True, 15)
-    _log.info("idle: out %.1f s %s, back %.1f s", out_s, state, back_s)
-    assert "probe_silent" == state[1]
+# ---- not hung
 
 
-def test_stopped_api_server(watched: Watched):
-    with watched.decoding():
-        with stopped(watched.engine.process.pid):
-            out_s = watched.until("/-/engine-ready", False, OUT_S)
-            state = watched.state()
-        back_s = watched.until("/-/engine-ready", True, 15)
-    _log.info("API server: out %.1f s %s, back %.1f s", out_s, state, back_s)
+def test_sleep_and_pause_are_planned(watched: Watched):
+    """On a CPU a sleep frees no memory; the scheduler stands still as elsewhere."""
+    for begin, end, evidence in (("/sleep?level=1", "/wake_up", "asleep"), ("/pause?mode=keep", "/resume", "paused")):
+        with watched.seen() as seen:
+            watched.post(begin)
+            watched.until("/-/engine-ready", False, 20)
+            time.sleep(5)  # beyond the limit for an idle engine; the pause under test
+            watched.post(end)
+            watched.until_idle()
+        _log.info("%s: %s", begin, seen)
+        assert "hung" not in {state for state, _ in seen}
+        assert ("draining", evidence) in seen
 
 
 def test_gateway_that_was_stopped_itself_blames_nobody(watched: Watched):
@@ -197,3 +292,18 @@ def test_probes_are_on_record_and_belong_to_no_team(watched: Watched):
     probes = [record for record in records if record.team == PROBE_TEAM]
     assert {"ok"} <= {record.outcome for record in probes} <= {"ok", "client_abort"}
     assert {1} == {record.completion_tokens for record in probes if record.outcome == "ok"}
+
+
+def test_restarts_are_no_hang(watched: Watched):
+    """By SIGTERM and by SIGKILL; `make bench-soak ARGS=--liveness` has twenty. With its worker in the core an engine
+    starts sooner."""
+    env = watched.engine_env | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    with watched.seen() as seen:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            watched.engine.end(number)
+            watched.engine = watched.engines.again(watched.engine, **env).up()
+            urllib.request.urlopen(watched.ask(max_tokens=2), timeout=60).close()
+            watched.until_idle()
+    _log.info("restarts: %s", seen)
+    assert {state for state, _ in seen} <= {"healthy", "idle", "slow", "loading", "suspect"}
+    assert ("loading", "refused") in seen

@@ -26,12 +26,21 @@ from pathlib import Path
 
 import pytest
 
-from exporters.catalogue import exposition_parser, vllm
+from exporters.catalogue import exposition_parser, gateway, vllm
 from exporters.catalogue.metric import Metric
+from stack.drill.lab import descendants
 from stack.lab import plan, supervisor
 
 CONTEXT = 32768  # the model's
 TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")  # costs nothing where no tool is called
+
+
+def engine_states(metrics_url: str) -> dict[str, tuple[str, str]]:
+    """State and evidence of each upstream of a gateway."""
+    name = gateway.ENGINE_STATE.name
+    lines = [line for line in get(f"{metrics_url}/metrics").splitlines() if line.startswith(name)]
+    shown = exposition_parser.parse("\n".join([*lines, ""])).of(name)
+    return {labels["upstream"]: (labels["state"], labels["evidence"]) for labels, _ in shown}
 
 
 def get(url: str) -> str:
@@ -91,6 +100,14 @@ class Engine:
     def waiting(self) -> float:
         return self.figure(vllm.NUM_REQUESTS_WAITING)
 
+    def part(self, name: str) -> int:
+        """The process of its EngineCore, or of its Worker."""
+        for pid in descendants(self.process.pid):
+            with contextlib.suppress(OSError):
+                if f"VLLM::{name}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return pid
+        raise AssertionError(f"the engine has no {name}")
+
     def kill(self) -> None:
         """SIGKILL to all its processes, as a crash; what it has counted is kept. Once."""
         if self.last is None:
@@ -115,7 +132,9 @@ class Engine:
                     os.sched_setaffinity(int(task.name), {core})
 
 
-def started(folder: Path, programs: Mapping[str, Path], port: int, core: int, *arguments: str) -> Engine:
+def started(
+    folder: Path, programs: Mapping[str, Path], port: int, core: int, *arguments: str, more_env: Mapping[str, str] = {}
+) -> Engine:
     """An engine as the lab starts its own, on this port, with one core. It may not answer yet."""
 
     def alone() -> None:
@@ -127,7 +146,7 @@ def started(folder: Path, programs: Mapping[str, Path], port: int, core: int, *a
     )
     spec = next(process for process in plan.processes(config) if process.name == "vllm")
     # Few machines that run the lab have a C++ compiler, and nothing here may need one.
-    env, log = {**os.environ, **spec.env, "CXX": "no-compiler"}, folder / f"vllm-{port}.log"
+    env, log = {**os.environ, **spec.env, "CXX": "no-compiler", **more_env}, folder / f"vllm-{port}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
             spec.argv, stdout=output, stderr=output, env=env, start_new_session=True, preexec_fn=alone
@@ -158,15 +177,16 @@ class Engines:
         del self._shared[arguments]
         return found
 
-    def own(self, *arguments: str) -> Engine:
+    def own(self, *arguments: str, **more_env: str) -> Engine:
         """One that nobody else gets."""
-        self._all.append(started(self._folder, self._programs, self._free_port(), next(self._cores), *arguments))
+        port, core = self._free_port(), next(self._cores)
+        self._all.append(started(self._folder, self._programs, port, core, *arguments, more_env=more_env))
         return self._all[-1]
 
-    def again(self, engine: Engine, *arguments: str) -> Engine:
+    def again(self, engine: Engine, *arguments: str, **more_env: str) -> Engine:
         """Another at the same port, after that one has ended."""
         port = int(engine.spec.address.rpartition(":")[2])
-        self._all.append(started(self._folder, self._programs, port, next(self._cores), *arguments))
+        self._all.append(started(self._folder, self._programs, port, next(self._cores), *arguments, more_env=more_env))
         return self._all[-1]
 
     def end(self) -> None:
