@@ -204,8 +204,15 @@ class Caller:
 
 
 @contextlib.contextmanager
-def running(name: str, folder: Path, policy: Any, engines: Mapping[str, str], ports: tuple[int, int]) -> Iterator[Gate]:
-    """A gateway under this policy, from its start to its peaceful end."""
+def running(
+    name: str,
+    folder: Path,
+    policy: Any,
+    engines: Mapping[str, str],
+    ports: tuple[int, int],
+    liveness: Mapping[str, Any] = {"probe": False},
+) -> Iterator[Gate]:
+    """A gateway under this policy, from its start to its peaceful end. liveness: as in gateway.yaml."""
     keys = {team: make_key(team) for team in policy["teams"]}
     said = policy | {"teams": {team: terms | {"keys": [keys[team][1]]} for team, terms in policy["teams"].items()}}
     said["upstreams"] = {
@@ -214,7 +221,7 @@ def running(name: str, folder: Path, policy: Any, engines: Mapping[str, str], po
     (folder / "teams.yaml").write_text(json.dumps(said))
     listen, metrics_listen = (f"127.0.0.1:{port}" for port in ports)
     (folder / "gateway.yaml").write_text(
-        json.dumps({"listen": listen, "metrics_listen": metrics_listen, "liveness": {"probe": False}})
+        json.dumps({"listen": listen, "metrics_listen": metrics_listen, "liveness": liveness})
     )
     process = subprocess.Popen(
         [sys.executable, "-m", "stack.cli", "gateway", "run", "--config", folder / "gateway.yaml"],

@@ -1,9 +1,16 @@
-"""A real prefill and a real decode engine (ExampleConnector over a folder) behind a router's stand-in and the gateway:
-each request is one request, whoever counts it."""
+"""A real prefill and a real decode engine behind a router's stand-in and the gateway: each request is one request,
+whoever counts it, and the engine that stops is the one that is blamed.
+
+ExampleConnector over a folder; NixlConnector over TCP where VLLM_WATCH_NIXL is a folder with nixl in it (`pip install
+--target FOLDER nixl`, 241 MB), which is no part of the lab."""
 
 from __future__ import annotations
 
 import json
+import logging
+import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +19,7 @@ from typing import Any
 import pair_router
 import pytest
 import requests
-from engines import Engine, Engines
+from engines import Engine, Engines, engine_states
 from test_gateway_live import Gate, running
 
 from exporters.accounting.join import Joiner
@@ -27,16 +34,17 @@ pytestmark = pytest.mark.engine
 
 REQUESTS, OUTPUT = 4, 8
 WORDS = 400  # of a prompt, which must fit into one step of the engine
-POLICY = {
+PAIR = {"url": "{router}", "prefill_header": pair_router.PREFILL_HEADER, "decode_header": pair_router.DECODE_HEADER}
+POLICY = {"teams": {"demo": {}}, "upstreams": {"pair": PAIR}}
+# the gateway sends the two engines nothing but probes
+WATCHED = {
     "teams": {"demo": {}},
-    "upstreams": {
-        "pair": {
-            "url": "{router}",
-            "prefill_header": pair_router.PREFILL_HEADER,
-            "decode_header": pair_router.DECODE_HEADER,
-        }
-    },
+    "upstreams": {"pair": PAIR, "prefill": {"url": "{prefill}"}, "decode": {"url": "{decode}"}},
+    "models": {plan.MODEL: {"upstreams": ["pair"]}},
 }
+NIXL = os.environ.get("VLLM_WATCH_NIXL")
+
+_log = logging.getLogger("prefill_decode")
 
 
 @dataclass
@@ -79,25 +87,21 @@ def pair(
         yield Pair(prefill, decode, gate)
 
 
+def ask(gate: Gate, prompt: str, name: str) -> requests.Response:
+    """A stream of OUTPUT tokens."""
+    return requests.post(
+        f"{gate.url}/v1/completions",
+        json={"model": plan.MODEL, "prompt": prompt, "max_tokens": OUTPUT, "ignore_eos": True, "stream": True},
+        headers={"Authorization": f"Bearer {gate.keys['demo']}", "X-Request-Id": gate.offer(name)},
+        timeout=120,
+    )
+
+
 def test_a_request_of_a_pair_is_one_request(pair: Pair) -> None:
     before = {name: engine.shown() for name, engine in (("prefill", pair.prefill), ("decode", pair.decode))}
     first = {name: engine_view.view(page) for name, page in before.items()}
     for number in range(REQUESTS):
-        answer = requests.post(
-            f"{pair.gate.url}/v1/completions",
-            json={
-                "model": plan.MODEL,
-                "prompt": f"{number} " + "the cache " * WORDS,
-                "max_tokens": OUTPUT,
-                "ignore_eos": True,
-                "stream": True,
-            },
-            headers={
-                "Authorization": f"Bearer {pair.gate.keys['demo']}",
-                "X-Request-Id": pair.gate.offer(f"r{number}"),
-            },
-            timeout=60,
-        )
+        answer = ask(pair.gate, f"{number} " + "the cache " * WORDS, f"r{number}")
         assert answer.ok, answer.text
         assert pair_router.PREFILL_HEADER not in answer.headers
     records = pair.gate.records(pair.gate.offered)
@@ -125,3 +129,90 @@ def test_a_request_of_a_pair_is_one_request(pair: Pair) -> None:
     state = joined.reconciler.state().models[plan.MODEL]
     assert (REQUESTS, REQUESTS * OUTPUT) == (state.engine.requests, state.engine.completion_tokens)
     assert state.engine[:3] == (REQUESTS, sum(record.prompt_tokens or 0 for record in records), REQUESTS * OUTPUT)
+
+
+# ---- the prefill engine stops
+
+
+@pytest.mark.parametrize(
+    "connector",
+    ["folder", pytest.param("nixl", marks=pytest.mark.skipif(not NIXL, reason="VLLM_WATCH_NIXL is not set"))],
+)
+def test_stopped_prefill_engine_is_blamed(
+    real_engines: Engines,
+    request: pytest.FixtureRequest,
+    connector: str,
+    free_port: Any,
+    eventually: Any,
+    tmp_path: Any,
+) -> None:
+    """It stops between prefill and transfer. A folder needs no engine to be read, so there the decode engine waits for
+    nobody; and as a prompt of one token ends a consumer of ExampleConnector (0.32), no idle engine is probed there."""
+    nixl = connector == "nixl"
+    pair = _over_nixl(real_engines, free_port) if nixl else request.getfixturevalue("pair")
+    urls = {"prefill": pair.prefill.spec.address, "decode": pair.decode.spec.address}
+    seen: dict[str, set[tuple[str, str]]] = {name: set() for name in urls}
+    core, stopped_at, out_s = pair.prefill.part("EngineCore"), list[float](), list[float]()
+
+    def stop() -> None:
+        os.kill(core, signal.SIGSTOP)
+        stopped_at.append(time.monotonic())
+
+    def look() -> bool:
+        states = engine_states(gate.metrics_url)
+        for name, found in seen.items():
+            found.add(states[name])
+        ready = requests.get(f"{gate.metrics_url}/-/engine-ready?upstream=prefill", timeout=5).ok
+        if not out_s and not ready:
+            out_s.append(time.monotonic() - stopped_at[0])
+        time.sleep(0.2)
+        return states["prefill"][0] == "hung"
+
+    with (
+        pair_router.routing(*urls.values(), between=stop) as router,
+        running(
+            "watched", tmp_path, WATCHED, {**urls, "router": router}, (free_port(), free_port()),
+            {} if nixl else {"idle_probe_s": None},
+        ) as gate,
+    ):  # fmt: skip
+        idle = ("idle", "no_work")
+        eventually(lambda: {engine_states(gate.metrics_url)[name] for name in urls} == {idle}, what="idle engines")
+        clients = [threading.Thread(target=ask, args=(gate, "who stops " * WORDS, "stuck"), daemon=True)]
+        if not nixl:
+            clients.insert(0, threading.Thread(target=_decode, args=(pair.prefill,), daemon=True))
+        for client in clients:
+            client.start()
+        try:
+            eventually(lambda: stopped_at, what="the prefill")
+            eventually(look, 60, "a prefill engine that counts as hung")
+        finally:
+            os.kill(core, signal.SIGCONT)
+            for client in clients:
+                client.join(60)
+    _log.info("%s: prefill engine out after %.1f s; %s", connector, out_s[0], seen)
+    assert ("hung", "probe_silent" if nixl else "steps_stopped") in seen["prefill"]
+    assert out_s[0] <= (15 if nixl else 17)  # the gateway reads an engine that is idle for it each 5 s
+    assert {state for state, _ in seen["decode"]} <= {"healthy", "idle", "slow"}
+    assert not nixl or ("slow", "kv_fetch") in seen["decode"]
+
+
+def _decode(engine: Engine) -> None:
+    """A request of its own at one engine, long enough to run when the engine is stopped."""
+    body = {"model": plan.MODEL, "prompt": "own work", "max_tokens": 4000, "ignore_eos": True}
+    requests.post(f"{engine.spec.address}/v1/completions", json=body, timeout=120)
+
+
+def _over_nixl(real_engines: Engines, free_port: Any) -> Pair:
+    def of(kv_role: str) -> Engine:
+        transfer = {"kv_connector": "NixlConnector", "kv_role": kv_role}
+        env = {
+            "PYTHONPATH": str(NIXL),
+            "UCX_TLS": "tcp",
+            "UCX_NET_DEVICES": "lo",
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
+        }
+        return real_engines.own("--kv-transfer-config", json.dumps(transfer), "--max-num-batched-tokens", "8192", **env)
+
+    prefill, decode = of("kv_producer"), of("kv_consumer")
+    return Pair(prefill.up(), decode.up(), None)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -15,8 +15,8 @@ PREFILL_HEADER, DECODE_HEADER = "x-prefill-engine", "x-decode-engine"
 
 
 @contextmanager
-def routing(prefill: str, decode: str) -> Iterator[str]:
-    """Route requests to these two engines; give the router's URL."""
+def routing(prefill: str, decode: str, between: Callable[[], None] = lambda: None) -> Iterator[str]:
+    """Route requests to these two engines; give the router's URL. between: called between the two calls."""
 
     class Router(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -29,10 +29,15 @@ def routing(prefill: str, decode: str) -> Iterator[str]:
             first = {name: value for name, value in body.items() if name != "stream_options"} | {
                 "stream": False,
                 "max_tokens": 1,
-                "kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False},
+                "kv_transfer_params": {
+                    "do_remote_decode": True,
+                    "do_remote_prefill": False,
+                    **dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")),
+                },
             }
             with self._post(prefill, first) as answer:
                 handed = json.loads(answer.read()).get("kv_transfer_params")
+            between()
             with self._post(decode, body | ({"kv_transfer_params": handed} if handed else {})) as answer:
                 self.send_response(answer.status)
                 self.send_header("Content-Type", answer.headers["Content-Type"])
