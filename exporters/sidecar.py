@@ -32,7 +32,7 @@ from exporters.engine import view as engine_view
 from exporters.engine.client import EngineClient
 from exporters.engine.liveness import DEFAULT_LIMITS, Cause, Endpoint, EngineState, Evidence, Liveness
 from exporters.engine.page_values import step_values
-from exporters.engine.probe_endpoints import ENGINE_PROBES, WatchedEngine, probe_response
+from exporters.engine.probe_endpoints import ENGINE_PROBES, WatchedEngine, probe_routes
 from exporters.events import http
 from exporters.events import log as events
 from exporters.exposition import Sample
@@ -441,8 +441,7 @@ class Sidecar:
 
 
 def application(sidecar: Sidecar) -> web.Application:
-    """Return the web application: /metrics, /-/healthy, /-/ready, /-/engine-ready, /-/engine-live, /log-totals and
-    /events.
+    """Return the web application: /metrics, /-/healthy, /-/ready, probes of engines, /log-totals and /events.
 
     healthy: the process responds. ready: every source was read once. engine-ready, engine-live: of one engine.
     /log-totals: for the sidecar of another gateway that has the engines. /events needs the token."""
@@ -461,9 +460,6 @@ def application(sidecar: Sidecar) -> web.Application:
             else web.Response(status=503, text="not every source was read yet\n")
         )
 
-    async def engine(request: web.Request) -> web.Response:
-        return probe_response(request, list(sidecar.engines()))
-
     async def log_totals(_: web.Request) -> web.Response:
         if sidecar.config.state is None:
             return web.Response(status=404, text="without `state` in the configuration a restart would count twice\n")
@@ -480,7 +476,7 @@ def application(sidecar: Sidecar) -> web.Application:
 
     app = web.Application()
     app.add_routes([web.get("/metrics", metrics), web.get("/-/healthy", healthy), web.get("/-/ready", ready),
-                    web.get(peers.PATH, log_totals), *(web.get(path, engine) for path in ENGINE_PROBES)])  # fmt: skip
+                    web.get(peers.PATH, log_totals), *probe_routes(sidecar.engines)])  # fmt: skip
     kept, token = sidecar.config.events, sidecar.config.events_token_file
     app.add_routes(http.routes(Path(kept) if kept else None, Path(token) if token else None))
     app.on_startup.append(start)

@@ -4,7 +4,7 @@ Invariant: an engine that is not known is 404, never 503, so that a wrong name r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from aiohttp import web
 
@@ -24,3 +24,12 @@ def probe_response(request: web.BaseRequest, engines: Sequence[WatchedEngine]) -
     name, _, liveness, ready = known[0]
     well = ready if request.path == ENGINE_READY else liveness.live
     return web.Response(status=200 if well else 503, text=f"{name}: {liveness.state} ({liveness.cause})\n")
+
+
+def probe_routes(engines: Callable[[], Iterable[WatchedEngine]]) -> list[web.RouteDef]:
+    """Return the routes of both endpoints."""
+
+    async def answer(request: web.Request) -> web.Response:
+        return probe_response(request, list(engines()))
+
+    return [web.get(path, answer) for path in ENGINE_PROBES]
