@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
+from typing import NamedTuple
 
 import duckdb
 
@@ -32,6 +32,7 @@ from exporters.dataset.layout import (
     total,
 )
 from exporters.dataset.objects import ObjectStore
+from exporters.dataset.segment_buffer import RunKey, SegmentBuffer
 from exporters.requests.positions import MAX_LINE_BYTES
 from exporters.text import sync_folder
 
@@ -53,6 +54,10 @@ _VALUES = ", ".join(
     if column.source is None
     else column.name
     for column in COLUMNS
+)
+_FROM_LINES = (
+    f"SELECT {_VALUES} FROM read_json($lines, format = 'newline_delimited', columns = {{{_TYPES}}},"
+    f" maximum_object_size = {2 * MAX_LINE_BYTES})"
 )
 
 
@@ -99,68 +104,59 @@ def connect(memory_mb: int = 256, threads: int = 1, spill: Path | None = None) -
     return connection
 
 
+class Partition(NamedTuple):
+    """Part of the buffered records: its day, its model as in keys, and the keys of its lines in order."""
+
+    day: str
+    model: str
+    keys: list[RunKey]
+
+
+def partitions(counts: Mapping[RunKey, int]) -> list[Partition]:
+    """Divide records into segments by day and model, sorted by team and model. counts: records of each key.
+
+    Clients may send any model name: only models that served a request have segments of their own, as they have series
+    of their own in the sidecar; the others share one."""
+    served: Counter[str | None] = Counter()
+    for key, count in counts.items():
+        served[key.model] += count if key.outcome in ("ok", None) else 0
+    ranked = sorted(served, key=lambda model: (model is not None, -served[model], model or ""))
+    own = {model for model in ranked[:MODELS_AT_MOST] if model is None or served[model]}
+    found: defaultdict[tuple[str, str], list[RunKey]] = defaultdict(list)
+    for key in sorted(counts, key=lambda key: [(one is None, one or "") for one in (key.team, key.model, key.outcome)]):
+        found[key.day or UNDATED, model_partition(key.model) if key.model in own else OTHER_MODELS].append(key)
+    return [Partition(day, model, keys) for (day, model), keys in sorted(found.items())]
+
+
 class SegmentMaker:
     """Maker of segments of one writer, as files of its spool folder."""
 
     def __init__(self, spool: Path, cluster: str, writer: str) -> None:
         self.spool, self.cluster, self.writer = spool, cluster, writer
 
-    def seal(self, lines: Path, expected: Sums) -> list[SegmentFile]:
-        """Make segments of JSON lines, one for each day and model, and check them.
+    def seal(self, buffer: SegmentBuffer) -> list[SegmentFile]:
+        """Make segments of buffered records, one for each day and model, and check them.
 
-        lines: records as `to_line` writes them, with times that every reader knows. expected: their sums. Raises
-        SumsDiffer, and OSError, as SegmentError."""
+        Their lines are read in the order of the segment, so that nothing is sorted here. Raises SumsDiffer, and
+        OSError, as SegmentError."""
+        ordered, made = self.spool / "ordered.jsonl", []
         with _limited(self.spool) as db:
-            db.execute(
-                f"CREATE TEMP TABLE records AS SELECT {_VALUES}, try_cast(ts AS TIMESTAMPTZ)::DATE AS day_"
-                f" FROM read_json($lines, format = 'newline_delimited', columns = {{{_TYPES}}},"
-                f" maximum_object_size = {2 * MAX_LINE_BYTES})",
-                {"lines": str(lines), "cluster": self.cluster, "writer": self.writer},
-            )
-            found = _sums(db, "records")
-            if found != expected:
-                raise SumsDiffer(f"{lines.name} holds {found}, and {expected} was written")
-            made = self._partitions(db)
-            if (in_files := total(file.segment.sums for file in made)) != expected:
-                raise SumsDiffer(f"segments of {lines.name} hold {in_files}, and {expected} was written")
-            return made
-
-    def _partitions(self, db: duckdb.DuckDBPyConnection) -> list[SegmentFile]:
-        """Write one file for each day and model of the table `records`.
-
-        Clients may send any model name: only models that served a request have files of their own, as they have series
-        of their own in the sidecar; the others share one."""
-        groups = db.execute(
-            "SELECT day_, model, count(*) FILTER (outcome = 'ok' OR outcome IS NULL) FROM records GROUP BY 1, 2"
-        ).fetchall()
-        served: Counter[str | None] = Counter()
-        for _, model, count in groups:
-            served[model] += count
-        ranked = sorted(served, key=lambda model: (model is not None, -served[model], model or ""))
-        own = {model for model in ranked[:MODELS_AT_MOST] if model is None or served[model]}
-        rare = [model for model in ranked if model not in own]
-        made = []
-        for day, model in sorted(
-            {(day, model) for day, model, _ in groups if model in own}, key=lambda one: (str(one[0]), str(one[1]))
-        ):
-            alone = (
-                "true" if len(groups) == 1 else "day_ IS NOT DISTINCT FROM $day AND model IS NOT DISTINCT FROM $model"
-            )
-            values = {} if len(groups) == 1 else {"day": day, "model": model}
-            made.append(self._write(db, day, model_partition(model), alone, values))
-        for day in sorted({day for day, model, _ in groups if model in set(rare)}, key=str):
-            others = "day_ IS NOT DISTINCT FROM $day AND list_contains($model, model)"
-            made.append(self._write(db, day, OTHER_MODELS, others, {"day": day, "model": rare}))
+            for part in partitions(buffer.counts):
+                buffer.write(part.keys, ordered)
+                values = {"lines": str(ordered), "cluster": self.cluster, "writer": self.writer}
+                made.append(self._copy(db, _FROM_LINES, values, part.day, part.model))
+        if (in_files := total(file.segment.sums for file in made)) != buffer.sums:
+            raise SumsDiffer(f"segments hold {in_files}, and the lines {buffer.sums}")
         return made
 
-    def _write(
-        self, db: duckdb.DuckDBPyConnection, day: date | None, model: str, where: str, values: dict[str, object]
-    ) -> SegmentFile:
-        rows = f"SELECT {_NAMES} FROM records WHERE {where} ORDER BY {_ORDER}"
-        return self._copy(db, rows, values, UNDATED if day is None else day.isoformat(), model)
-
     def _copy(
-        self, db: duckdb.DuckDBPyConnection, rows: str, values: dict[str, object], day: str, model: str, level: int = 1
+        self,
+        db: duckdb.DuckDBPyConnection,
+        rows: str,
+        values: Mapping[str, object],
+        day: str,
+        model: str,
+        level: int = 1,
     ) -> SegmentFile:
         """Write the rows of a query as one segment, and sum them again from the file."""
         partial = self.spool / "segment.partial"
@@ -213,11 +209,6 @@ class SegmentMaker:
                 made.path.unlink()
                 raise SumsDiffer(f"merging {len(files)} segments of {day} and model {model} changed their content")
             return made
-
-
-def _sums(db: duckdb.DuckDBPyConnection, table: str) -> Sums:
-    ((*sums,),) = db.execute(f"SELECT {_SUMS} FROM {table}").fetchall()
-    return Sums(*map(int, sums))
 
 
 def _content(db: duckdb.DuckDBPyConnection, table: str) -> tuple[object, ...]:

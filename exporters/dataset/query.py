@@ -259,7 +259,7 @@ def _live(data: RequestData, source: RequestSource, state: ShippedState, scratch
     window, count = RecentRequests(max(WINDOW, 2 * len(state.requests))), 0
     window.restore(state.requests)
     scratch.mkdir()
-    maker, buffer = SegmentMaker(scratch, source.cluster or "", ""), SegmentBuffer(scratch / "live.jsonl")
+    maker, buffer = SegmentMaker(scratch, source.cluster or "", ""), SegmentBuffer()
     for path in source.logs:
         if not source.committed and not path.exists():
             raise ValueError(f"{path}: no such request log")
@@ -272,12 +272,11 @@ def _live(data: RequestData, source: RequestSource, state: ShippedState, scratch
                 _seal(data, maker, buffer)
     if buffer.bytes:
         _seal(data, maker, buffer)
-    buffer.close()
     return count
 
 
 def _seal(data: RequestData, maker: SegmentMaker, buffer: SegmentBuffer) -> None:
-    data.files += [file.path for file in maker.seal(buffer.path, buffer.sums)]
+    data.files += [file.path for file in maker.seal(buffer)]
     buffer.clear()
 
 

@@ -31,7 +31,7 @@ from exporters.requests.log_reader import LogReader
 from exporters.requests.record import RequestRecord
 from exporters.requests.tail import Tail
 
-BATCH_BYTES = 2 << 20  # lines per poll
+BATCH_BYTES = 1 << 19  # lines per poll
 POLL_S = 0.2
 RETRY_S = 5.0  # after a failure of the store or the disk
 UPKEEP_S = 60.0
@@ -72,7 +72,7 @@ class Shipper:
         )
         self.writer.clean_spool()
         self._maker.clear_copies()
-        self.buffer = SegmentBuffer(spool / "open.jsonl")
+        self.buffer = SegmentBuffer()
         self._upkeep = Upkeep(config, self.writer, self.state, self._maker, clock)
         self.totals = msgspec.convert(msgspec.to_builtins(self.state.last.totals), type(self.state.last.totals))
         logged = set[str]()
@@ -128,8 +128,7 @@ class Shipper:
     def seal(self) -> None:
         """Make segments of the buffer and commit them with the read positions. Raises OSError."""
         if self._sealed is None:
-            self.buffer.flush()
-            files = self._maker.seal(self.buffer.path, self.buffer.sums) if self.buffer.bytes else []
+            files = self._maker.seal(self.buffer) if self.buffer.bytes else []
             self._maker.sync([file.path for file in files])
             self._sealed = [file.segment for file in files]
         totals = msgspec.convert(msgspec.to_builtins(self.totals), type(self.totals))
@@ -164,16 +163,16 @@ class Shipper:
     def close(self) -> None:
         for reader in self.readers:
             reader.tail.close()
-        self.buffer.close()
         self.state.close()
 
     def _read(self, now_s: float) -> bool:
         """Read a batch of each log into the buffer. Return True if a log may have more. Raises OSError of the disk.
 
         A log that cannot be read does not stop the others."""
-        if self._sealed is not None or self.spool_bytes >= self.config.spool_bytes:
+        if self._sealed is not None or self.buffer.bytes >= self.config.seal_bytes:
+            return False  # sealing failed
+        if self.spool_bytes >= self.config.spool_bytes:
             return False
-        self.buffer.flush()
         more, self._log_error = False, ""
         for reader in self.readers:
             if reader.path not in self._begun:

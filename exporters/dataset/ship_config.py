@@ -32,7 +32,7 @@ class ShipConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     http_config: str | None = None  # TLS and auth for it, in Prometheus' http_config format
     field_names: Mapping[str, str] = {}  # as in the sidecar's configuration, for logs of other gateways
     field_values: Mapping[str, Mapping[str, Scalar]] = {}
-    seal_bytes: int = 64 << 20  # of lines, about an eighth of that as Parquet
+    seal_bytes: int = 64 << 20  # of lines in memory, about an eighth of that as Parquet
     seal_s: float = 300.0  # age of the oldest line
     spool_bytes: int = 4 << 30  # segments kept while the store fails; then reading waits
     compact_bytes: int = 64 << 20  # of a merged segment, which is held in memory twice; 0: never merge

@@ -90,9 +90,8 @@ def make_dataset(
 
 def _segment(store: FolderStore, cluster: str, writer: str, rows: Sequence[RequestRecord]) -> layout.LogSegment:
     with tempfile.TemporaryDirectory() as folder:
-        buffer = SegmentBuffer(Path(folder) / "open.jsonl")
+        buffer = SegmentBuffer()
         buffer.add(rows)
-        (made,) = SegmentMaker(Path(folder), cluster, writer).seal(buffer.path, buffer.sums)
-        buffer.close()
+        (made,) = SegmentMaker(Path(folder), cluster, writer).seal(buffer)
         store.put(made.segment.key, made.path.read_bytes())
     return made.segment

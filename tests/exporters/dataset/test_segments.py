@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from exporters.dataset import parquet
 from exporters.dataset.columns import COLUMNS, OF_RECORD, SCHEMA
 from exporters.dataset.layout import OTHER_MODELS, UNDATED, LogSegment, Sums, digest_of, model_name, total
 from exporters.dataset.parquet import SegmentFile, SegmentMaker
-from exporters.dataset.segment_buffer import SegmentBuffer
+from exporters.dataset.segment_buffer import RunKey, SegmentBuffer
 from exporters.requests.record import RequestRecord, parse_line
 
 texts = st.none() | st.text(max_size=20)
@@ -54,12 +55,9 @@ records = st.builds(
 
 
 def seal(folder: Path, some: list[RequestRecord]) -> list[SegmentFile]:
-    buffer = SegmentBuffer(folder / "open.jsonl")
-    try:
-        buffer.add(some)
-        return SegmentMaker(folder, "prod", "gw-0").seal(buffer.path, buffer.sums)
-    finally:
-        buffer.close()
+    buffer = SegmentBuffer()
+    buffer.add(some)
+    return SegmentMaker(folder, "prod", "gw-0").seal(buffer)
 
 
 def rows(*files: SegmentFile) -> list[tuple[object, ...]]:
@@ -165,14 +163,36 @@ def test_no_prompt_reaches_a_segment(tmp_path):
     assert not {"prompt", "messages", "text", "content"} & {column.name for column in COLUMNS}
 
 
-def test_lost_records_are_noticed(tmp_path):
-    buffer = SegmentBuffer(tmp_path / "open.jsonl")
-    buffer.add([record(1), record(2)])
-    lines = buffer.path.read_bytes().splitlines(keepends=True)
-    buffer.path.write_bytes(lines[0])
+def test_lost_records_are_noticed(tmp_path, monkeypatch):
+    def write_less(buffer: SegmentBuffer, keys: Iterable[RunKey], target: Path) -> None:
+        write(buffer, keys, target)
+        target.write_bytes(target.read_bytes().splitlines(keepends=True)[0])
+
+    buffer, write = SegmentBuffer(), SegmentBuffer.write
+    buffer.add([record(1, team="a"), record(2, team="a")])
+    monkeypatch.setattr(SegmentBuffer, "write", write_less)
     with pytest.raises(parquet.SumsDiffer):
-        SegmentMaker(tmp_path, "prod", "gw-0").seal(buffer.path, buffer.sums)
-    buffer.close()
+        SegmentMaker(tmp_path, "prod", "gw-0").seal(buffer)
+
+
+def test_rows_are_sorted_by_team(tmp_path):
+    """In the order of arrival within a team and outcome, however the lines were read."""
+    some = [record(number, outcome=choose) for number in range(300) for choose in ("ok", "rejected")]
+    buffer = SegmentBuffer()
+    for at in range(0, len(some), 7):
+        buffer.add(some[at : at + 7])
+    (made,) = SegmentMaker(tmp_path, "prod", "gw-0").seal(buffer)
+    ordered = sorted(some, key=lambda one: (one.team, one.outcome))
+    assert [one.request_id for one in ordered] == [row[3] for row in rows(made)]
+    (whole,) = seal(tmp_path, some)
+    assert whole.segment == made.segment
+
+
+def test_partition_of_a_day_holds_its_days_records(tmp_path):
+    """Also where a time names the day in another way: an offset, no zone, the end of the day before."""
+    given = ["2026-11-25T23:30:00-03:00", "2026-11-26 01:00:00", "20261126T020000Z", "2026-11-26T23:59:59.999Z"]
+    (made,) = seal(tmp_path, [record(number, ts=ts) for number, ts in enumerate(given)])
+    assert "2026-11-26" == made.segment.day
 
 
 def test_merged_segments_hold_the_same_rows(tmp_path):

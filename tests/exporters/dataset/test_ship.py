@@ -4,7 +4,6 @@ merging, retention, a full disk, and SIGKILL of the real process."""
 from __future__ import annotations
 
 import errno
-import os
 import random
 import shutil
 import signal
@@ -23,6 +22,7 @@ from exporters.config import BadConfig
 from exporters.dataset import catalog, layout, parquet, upkeep
 from exporters.dataset.layout import BadDataset, Sums, total
 from exporters.dataset.objects import FolderStore, ObjectStore, S3Access, StoreError
+from exporters.dataset.segment_buffer import SegmentBuffer
 from exporters.dataset.ship import Shipper, ship_once
 from exporters.dataset.ship_config import ShipConfig
 from exporters.dataset.writer import WriterConflict
@@ -261,23 +261,27 @@ def test_a_manifest_of_another_process_is_not_overwritten(folder):
 def test_a_full_disk_keeps_every_record(folder, monkeypatch):
     append(folder, lines(0, 50))
     clock = Clock()
-    shipper = Shipper(config_of(folder), clock=clock, ticks=clock)
+    shipper = Shipper(config_of(folder, seal_bytes=1 << 20), clock=clock, ticks=clock)
     shipper.claim()
-    pwrite = os.pwrite
-
-    def full(fd: int, data: bytes, at: int) -> int:
-        if at > 1000:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return pwrite(fd, data[:700], at)
-
-    monkeypatch.setattr(os, "pwrite", full)
-    shipper.step()
-    assert "No space left" in shipper.disk_error
-    append(folder, lines(50, 50))
-    monkeypatch.setattr(os, "pwrite", pwrite)
-    ship_all(shipper, clock)
-    assert expected(100) == stored(shipper.writer.store) == read_back(shipper.writer.store, folder)
+    with monkeypatch.context() as full:
+        full.setattr(SegmentBuffer, "write", _fill_the_disk)
+        shipper.step(last=True)
+        assert "No space left" in shipper.disk_error
+        append(folder, lines(50, 20_000))
+        for _ in range(30):
+            clock.now_s += 10
+            shipper.step()
+        assert shipper.buffer.bytes < 2 << 20, "reading waits while nothing can be sealed"
+    while shipper.step() or shipper.buffer.bytes:
+        clock.now_s += 10
+        ship_all(shipper, clock)
+    assert expected(20_050) == stored(shipper.writer.store) == read_back(shipper.writer.store, folder)
     shipper.close()
+
+
+def _fill_the_disk(buffer: SegmentBuffer, keys: object, target: Path) -> None:
+    target.write_bytes(b"{")
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_reading_waits_while_the_spool_is_full(folder, monkeypatch):
