@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +13,7 @@ from stack import config
 from stack.option import Opt
 
 if TYPE_CHECKING:
+    from exporters.accounting.cost_from_log import CostSource
     from exporters.dataset.query import RequestData, RequestSource
     from exporters.requests.read import BadLines, RecordReader
     from exporters.requests.record import RequestRecord
@@ -84,25 +85,37 @@ class RequestSourceOptions:
 LATER_S = 86_400.0  # a request that ran in a period may have ended this much later
 
 
+@contextmanager
+def open_whole(location: str, since_s: float | None, until_s: float | None) -> Iterator[RequestData]:
+    """Open the requests of a data set that ran in a period, for totals.
+
+    Raises what `open_requests` raises, BadDataset if the libraries are missing, and ValueError for a damaged segment:
+    totals without it would be wrong."""
+    later_s = None if until_s is None else until_s + LATER_S
+    with RequestSourceOptions(data=location).open(since_s, later_s) as data:
+        if data.damaged:
+            raise ValueError(f"{data.damaged[0]}; `vllm-watch requests` answers without it")
+        yield data
+
+
 def data_reader(
-    location: str,
-    since_s: float | None = None,
-    until_s: float | None = None,
-    order: str = "started_at",
-    fields: Collection[str] = (),
+    location: str, since_s: float | None = None, until_s: float | None = None, order: str = "started_at"
 ) -> RecordReader:
     """Return a reader of a data set for the commands that read request logs; of requests that ran in a period.
 
-    fields: those that the command needs; empty means all.
-
-    Raises BadDataset if the libraries are missing. The reader raises what `open_requests` raises, and ValueError for a
-    damaged segment: totals without it would be wrong."""
+    The reader raises what `open_whole` raises."""
 
     def read(_: BadLines) -> Iterator[RequestRecord]:
-        later_s = None if until_s is None else until_s + LATER_S
-        with RequestSourceOptions(data=location).open(since_s, later_s) as data:
-            if data.damaged:
-                raise ValueError(f"{data.damaged[0]}; `vllm-watch requests` answers without it")
-            yield from data.records(order=order, fields=fields)
+        with open_whole(location, since_s, until_s) as data:
+            yield from data.records(order=order)
 
     return read
+
+
+def data_cost(location: str, since_s: float | None = None, until_s: float | None = None) -> CostSource:
+    """Return a data set as a source of `cost`; of requests that ran in a period.
+
+    It raises what `open_whole` raises."""
+    from exporters.accounting.cost_from_data import CostData
+
+    return CostData(location, lambda: open_whole(location, since_s, until_s))

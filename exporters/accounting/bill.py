@@ -9,11 +9,10 @@ from pathlib import Path
 from exporters.accounting.billing_period import BillingPeriod, calendar_period, month_period
 from exporters.accounting.closed_month import close_month, read_month
 from exporters.accounting.cost import DEFAULT_SINCE_S, SourceTotals, parse_spread, spread_cost
-from exporters.accounting.cost_from_log import from_log, parse_gpus
+from exporters.accounting.cost_from_log import CostSource, LogFiles, from_log, parse_gpus
 from exporters.accounting.cost_from_prometheus import from_prometheus
 from exporters.accounting.prices import Prices
 from exporters.net.prometheus import Address
-from exporters.requests.read import RecordReader
 from exporters.requests.record import FieldMap
 
 
@@ -21,13 +20,12 @@ from exporters.requests.record import FieldMap
 class BillRequest:
     """Request for a bill. Without a period: the last day, or all of the logs.
 
-    read: source of records instead of logs, and its name. fields: names of the logs' fields. spread: None takes
-    spread_idle of the prices. timezone: None takes that of the prices. bills: folder of closed months."""
+    data: requests of a data set instead of logs. fields: names of the logs' fields. spread: None takes spread_idle of
+    the prices. timezone: None takes that of the prices. bills: folder of closed months."""
 
     prometheus: Address | None = None
     logs: tuple[Path, ...] = ()
-    read: RecordReader | None = None
-    name: str = ""
+    data: CostSource | None = None
     month: str | None = None
     from_text: str | None = None
     to_text: str | None = None
@@ -63,7 +61,7 @@ class BillRequest:
             return month_period(self.month, self.zone_name).until(now_s)
         if self.from_text is not None:
             return calendar_period(self.from_text, self.to_text, self.zone_name, now_s).until(now_s)
-        if self.since_s is None and (self.logs or self.read):
+        if self.since_s is None and (self.logs or self.data):
             return None
         return BillingPeriod(now_s - (self.since_s or DEFAULT_SINCE_S), now_s, self.zone_name)
 
@@ -75,17 +73,9 @@ def make_bill(request: BillRequest, now_s: float) -> SourceTotals:
     period, spread = request.period(now_s), request.spread
     if request.prometheus and period:
         found = asyncio.run(from_prometheus(request.prometheus, period, request.prices, request.cluster))
-    elif request.logs or request.read:
-        found = from_log(
-            request.logs,
-            period,
-            request.prices,
-            parse_gpus(request.gpus),
-            request.cluster,
-            request.fields,
-            request.read,
-            request.name,
-        )
+    elif request.logs or request.data:
+        source = request.data or LogFiles(request.logs, request.fields)
+        found = from_log(source, period, request.prices, parse_gpus(request.gpus), request.cluster)
     else:
         raise ValueError("name either --prometheus URL, --log FILE or --data LOCATION; the month is not closed")
     given = (

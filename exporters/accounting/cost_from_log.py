@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from exporters.accounting.billing_period import BillingPeriod, PriceSegment, segments
 from exporters.accounting.busy_hours import HOUR_S, sweep
@@ -24,32 +24,50 @@ from exporters.accounting.cost import (
 from exporters.accounting.gpu_use import IDLE
 from exporters.accounting.prices import Prices
 from exporters.requests.bounded_names import UNKNOWN_MODEL
-from exporters.requests.read import BadLines, RecordReader, read_records
+from exporters.requests.read import BadLines, read_records
 from exporters.requests.record import UNKNOWN_TEAM, FieldMap, RequestRecord, ended_at, estimated_tokens
-
-# fields of a record that cost depends on
-COST_FIELDS = (
-    "ts", "team", "model", "outcome", "queue_ms", "e2e_ms", "prompt_tokens", "cached_tokens", "completion_tokens",
-    "est_prompt_tokens", "est_completion_tokens",
-)  # fmt: skip
 
 
 @dataclass(slots=True)
-class CostLog:
-    """Cost data of request logs.
+class SegmentUse:
+    """Use in one price segment.
 
-    spans: start, end, and team with aborted flag, by model and hour; busy: seconds of hours that are settled; tokens:
-    by team and model."""
+    busy: seconds by model, and by team with aborted flag; tokens: by team and model. first_s, last_s: first start and
+    last end of its requests, in unix seconds."""
 
-    spans: defaultdict[tuple[str, int], list[tuple[float, float, tuple[str, bool]]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
     busy: defaultdict[str, defaultdict[tuple[str, bool], float]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(float))
     )
     tokens: Uses = field(default_factory=new_uses)
     first_s: float = float("inf")
     last_s: float = float("-inf")
+
+
+class CostSource(Protocol):
+    """Requests that cost is computed from."""
+
+    @property
+    def name(self) -> str:
+        """Return where they are, for messages."""
+
+    def covered(self) -> tuple[float, float, int]:
+        """Return the first start, the last end and the number of bad lines; without a time the start is infinite.
+
+        Raises ValueError, OSError."""
+
+    def uses(self, segments: Sequence[PriceSegment]) -> tuple[list[SegmentUse], int, int]:
+        """Return the use of each segment, and the numbers of requests without a time and of bad lines.
+
+        Raises ValueError, OSError."""
+
+
+@dataclass(slots=True)
+class CostLog(SegmentUse):
+    """Cost data of the records of request logs. spans: start, end, and team with aborted flag, by model and hour."""
+
+    spans: defaultdict[tuple[str, int], list[tuple[float, float, tuple[str, bool]]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
     untimed: int = 0
 
     def add(self, record: RequestRecord, from_s: float, to_s: float) -> None:
@@ -77,42 +95,77 @@ class CostLog:
             )
         self.first_s, self.last_s = min(self.first_s, start_s), max(self.last_s, end_s)
 
-    def settle(self, segment: PriceSegment, before_s: float = float("inf")) -> None:
-        """Replace the spans of hours that ended before a time by their busy seconds."""
-        for model, hour in [key for key in self.spans if (key[1] + 1) * HOUR_S <= before_s]:
+    def settle(self, segment: PriceSegment) -> None:
+        """Replace the spans by their busy seconds."""
+        for model, hour in list(self.spans):
             window = max(hour * HOUR_S, segment.from_s), min((hour + 1) * HOUR_S, segment.to_s)
             for who, seconds in sweep(self.spans.pop((model, hour)), window).items():
                 self.busy[model][who] += seconds
 
 
+@dataclass(frozen=True, slots=True)
+class LogFiles:
+    """Request logs as a CostSource. fields: names of their fields. Raises ValueError if a file is listed twice."""
+
+    paths: Sequence[Path]
+    fields: FieldMap | None = None
+
+    def __post_init__(self) -> None:
+        if len({path.resolve() for path in self.paths}) != len(self.paths):
+            raise ValueError("--log lists a file twice; it would be counted twice")
+
+    @property
+    def name(self) -> str:
+        return ", ".join(map(str, self.paths))
+
+    def covered(self) -> tuple[float, float, int]:
+        log, bad = CostLog(), BadLines()
+        for record in read_records(self.paths, bad, self.fields):
+            log.add(record, float("-inf"), float("inf"))
+            log.spans.clear()
+        return log.first_s, log.last_s, bad.total
+
+    def uses(self, segments: Sequence[PriceSegment]) -> tuple[list[SegmentUse], int, int]:
+        logs, outside, bad = [CostLog() for _ in segments], CostLog(), BadLines()
+        edges = [segment.from_s for segment in segments]
+        for record in read_records(self.paths, bad, self.fields):
+            end_s = ended_at(record)
+            if end_s is None or record.e2e_ms is None:
+                outside.add(record, segments[0].from_s, segments[-1].to_s)
+                continue
+            start_s = end_s - max(0.0, record.e2e_ms) / 1000
+            for number in range(max(0, bisect_right(edges, start_s) - 1), bisect_right(edges, end_s)):
+                logs[number].add(record, segments[number].from_s, segments[number].to_s)
+        for log, segment in zip(logs, segments, strict=True):
+            log.settle(segment)
+        return [*logs], outside.untimed, bad.total
+
+
 def from_log(
-    paths: Sequence[Path],
+    source: CostSource | Sequence[Path],
     period: BillingPeriod | None = None,
     prices: Prices | None = None,
     gpus: Mapping[str, float] | None = None,
     cluster: str = "",
-    fields: FieldMap | None = None,
-    read: RecordReader | None = None,
-    name: str = "",
 ) -> SourceTotals:
-    """Return totals by running requests. read: source instead of the files, in the order of starts; name: what it is.
-    gpus: number per model, "" for others; one by default.
+    """Return totals by running requests. source: files are request logs.
 
-       A model of gpus without a request is idle for the whole period.
-
-       Without a period it is that of the log, without idle, because the log does not cover allocated time.
-       Raises ValueError, OSError."""
-    if len({path.resolve() for path in paths}) != len(paths):
-        raise ValueError("--log lists a file twice; it would be counted twice")
-    bad, with_idle, in_order = BadLines(), period is not None, read is not None
-    name, read = name or ", ".join(map(str, paths)), read or partial(read_records, paths, fields=fields)
-    period = period or _covered(read, name)
+    gpus: number per model, "" for others; one by default. A model of gpus without a request is idle for the whole
+    period. Without a period it is that of the log, without idle, because the log does not cover allocated time.
+    Raises ValueError, OSError."""
+    source = LogFiles(source) if isinstance(source, Sequence) else source
+    name, with_idle = source.name, period is not None
+    if period is None:
+        first_s, last_s, bad = source.covered()
+        if first_s > last_s:
+            raise ValueError(f"{name} holds no request with a time (ts and e2e_ms); {bad} bad lines")
+        period = BillingPeriod(first_s, max(last_s, first_s + 0.001))
     cut = segments(period, prices)
-    logs, untimed = _read(read, cut, bad, in_order)
+    logs, untimed, bad = source.uses(cut)
     if not any(log.busy for log in logs):
         raise ValueError(
             f"{name} holds no request with a time (ts and e2e_ms) in this period; name one in which it has;"
-            f" {bad.total} bad lines"
+            f" {bad} bad lines"
         )
     found = SourceTotals(name, period, method="request-time", known={"estimates"})
     count = {"": 1.0, **(gpus or {})}
@@ -129,7 +182,7 @@ def from_log(
         if segment.prices:
             _add_cost(found, uses, segment.prices)
     add_price_versions(found, cut)
-    found.notes += _log_notes(untimed, bad.total, count, with_idle, prices)
+    found.notes += _log_notes(untimed, bad, count, with_idle, prices)
     if with_idle:
         first, last = min(log.first_s for log in logs), max(log.last_s for log in logs)
         found.notes.append(
@@ -145,42 +198,7 @@ def from_log(
     return found
 
 
-def _covered(read: RecordReader, name: str) -> BillingPeriod:
-    """Return the period between the first start and the last end in the logs."""
-    log, bad = CostLog(), BadLines()
-    for record in read(bad):
-        log.add(record, float("-inf"), float("inf"))
-        log.spans.clear()
-    if log.first_s > log.last_s:
-        raise ValueError(f"{name} holds no request with a time (ts and e2e_ms); {bad.total} bad lines")
-    return BillingPeriod(log.first_s, max(log.last_s, log.first_s + 0.001))
-
-
-def _read(read: RecordReader, cut: Sequence[PriceSegment], bad: BadLines, in_order: bool) -> tuple[list[CostLog], int]:
-    """Return the data of each segment, and the number of records without a time.
-
-    in_order: of their starts; then an hour is settled as soon as no later record can run in it."""
-    logs, outside = [CostLog() for _ in cut], CostLog()
-    edges = [segment.from_s for segment in cut]
-    hour = float("-inf")
-    for record in read(bad):
-        end_s = ended_at(record)
-        if end_s is None or record.e2e_ms is None:
-            outside.add(record, cut[0].from_s, cut[-1].to_s)
-            continue
-        start_s = end_s - max(0.0, record.e2e_ms) / 1000
-        for number in range(max(0, bisect_right(edges, start_s) - 1), bisect_right(edges, end_s)):
-            logs[number].add(record, cut[number].from_s, cut[number].to_s)
-        if in_order and start_s // HOUR_S > hour:
-            hour = start_s // HOUR_S
-            for log, segment in zip(logs, cut, strict=True):
-                log.settle(segment, hour * HOUR_S)
-    for log, segment in zip(logs, cut, strict=True):
-        log.settle(segment)
-    return logs, outside.untimed
-
-
-def _add_spans(uses: Uses, log: CostLog, count: Mapping[str, float]) -> defaultdict[str, float]:
+def _add_spans(uses: Uses, log: SegmentUse, count: Mapping[str, float]) -> defaultdict[str, float]:
     """Add the busy time of a segment and return its seconds by model."""
     busy: defaultdict[str, float] = defaultdict(float)
     for model, teams in log.busy.items():

@@ -11,7 +11,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,12 +34,10 @@ MEMORY_MB = 1024
 BATCH_ROWS = 2048
 LIVE_BYTES = 64 << 20  # of lines in memory and in one file
 READ_AGAIN = 5  # a shipper commits every few seconds at most
-_RECORD = {
-    column.name: f"strftime({column.name} AT TIME ZONE 'UTC', '%Y-%m-%dT%H:%M:%S.%fZ') AS ts"
-    if column.name == "ts"
-    else column.name
+_RECORD = ", ".join(
+    f"strftime({column.name} AT TIME ZONE 'UTC', '%Y-%m-%dT%H:%M:%S.%fZ') AS ts" if column.name == "ts" else column.name
     for column in columns.OF_RECORD
-}
+)
 _decoder = msgspec.json.Decoder(RequestRecord)
 
 
@@ -72,9 +70,12 @@ class RequestSource:
 class RequestData:
     """Open relation `recorded` and the views of views.py over it.
 
-    damaged: segments that were left out, by message. live: records that are in no segment yet."""
+    since_s, until_s: bounds of the ends of its requests. damaged: segments that were left out, by message. live:
+    records that are in no segment yet."""
 
     connection: duckdb.DuckDBPyConnection
+    since_s: float | None = None
+    until_s: float | None = None
     damaged: list[str] = field(default_factory=list)
     totals: LogTotals = field(default_factory=LogTotals)
     segments: int = 0
@@ -104,18 +105,10 @@ class RequestData:
             raise ValueError(first_line(error)) from error
 
     def records(
-        self,
-        where: str = "true",
-        parameters: Sequence[object] = (),
-        order: str = "",
-        limit: int | None = None,
-        fields: Collection[str] = (),
+        self, where: str = "true", parameters: Sequence[object] = (), order: str = "", limit: int | None = None
     ) -> Iterator[RequestRecord]:
-        """Yield records in bounded batches. where, order: SQL of ours over the columns of `requests`.
-
-        fields: those that are read besides request_id; empty means all."""
-        listed = ", ".join(sql for name, sql in _RECORD.items() if not fields or name in fields or name == "request_id")
-        sql = f"SELECT to_json(r) FROM (SELECT {listed} FROM requests WHERE {where}"
+        """Yield records in bounded batches. where, order: SQL of ours over the columns of `requests`."""
+        sql = f"SELECT to_json(r) FROM (SELECT {_RECORD} FROM requests WHERE {where}"
         sql += f"{order and f' ORDER BY {order}'}{'' if limit is None else f' LIMIT {limit}'}) AS r"
         try:
             result = self.connection.cursor().execute(sql, parameters)
@@ -123,6 +116,21 @@ class RequestData:
                 yield from _decoder.decode_lines("\n".join([row[0] for row in rows]))
         except duckdb.Error as error:
             raise ValueError(first_line(error)) from error
+
+    def relation(self, paths: Sequence[Path]) -> str:
+        """Return a query of the rows of some of its files."""
+        parts = [columns.empty_select()]
+        if paths:
+            files = ", ".join(columns.sql_literal(str(path)) for path in paths)
+            parts.append(f"SELECT * FROM read_parquet([{files}], union_by_name = true, hive_partitioning = false)")
+        bounds = [
+            f"ts {sign} TIMESTAMPTZ '{datetime.fromtimestamp(at_s, UTC).isoformat()}'"
+            for sign, at_s in ((">=", self.since_s), ("<", self.until_s))
+            if at_s is not None
+        ]
+        names = ", ".join(column.name for column in columns.COLUMNS)
+        source = " UNION ALL BY NAME ".join(parts)
+        return f"SELECT {names} FROM ({source}){' WHERE ' + ' AND '.join(bounds) if bounds else ''}"
 
 
 def first_line(error: Exception) -> str:
@@ -150,10 +158,10 @@ def open_requests(
     with tempfile.TemporaryDirectory(prefix="vllm-watch-") as folder:
         scratch = Path(folder)
         connection = connect(memory_mb, threads or min(4, os.cpu_count() or 1), scratch / "spill")
-        data = RequestData(connection)
+        data = RequestData(connection, since_s, until_s)
         try:
-            _gather(data, source, since_s, until_s, scratch)
-            _create_views(data, since_s, until_s)
+            _gather(data, source, scratch)
+            _create_views(data)
             yield data
         finally:
             connection.close()
@@ -162,7 +170,7 @@ def open_requests(
 def describe_views() -> list[tuple[str, str, str, str]]:
     """Return view, column, type and what a row of the view is, for each column."""
     data = RequestData(connect())
-    _create_views(data, None, None)
+    _create_views(data)
     found = [
         (view.name, column, kind, view.meaning)
         for view in views.VIEWS
@@ -172,21 +180,19 @@ def describe_views() -> list[tuple[str, str, str, str]]:
     return found
 
 
-def _create_views(data: RequestData, since_s: float | None, until_s: float | None) -> None:
-    data.connection.execute(f"CREATE VIEW recorded AS {_relation(data, since_s, until_s)}")
+def _create_views(data: RequestData) -> None:
+    data.connection.execute(f"CREATE VIEW recorded AS {data.relation(data.files)}")
     for view in views.VIEWS:
         data.connection.execute(f"CREATE VIEW {view.name} AS {view.select(views.DUCKDB)}")
 
 
-def _gather(
-    data: RequestData, source: RequestSource, since_s: float | None, until_s: float | None, scratch: Path
-) -> None:
+def _gather(data: RequestData, source: RequestSource, scratch: Path) -> None:
     """Collect the files: segments, and one of live lines, of the same commit of the shipper."""
     store = catalog.open_store(source.location, source.s3) if source.location else None
     for attempt in range(READ_AGAIN):
         data.files, data.damaged, data.totals = [], [], LogTotals()
         state = source.committed() if source.committed else ShippedState()
-        listed = _segments(store, source, since_s, until_s) if store else []
+        listed = _segments(store, source, data.since_s, data.until_s) if store else []
         keys = {segment.key for segment in listed}
         pending = [path for segment, path in state.pending if segment.key not in keys]
         data.segments = len(listed) + len(pending)
@@ -278,19 +284,3 @@ def _live(data: RequestData, source: RequestSource, state: ShippedState, scratch
 def _seal(data: RequestData, maker: SegmentMaker, buffer: SegmentBuffer) -> None:
     data.files += [file.path for file in maker.seal(buffer)]
     buffer.clear()
-
-
-def _relation(data: RequestData, since_s: float | None, until_s: float | None) -> str:
-    parts = [columns.empty_select()]
-    if data.files:
-        files = ", ".join(columns.sql_literal(str(path)) for path in data.files)
-        read = f"read_parquet([{files}], union_by_name = true, hive_partitioning = false)"
-        parts.append(f"SELECT * FROM {read}")
-    source = " UNION ALL BY NAME ".join(parts)
-    bounds = [
-        f"ts {sign} TIMESTAMPTZ '{datetime.fromtimestamp(at_s, UTC).isoformat()}'"
-        for sign, at_s in ((">=", since_s), ("<", until_s))
-        if at_s is not None
-    ]
-    names = ", ".join(column.name for column in columns.COLUMNS)
-    return f"SELECT {names} FROM ({source}){' WHERE ' + ' AND '.join(bounds) if bounds else ''}"

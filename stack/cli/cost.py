@@ -19,7 +19,6 @@ from rich.table import Table
 
 from exporters.accounting import cost
 from exporters.accounting.bill import BillRequest, make_bill
-from exporters.accounting.cost_from_log import COST_FIELDS
 from exporters.accounting.focus import FocusRow, focus_rows
 from exporters.accounting.prices import Prices
 from exporters.net.prometheus import address_from
@@ -28,7 +27,7 @@ from stack import config
 from stack.cli.common import AS_JSON, json_text, mistakes_as_errors
 from stack.cli.options import DATA, HTTP_CONFIG, PROMETHEUS_URL, TOKEN_FILE, USER_FILE, duration
 from stack.cli.rows import no_formula
-from stack.request_source import data_reader
+from stack.request_source import data_cost
 from stack.terminal import output_width
 
 _PLACE = ("period_start", "period_end", "cluster", "price_version")
@@ -133,8 +132,7 @@ def cost_command(
         if data:
             period = request.period(time.time()) if request.has_period else None
             since_s, until_s = (period.from_s, period.to_s) if period else (None, None)
-            reader = data_reader(data, since_s, until_s, fields=COST_FIELDS)
-            request = replace(request, read=reader, name=data)
+            request = replace(request, data=data_cost(data, since_s, until_s))
         found = make_bill(request, time.time())
         rows = focus_rows(found, issuer) if focus else []
     if as_csv:  # CSV has no place for notes

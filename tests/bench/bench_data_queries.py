@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from exporters.accounting.cost_from_log import COST_FIELDS
 from exporters.dataset import columns, layout, request_query
 from exporters.dataset.objects import FolderStore
 from exporters.dataset.parquet import connect
@@ -113,7 +112,7 @@ def measure(folder: Path, rows: int, days: int, baseline_rows: int) -> None:
     timed("requests --percentiles --group-by team,model", ask(request_query.percentiles, *one_day, ["team", "model"]))
     month = ask(request_query.grouped, *all_days, ["team", "model"])
     timed("tokens by team and model, all days", month, times=1)
-    reader = data_reader(str(folder), START_S, START_S + 600 - DAY_S, fields=COST_FIELDS)
+    reader = data_reader(str(folder), START_S, START_S + 600 - DAY_S)
     count = [0]
 
     def stream() -> None:
