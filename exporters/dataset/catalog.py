@@ -6,6 +6,7 @@ key, so a store that lists late hides nothing. Only ranges of more than 100 days
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from hashlib import file_digest
 from pathlib import Path
 
 from exporters.dataset import layout
@@ -96,18 +97,24 @@ def local_copy(store: ObjectStore, segment: LogSegment, cache: Path) -> Path:
     the content. Raises BadDataset for a missing or damaged segment, StoreError otherwise."""
     if isinstance(store, FolderStore):
         path = store.path(segment.key)
-        data = path.read_bytes() if path.is_file() else None
-    else:
-        path = cache / segment.key
-        if path.is_file() and path.stat().st_size == segment.size:
-            return path
-        found = store.get(segment.key)
-        data = found[0] if found else None
-    if data is None:
+        try:
+            with path.open("rb") as file:
+                digest = file_digest(file, "sha256").hexdigest()
+        except FileNotFoundError:
+            raise BadDataset(f"{store.name}: segment {segment.key} is missing") from None
+        _check(store, segment, digest)
+        return path
+    path = cache / segment.key
+    if path.is_file() and path.stat().st_size == segment.size:
+        return path
+    if (found := store.get(segment.key)) is None:
         raise BadDataset(f"{store.name}: segment {segment.key} is missing")
-    if layout.digest_of(data) != segment.sha256:
-        raise BadDataset(f"{store.name}: segment {segment.key} is damaged: its content differs from its hash")
-    if not isinstance(store, FolderStore):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, data, mode=0o600)
+    _check(store, segment, layout.digest_of(found[0]))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, found[0], mode=0o600)
     return path
+
+
+def _check(store: ObjectStore, segment: LogSegment, digest: str) -> None:
+    if digest != segment.sha256:
+        raise BadDataset(f"{store.name}: segment {segment.key} is damaged: its content differs from its hash")

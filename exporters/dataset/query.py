@@ -27,6 +27,7 @@ from exporters.dataset.live import live_records
 from exporters.dataset.objects import FolderStore, ObjectStore, S3Access
 from exporters.dataset.parquet import SegmentMaker, connect
 from exporters.dataset.segment_buffer import SegmentBuffer
+from exporters.dataset.verified import VerifiedFiles
 from exporters.requests.record import FieldMap, RequestRecord
 from exporters.requests.store import WINDOW, LogTotals, RecentRequests
 
@@ -196,11 +197,11 @@ def _gather(data: RequestData, source: RequestSource, scratch: Path) -> None:
         keys = {segment.key for segment in listed}
         pending = [path for segment, path in state.pending if segment.key not in keys]
         data.segments = len(listed) + len(pending)
-        for segment in listed:
-            try:
-                data.files.append(_local(store, segment, source.cache or segment_cache()) if store else Path())
-            except BadDataset as error:
-                data.damaged.append(str(error))
+        for found in _local(store, listed, source.cache or segment_cache()) if store else ():
+            if isinstance(found, BadDataset):
+                data.damaged.append(str(found))
+            else:
+                data.files.append(found)
         # a copy: the shipper deletes its file as soon as the segment is stored
         with contextlib.suppress(FileNotFoundError):
             data.files += [_kept(path, scratch) for path in pending]
@@ -245,19 +246,16 @@ def _days(store: ObjectStore) -> tuple[float, float]:
     return first, last + 86_400.0
 
 
-_verified: dict[tuple[str, int, int], str] = {}  # path, size and time of change of files whose hash was compared
-
-
-def _local(store: ObjectStore, segment: LogSegment, cache: Path) -> Path:
-    """Return a local file of a segment; a file of a folder is hashed again only after a change."""
-    if not isinstance(store, FolderStore) or not (path := store.path(segment.key)).is_file():
-        return catalog.local_copy(store, segment, cache)
-    stat = path.stat()
-    key = str(path), stat.st_size, stat.st_mtime_ns
-    if _verified.get(key) != segment.sha256:
-        catalog.local_copy(store, segment, cache)
-        _verified[key] = segment.sha256
-    return path
+def _local(store: ObjectStore, segments: Sequence[LogSegment], cache: Path) -> Iterator[Path | BadDataset]:
+    """Yield a local file of each segment, or what is wrong with it."""
+    if isinstance(store, FolderStore):
+        yield from VerifiedFiles(cache / "verified").files(store, segments)
+        return
+    for segment in segments:
+        try:
+            yield catalog.local_copy(store, segment, cache)
+        except BadDataset as error:
+            yield error
 
 
 def _live(data: RequestData, source: RequestSource, state: ShippedState, scratch: Path) -> int:

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from exporters.config import meant
 from exporters.dataset.query import RequestData
-from exporters.dataset.views import QUANTILES
+from exporters.dataset.views import DUCKDB, QUANTILES
 from exporters.requests.record import Outcome
 
 # Field of a filter or group -> column.
@@ -111,11 +111,16 @@ def listed(data: RequestData, only: RequestFilter, slowest: str | None = None, l
     """Return the newest requests, or the slowest by a time of TIMES. Raises ValueError."""
     where, parameters = only.where()
     named = ", ".join(f"{sql} AS {name}" for name, sql in LISTED.items())
-    order = "ts DESC NULLS LAST"
+    order = "ts"
     if slowest is not None:
-        time = _known(slowest, TIMES, "time")
-        where, order = f"{where} AND ({time}) IS NOT NULL", f"({time}) DESC"
-    sql = f"SELECT {named} FROM requests WHERE {where} ORDER BY {order}, request_id LIMIT {int(limit)}"
+        order = f"({_known(slowest, TIMES, 'time')})"
+        where = f"{where} AND {order} IS NOT NULL"
+    # first the value from which on requests are listed: this reads one column of all rows, and all columns of few
+    sql = f"SELECT min(o), count(o) FROM (SELECT {order} AS o FROM requests WHERE {where} ORDER BY o DESC NULLS LAST"
+    ((least, count),) = data.select(f"{sql} LIMIT {int(limit)})", parameters)[1]
+    if count == limit:
+        where, parameters = f"{where} AND {order} >= ?", [*parameters, least]
+    sql = f"SELECT {named} FROM requests WHERE {where} ORDER BY {order} DESC NULLS LAST, request_id LIMIT {int(limit)}"
     return RequestTable(*data.select(sql, parameters))
 
 
@@ -137,7 +142,7 @@ def percentiles(data: RequestData, only: RequestFilter, by: Iterable[str] = (), 
     columns = {"requests": "count(*)"}
     for name, time in TIMES.items():
         columns |= {f"{name}_count": f"count({time})"}
-        columns |= {f"{name}_{q}": f"quantile_cont({time}, {share:g})" for q, share in QUANTILES.items()}
+        columns |= {f"{name}_{q}": DUCKDB.quantile(time, share) for q, share in QUANTILES.items()}
         columns[f"{name}_max"] = f"max({time})"
     wide = _grouped(data, only, keys, columns, limit)
     each = len(QUANTILES) + 2

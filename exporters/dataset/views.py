@@ -17,6 +17,7 @@ from exporters.requests.record import UNKNOWN_TEAM, Outcome
 
 OUTCOMES = get_args(Outcome)
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+_SHARES = [*QUANTILES.values()]
 TIMES = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms", "engine_queue_ms")
 
 
@@ -35,7 +36,8 @@ class Dialect:
 DUCKDB = Dialect(
     "duckdb",
     minus_ms=lambda ts, ms: f"{ts} - to_microseconds(CAST(round({ms} * 1000) AS BIGINT))",
-    quantile=lambda value, q: f"quantile_cont({value}, {q:g})",
+    # all of a column from one copy of its values: DuckDB computes equal expressions once
+    quantile=lambda value, q: f"quantile_cont({value}, {_SHARES})[{_SHARES.index(q) + 1}]",
     hour=lambda ts: f"date_trunc('hour', {ts})",
     day=lambda ts: f"CAST({ts} AS DATE)",
     ends_with=lambda text, end: f"ends_with({text}, '{end}')",

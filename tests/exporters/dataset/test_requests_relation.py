@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 
 import msgspec
@@ -10,11 +11,11 @@ import pytest
 import s3_standin
 from request_dataset import START_S, made_requests, make_dataset
 
-from exporters.dataset import layout
-from exporters.dataset.catalog import open_store
+from exporters.dataset import layout, verified
+from exporters.dataset.catalog import local_copy, open_store
 from exporters.dataset.commit_reader import ShippedState, read_shipped
 from exporters.dataset.layout import BadDataset
-from exporters.dataset.objects import FolderStore, S3Access
+from exporters.dataset.objects import FolderStore, ObjectStore, S3Access
 from exporters.dataset.parquet import connect
 from exporters.dataset.query import RequestSource, open_requests
 from exporters.dataset.ship import Shipper
@@ -44,6 +45,28 @@ def test_rotated_and_compressed_files_belong_to_the_log(tmp_path: Path):
         assert sorted(one.request_id for one in RECORDS) == sorted(one.request_id for one in data.records())
         assert ["1 lines are no request record (json)"] == data.notes
         assert 1 == data.totals.duplicates
+
+
+def test_a_segment_is_hashed_once_until_its_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    segments = make_dataset(tmp_path / "data", RECORDS)
+    source = RequestSource(location=str(tmp_path / "data"), cache=tmp_path / "cache")
+    hashed: list[str] = []
+
+    def noted(store: ObjectStore, segment: layout.LogSegment, cache: Path) -> Path:
+        hashed.append(segment.key)
+        return local_copy(store, segment, cache)
+
+    monkeypatch.setattr(verified, "local_copy", noted)
+    assert ids(source) == ids(source)
+    assert sorted(segment.key for segment in segments) == sorted(hashed)
+    path = tmp_path / "data" / segments[0].key
+    path.write_bytes(path.read_bytes()[:-1] + b"X")
+    os.utime(path, ns=(1, 1))
+    with open_requests(source) as data:
+        assert [segments[0].key] == hashed[len(segments) :]
+        assert "is damaged" in data.damaged[0]
+    (tmp_path / "cache" / "verified").write_bytes(b"no record of files")
+    assert 0 < len(ids(source)) < len(RECORDS)
 
 
 def shipped(log: Path, count: int) -> ShippedState:
