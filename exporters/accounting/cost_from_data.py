@@ -188,22 +188,22 @@ class _Reading:
 
     def _sort(self, table: str, window: _Window) -> None:
         """Create a table of the starts and ends in a segment, in order; of two at once the end is first."""
-        scale = window.to_us - window.from_us + 1
-        wide = len(self._names.models) * scale * 2 * self._names.who >= _LARGEST
-        model, who = (f"CAST({name} AS {'HUGEINT' if wide else 'BIGINT'})" for name in ("model", "who"))
-        ended = f"{_MODEL} AS model, {_WHO} AS who, {_START_US} AS start_us, epoch_us(ts) AS end_us"
-        sources = (
-            f"SELECT {ended} FROM ({window.rows}) WHERE {window.where} AND e2e_ms IS NOT NULL",
-            f"SELECT *, {window.to_us} AS end_us FROM carried",
+        scale, teams = window.to_us - window.from_us + 1, self._names.who
+        wide = "HUGEINT" if len(self._names.models) * scale * 2 * teams >= _LARGEST else "BIGINT"
+        start, end = (
+            f"((CAST(model AS {wide}) * {scale} + {moment} - {window.from_us}) * 2 + {begins}) * {teams} + who"
+            for moment, begins in ((f"greatest(start_us, {window.from_us})", 1), ("end_us", 0))
         )
-        start, teams = f"greatest(start_us, {window.from_us})", self._names.who
-        moments = " UNION ALL ".join(
-            f"SELECT (({model} * {scale} + {moment} - {window.from_us}) * 2 + {begins}) * {teams} + {who} AS x"
-            f" FROM ({rows}) WHERE {start} < end_us"
-            for begins, moment in ((1, start), (0, "end_us"))
-            for rows in sources
+        rows = (
+            f"SELECT {_MODEL} AS model, {_WHO} AS who, {_START_US} AS start_us, epoch_us(ts) AS end_us"
+            f" FROM ({window.rows}) WHERE {window.where} AND e2e_ms IS NOT NULL"
+            f" UNION ALL SELECT *, {window.to_us} AS end_us FROM carried"
         )
+        inside = f"greatest(start_us, {window.from_us}) < end_us"
+        self._data.select(f"CREATE TABLE pairs AS SELECT {start} AS a, {end} AS b FROM ({rows}) WHERE {inside}")
+        moments = "SELECT a AS x FROM pairs UNION ALL SELECT b FROM pairs"
         self._data.select(f"CREATE TABLE {table} AS SELECT x FROM ({moments}) ORDER BY x")
+        self._data.select("DROP TABLE pairs")
 
     def _read_clock(self, cursor: RequestData, table: str, window: _Window) -> Busy:
         """Return the busy seconds of a segment, and drop its table.
