@@ -52,7 +52,7 @@ help:
 	@echo 'make bench-rules               what all alerts and recorded series cost a Prometheus that watches 20 engines'
 	@echo 'make bench-fleet               what 1, 5, 20 and 200 engines cost one Prometheus; ARGS="--only 200" only that'
 	@echo 'make bench-histograms          what classic and native histograms of one sidecar cost a Prometheus'
-	@echo 'make bench-data                request logs as Parquet: lines a second, bytes a row, memory, queries; beside DuckDB on raw JSON; ARGS=--quick smaller'
+	@echo 'make bench-data                request logs as Parquet: lines a second, bytes a row, memory, queries, cost; beside DuckDB on raw JSON and jq; ARGS=--quick smaller, --views ClickHouse too'
 	@echo 'make bench-soak                an hour of the whole lab while things go wrong: what leaks, what is lost; ARGS="--for 5m" shorter'
 
 # Ctrl-C is the way to end a lab (130), so it is no error of make.
@@ -131,6 +131,7 @@ bench-replicas: $(VENV)/dev.done
 
 bench-data: $(VENV)/dev.done
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_data.py $(ARGS)
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_data_queries.py $(ARGS)
 
 bench-gateway: $(VENV)/dev.done
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_gateway.py $(ARGS)
@@ -163,6 +164,7 @@ bench-faults: $(VENV)/dev.done
 	@$(RUN) lab install mtail
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_faults.py
 	PYTHONPATH=$(CURDIR) VLLM_WATCH_HISTORIES=$(if $(findstring --quick,$(ARGS)),200,10000) $(VENV)/bin/python -m pytest -q tests/exporters/test_sidecar_histories.py tests/stack/gateway/test_gateway_lease.py tests/stack/gateway/test_gateway_store.py
+	PYTHONPATH=$(CURDIR) VLLM_WATCH_HISTORIES=$(if $(findstring --quick,$(ARGS)),20,500) $(VENV)/bin/python -m pytest -q tests/exporters/test_ship_histories.py
 	@$(RUN) lab install valkey redis
 	PYTHONPATH=$(CURDIR) VLLM_WATCH_OUTAGE_S=$(if $(findstring --quick,$(ARGS)),4,30) $(VENV)/bin/python -m pytest -q tests/stack/gateway/test_gateway_leases_live.py
 

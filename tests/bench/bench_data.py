@@ -1,4 +1,4 @@
-"""`make bench-data`: what it costs to ship request logs, beside DuckDB on the same lines without any check.
+"""`make bench-data`, first part: what it costs to ship request logs, beside DuckDB on the same lines without any check.
 
 One process on one core each: lines a second of processor time and of the clock, bytes a row, and memory. The floor is
 DuckDB's JSON -> Parquet with the types given, sorted, without validation, deduplication, positions or manifests."""
@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small numbers, as the tests run it")
     parser.add_argument("--many", type=int, help="lines for the memory")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options, _ = parser.parse_known_args()  # those of the second part
     if options.child:
         child(options.child[0], Path(options.child[1]), Path(options.child[2]))
         return

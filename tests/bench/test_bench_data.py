@@ -10,10 +10,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_quick_run_ships_every_line():
+def printed(script: str) -> str:
     paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests/support", ROOT / "tests/bench")))
     done = subprocess.run(
-        [sys.executable, "tests/bench/bench_data.py", "--quick"],
+        [sys.executable, f"tests/bench/{script}", "--quick"],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": paths},
         capture_output=True,
@@ -22,6 +22,18 @@ def test_a_quick_run_ships_every_line():
         check=False,
     )
     assert 0 == done.returncode, done.stderr
-    assert "20,000 lines of " in done.stdout
-    assert "\n60,000: " in done.stdout
-    assert "% of the floor" in done.stdout
+    return done.stdout
+
+
+def test_a_quick_run_ships_every_line():
+    shown = printed("bench_data.py")
+    assert "20,000 lines of " in shown
+    assert "\n60,000: " in shown
+    assert "% of the floor" in shown
+
+
+def test_a_quick_run_asks_the_commands_and_both_engines():
+    shown = printed("bench_data_queries.py")
+    assert "requests --slowest ttft" in shown
+    assert "one GROUP BY" in shown
+    assert "view phases" in shown

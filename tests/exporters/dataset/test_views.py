@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
 
+import engine_rows
 import pytest
 from request_dataset import START_S, made_requests, make_dataset
 
@@ -39,8 +39,7 @@ def data(folder: Path) -> Iterator[RequestData]:
 
 
 def rows_of(data: RequestData, view: str) -> list[dict[str, object]]:
-    head, rows = data.select(f"SELECT * FROM {view}")  # noqa: S608
-    return [dict(zip(head, row, strict=True)) for row in rows]
+    return engine_rows.of_duckdb(data, f"SELECT * FROM {view}")  # noqa: S608
 
 
 def test_records_come_back_unchanged(data: RequestData, records: list[RequestRecord]):
@@ -105,18 +104,9 @@ def test_clickhouse_gives_the_same_rows(data: RequestData, folder: Path):
         for statement in engine_sql.clickhouse(str(folder)):
             session.query(statement)
         for view in views.VIEWS:
-            answer = session.query(
-                f"SELECT * FROM vllm_watch.{view.name}"  # noqa: S608
-                " SETTINGS output_format_json_quote_64bit_integers = 0",
-                "JSONEachRow",
-            )
-            theirs = [json.loads(line) for line in answer.bytes().decode().splitlines()]
             mine = rows_of(data, view.name)
-            assert len(mine) == len(theirs) > 0, view.name
-            assert list(mine[0]) == list(theirs[0]), view.name
-            for one, other in zip(_ordered(mine), _ordered(theirs), strict=True):
-                for name in one:
-                    assert _same(one[name], other[name]), (view.name, name, one[name], other[name])
+            theirs = engine_rows.of_clickhouse(session, f"SELECT * FROM vllm_watch.{view.name}")  # noqa: S608
+            assert engine_rows.difference(mine, theirs) is None, view.name
         for panel in clickhouse_requests.PANELS:
             assert session.query(_filled(panel.sql("vllm_watch")), "JSONEachRow").bytes(), panel.title
         for variable in clickhouse_requests.dashboard()["templating"]["list"][1:]:
@@ -134,21 +124,6 @@ def _filled(sql: str) -> str:
         .replace("${model:singlequote}", "'large','small'")
         .replace("${team:singlequote}", "'chat','batch'")
     )
-
-
-KEYS = ("request_id", "hour", "model", "team", "engine", "outcome", "reason")
-
-
-def _ordered(rows: list[dict[str, object]]) -> list[dict[str, object]]:
-    return sorted(rows, key=lambda row: [str(row[name])[:19] for name in KEYS if name in row])
-
-
-def _same(one: object, other: object) -> bool:
-    if hasattr(one, "isoformat"):
-        return str(one.isoformat(sep=" "))[:19] == str(other)[:19]
-    if isinstance(one, float | int) and not isinstance(one, bool):
-        return math.isclose(one, float(str(other)), rel_tol=1e-9, abs_tol=1e-9)
-    return one == other
 
 
 def test_trino_and_athena_statements_name_every_column_and_view():
