@@ -6,6 +6,7 @@ DuckDB's JSON -> Parquet with the types given, sorted, without validation, dedup
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from exporters.dataset.ship_config import ShipConfig
 from exporters.requests.record import RequestRecord, timestamp, to_line
 
 START_S = 1_795_608_000.0  # noon of a day
+ROTATED = 300_000  # lines, some 180 MB
 LEAST_LINES_PER_S, MOST_BYTES_PER_ROW, MOST_MB = 150_000, 90, 400
 
 
@@ -56,8 +59,10 @@ def make_log(path: Path, count: int) -> int:
     return path.stat().st_size
 
 
-def ship(log: Path, folder: Path) -> dict[str, float]:
-    """Ship a log in this process; return the requests and bytes of the data set, and the memory over time."""
+def ship(log: Path, folder: Path, more: Callable[[], bool] = lambda: False) -> dict[str, float]:
+    """Ship a log in this process; return the requests and bytes of the data set, and the memory over time.
+
+    more: adds lines to the log when all are read; False ends it."""
     shipper = Shipper(
         ShipConfig(
             dataset=str(folder / "dataset"),
@@ -70,7 +75,7 @@ def ship(log: Path, folder: Path) -> dict[str, float]:
     )
     shipper.claim()
     held, committed = [], 0
-    while shipper.step():
+    while shipper.step() or more():
         if shipper.state.last.number > committed:
             committed = shipper.state.last.number
             held.append(memory.mib())
@@ -90,6 +95,26 @@ def ship(log: Path, folder: Path) -> dict[str, float]:
     }
 
 
+def ship_many(log: Path, folder: Path, count: int) -> dict[str, float]:
+    """Ship lines that are made while they are shipped, with a rotation every ROTATED lines and one rotated file.
+
+    The speed includes making them, in this process as well."""
+    made, lines = itertools.count(), Lines(20, 2)
+
+    def more() -> bool:
+        number = next(made)
+        if number and number * lines.count % ROTATED == 0:
+            log.replace(log.with_suffix(".jsonl.1"))
+        if number >= count // lines.count:
+            return False
+        with log.open("ab") as file:
+            file.write(lines.text(number, START_S + number))
+        return True
+
+    log.touch()
+    return ship(log, folder, more)
+
+
 def floor(log: Path, folder: Path) -> dict[str, float]:
     """The same lines by DuckDB alone."""
     types = ", ".join(f"{column.name}: '{column.type}'" for column in OF_RECORD)
@@ -102,10 +127,10 @@ def floor(log: Path, folder: Path) -> dict[str, float]:
     return {"requests": rows, "bytes": made.stat().st_size, "early_mb": 0, "late_mb": memory.mib()}
 
 
-def measured(what: str, log: Path) -> dict[str, float]:
-    """Run one of both in a process of its own, on one core."""
+def measured(what: str, log: Path, count: int = 0) -> dict[str, float]:
+    """Run one of `ship`, `floor` and `many` in a process of its own, on one core."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, "--child", what, str(log), folder]
+        command = [sys.executable, __file__, "--child", what, str(log), folder, str(count)]
         before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         after, wall_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - began
@@ -120,14 +145,15 @@ def measured(what: str, log: Path) -> dict[str, float]:
     }
 
 
-def child(what: str, log: Path, folder: Path) -> None:
+def child(what: str, log: Path, folder: Path, count: int) -> None:
     """What a measured process does; the time until here, for imports, is not counted."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     usage = resource.getrusage(resource.RUSAGE_SELF)
     started = {"start_cpu_s": usage.ru_utime + usage.ru_stime}
     began_s = float(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
     started["start_s"] = time.clock_gettime(time.CLOCK_BOOTTIME) - began_s
-    sys.stdout.write(json.dumps((ship if what == "ship" else floor)(log, folder) | started))
+    found = ship_many(log, folder, count) if what == "many" else (ship if what == "ship" else floor)(log, folder)
+    sys.stdout.write(json.dumps(found | started))
 
 
 def run(sizes: DataSizes) -> dict[str, Any]:
@@ -138,11 +164,7 @@ def run(sizes: DataSizes) -> dict[str, Any]:
         for _ in range(sizes.rounds):
             for what in ("ship", "floor"):
                 found[what].append(measured(what, log))
-        lines = Lines(20, 2)
-        with log.open("wb") as file:
-            for number in range(sizes.many // lines.count):
-                file.write(lines.text(number, START_S + number))
-        found["many"] = measured("ship", log)
+        found["many"] = measured("many", Path(folder) / "many.jsonl", sizes.many)
     return found
 
 
@@ -168,10 +190,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small numbers, as the tests run it")
     parser.add_argument("--many", type=int, help="lines for the memory")
-    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     options, _ = parser.parse_known_args()  # those of the second part
     if options.child:
-        child(options.child[0], Path(options.child[1]), Path(options.child[2]))
+        what, log, folder, count = options.child
+        child(what, Path(log), Path(folder), int(count))
         return
     sizes = QUICK if options.quick else DataSizes(many=options.many or DataSizes.many)
     found = run(sizes)
