@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 from exporters.accounting.billing_period import PriceSegment
 from exporters.accounting.counter_growth import read_growth
-from exporters.catalogue import promql, reconciled, sidecar
+from exporters.catalogue import promql, reconciled, sidecar, vllm
 from exporters.catalogue.metric import Metric
 from exporters.dataset import catalog, layout
 from exporters.dataset.layout import NULL_PARTITION, OTHER_MODELS, UNDATED, LogSegment
@@ -35,8 +35,8 @@ class DayBalance:
     """Comparison of one day, cluster and model for one kind of sum.
 
     segments, sidecar: sums of records. engine, logged: finished work as engines count it, in the engines and in the
-    logs; None where the sidecar compares no engine, and for cached tokens, which engines report per request only.
-    low, high: bounds of segments minus sidecar by known causes. causes: what was measured, by name."""
+    logs; None where the sidecar compares no engine. low, high: bounds of segments minus sidecar by known causes;
+    engine_low, engine_high: of engine minus logged, less what is explained. causes: what was measured, by name."""
 
     day: str
     cluster: str
@@ -49,6 +49,8 @@ class DayBalance:
     low: float = 0.0
     high: float = 0.0
     engine_explained: float = 0.0
+    engine_low: float = 0.0
+    engine_high: float = 0.0
     causes: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -58,7 +60,8 @@ class DayBalance:
         beyond = max(0.0, apart - self.high, self.low - apart)
         if self.engine is None or self.logged is None:
             return beyond
-        return max(beyond, abs(self.engine - self.logged - self.engine_explained))
+        between = self.engine - self.logged - self.engine_explained
+        return max(beyond, between - self.engine_high, self.engine_low - between)
 
 
 class _Day:
@@ -76,6 +79,18 @@ class _Day:
 
     def of(self, labels: Mapping[str, str], kind: str) -> DayBalance:
         return self.row(labels.get("cluster") or self.cluster, labels.get("model_name", UNKNOWN_MODEL), kind)
+
+    def explain(self, labels: Mapping[str, str], amount: float, sign: int, name: str) -> None:
+        """Add an amount by which engines and logs differ, and its cause."""
+        row = self.of(labels, labels.get("kind", ""))
+        row.engine_explained += sign * amount
+        if row.kind == "prompt":  # a cached token is one of them
+            cached = self.of(labels, "cached")
+            cached.engine_low += min(0.0, sign * amount)
+            cached.engine_high += max(0.0, sign * amount)
+        if amount:
+            cause = f"{name}: {labels.get('cause', 'unknown')}"
+            row.causes[cause] = row.causes.get(cause, 0.0) + amount
 
 
 async def balance_day(
@@ -110,6 +125,7 @@ async def balance_day(
         for of_cluster, theirs in by_cluster.items():
             sums = await asyncio.to_thread(edge_sums, theirs, first_s, end_s)
             _add_bounds(found, of_cluster, cause, sums, sign)
+    _bound_cached(found)
     return [found.rows[key] for key in sorted(found.rows)]
 
 
@@ -130,22 +146,56 @@ async def _add_counters(found: _Day, prometheus: Prometheus, day: PriceSegment) 
         row = found.of(labels, labels.get("kind", ""))
         row.engine = (row.engine or 0.0) + amount
 
-    def explained(labels: Mapping[str, str], amount: float, sign: int, name: str) -> None:
-        row = found.of(labels, labels.get("kind", ""))
-        row.engine_explained += sign * amount
-        if amount:
-            cause = f"{name}: {labels.get('cause', 'unknown')}"
-            row.causes[cause] = row.causes.get(cause, 0.0) + amount
-
     await read(sidecar.REQUESTS, lambda labels, amount: counted(labels, amount, "requests"))
     await read(sidecar.TOKENS, lambda labels, amount: counted(labels, amount, labels.get("type", "")))
     await read(reconciled.LOGGED, logged)
     for at_s, sign in ((day.from_s, -1), (day.to_s, 1)):
         for one in (await prometheus.as_of(promql.series(reconciled.OPEN), at_s)).series:
-            explained({**one.metric, "cause": "open"}, float(one.value[1]) if one.value else 0.0, sign, "in flight")
+            amount = float(one.value[1]) if one.value else 0.0
+            found.explain({**one.metric, "cause": "open"}, amount, sign, "in flight")
     await read(reconciled.ENGINE, worked)
-    await read(reconciled.MISSING_IN_LOG, lambda labels, amount: explained(labels, amount, 1, "missing in log"))
-    await read(reconciled.EXTRA_IN_LOG, lambda labels, amount: explained(labels, amount, -1, "extra in log"))
+    await read(reconciled.MISSING_IN_LOG, lambda labels, amount: found.explain(labels, amount, 1, "missing in log"))
+    await read(reconciled.EXTRA_IN_LOG, lambda labels, amount: found.explain(labels, amount, -1, "extra in log"))
+    await _add_cached(found, prometheus, day)
+
+
+async def _add_cached(found: _Day, prometheus: Prometheus, day: PriceSegment) -> None:
+    """Add cached tokens of finished requests by the engines' own series: prompt tokens less computed ones.
+
+    Neither half of a prefill/decode pair knows them, and releases before 0.13 do not report them."""
+    cached: dict[tuple[str, str], float] = {}
+    skipped = set[tuple[str, str]]()
+    for metric, sign in ((vllm.REQUEST_PREFILL_KV_COMPUTED_TOKENS, -1), (vllm.REQUEST_PROMPT_TOKENS, 1)):
+        async for _, labels, amount in read_growth(prometheus, metric, (day,)):
+            row = found.of(labels, "cached")
+            key = row.cluster, row.model
+            if promql.ROLE in labels or (sign > 0 and key not in cached):
+                skipped.add(key)
+            cached[key] = cached.get(key, 0.0) + sign * amount
+    for key in cached.keys() - skipped:
+        row = found.row(*key, "cached")
+        if row.sidecar is not None:
+            row.engine, row.logged = cached[key], row.sidecar
+
+
+def _bound_cached(found: _Day) -> None:
+    """Add bounds of the cached tokens that engines and records count differently.
+
+    Engines count each of several texts, and requests of adapters under their model: no more cached tokens than prompt
+    tokens. And an engine is not scraped when its log is read: what ended around midnight may be in the next day."""
+    for (cluster, model, kind), row in found.rows.items():
+        prompt = found.rows.get((cluster, model, "prompt"))
+        if kind != "cached" or row.engine is None:
+            continue
+        if prompt is None or prompt.logged is None or prompt.sidecar is None:
+            row.engine = row.logged = None
+            continue
+        more, late = prompt.logged - prompt.sidecar, row.high - row.low
+        row.engine_low += min(0.0, more) - late
+        row.engine_high += max(0.0, more) + late
+        for name, bound in (("less", row.engine_low), ("more", row.engine_high)):
+            if bound:
+                row.causes[f"engines may have {name}, by prompt tokens"] = abs(bound)
 
 
 def _add_segments(found: _Day, segments: Sequence[LogSegment]) -> None:

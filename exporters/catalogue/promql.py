@@ -119,9 +119,9 @@ def total(metric: Metric, by: Sequence[str] = BY, where: Matchers = ()) -> str:
 
 
 def stored(metric: Metric, where: Matchers = ()) -> str:
-    """Return each series of a counter as it is stored, for a reader that computes its increase itself."""
-    _expect(metric, Kind.COUNTER)
-    return _each(metric, where, "{}")
+    """Return each series of a counter, or of a histogram's sum, as stored, for a reader that computes its increase."""
+    _expect(metric, Kind.COUNTER, Kind.HISTOGRAM)
+    return _each(metric, where, "{}", _sum_of(metric))
 
 
 def repeated(
@@ -440,11 +440,10 @@ def series(metric: Metric, where: Matchers = ()) -> str:
 
 
 def last_samples(metric: Metric, window: str, where: Matchers = (), offset: str = "") -> str:
-    """Return the last sample of each series within the window, including series that are gone.
+    """Return the last sample of each series within the window, including series that are gone; of a histogram its sum.
 
     Put it in parentheses on the right of `and on`."""
-    _expect(metric, Kind.GAUGE, Kind.INFO, Kind.COUNTER)
-    return _each(metric, where, f"last_over_time({{}}{_span(window, offset)})")
+    return _each(metric, where, f"last_over_time({{}}{_span(window, offset)})", _sum_of(metric))
 
 
 def _gauge(metric: Metric, across: Across, by: Sequence[str], where: Matchers, offset: str) -> str:
@@ -469,6 +468,10 @@ def _span(window: str, offset: str = "") -> str:
 def _each(metric: Metric, where: Matchers, form: str, suffix: str = "") -> str:
     matchers = f"{{{', '.join(where)}}}" if where else ""
     return " or ".join(form.format(f"{name}{suffix}{matchers}") for name in metric.names)
+
+
+def _sum_of(metric: Metric) -> str:
+    return "_sum" if metric.kind is Kind.HISTOGRAM else ""
 
 
 def _sum(inner: str, by: Sequence[str]) -> str:

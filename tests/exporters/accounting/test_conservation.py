@@ -12,7 +12,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from exporters import exposition
-from exporters.catalogue import reconciled, sidecar
+from exporters.catalogue import reconciled, sidecar, vllm
 from exporters.exposition import Sample
 from exporters.requests.bounded_names import BoundedNames
 from exporters.requests.counters import RequestCounters
@@ -60,9 +60,16 @@ class Recorded:
                 series = f'{name}{{instance="sidecar:9401",job="sidecar"{"," + labels if brace else "}"}'
                 self._samples.setdefault(name, []).append(f"{series} {value} {at_s:.3f}")
 
+    def scraped(self, at_s: float, prompt: int, computed: int, role: str = "") -> None:
+        """Scrape an engine at that time: sums of prompt tokens and of computed ones of finished requests."""
+        labels = 'instance="vllm:8001",job="vllm",model_name="chat"' + (f',role="{role}"' if role else "")
+        for name, value in ((PROMPT_SUM, prompt), (COMPUTED_SUM, computed)):
+            self._samples.setdefault(name, []).append(f"{name}{{{labels}}} {value} {at_s:.3f}")
+
     def verify(self) -> tuple[Result, list[dict[str, object]]]:
         """Ship the log, and compare the day."""
         wanted = {metric.name for metric in (sidecar.REQUESTS, sidecar.TOKENS, *ENGINE_SERIES)}
+        wanted |= {PROMPT_SUM, COMPUTED_SUM}
         page = "".join(
             f"# TYPE {name} unknown\n" + "".join(f"{line}\n" for line in sorted(lines, key=_series_and_time))
             for name, lines in sorted(self._samples.items())
@@ -94,6 +101,20 @@ ENGINE_SERIES = (
     reconciled.EXTRA_IN_LOG,
     reconciled.OPEN,
 )
+PROMPT_SUM, COMPUTED_SUM = (
+    f"{metric.name}_sum" for metric in (vllm.REQUEST_PROMPT_TOKENS, vllm.REQUEST_PREFILL_KV_COMPUTED_TOKENS)
+)
+
+
+def cached_of(logged: int, engine: int, missing: int = 0) -> list[Sample]:
+    """Return the sidecar's comparison of prompt tokens."""
+    labels = {"kind": "prompt", "model_name": "chat"}
+    return [
+        (reconciled.LOGGED, labels, logged),
+        (reconciled.ENGINE, labels, engine),
+        (reconciled.MISSING_IN_LOG, {"cause": "unknown", **labels}, missing),
+        (reconciled.OPEN, labels, 0),
+    ]
 
 
 def engines(logged: int, engine: int, missing: int = 0) -> list[Sample]:
@@ -131,6 +152,46 @@ def test_a_day_agrees_to_the_token(recorded: Recorded) -> None:
     } == sums
     assert (30, 31, 1) == tuple(found["requests"][name] for name in ("logged", "engine", "engine_explained"))
     assert {"missing in log: no_usage": 1} == found["requests"]["causes"]
+
+
+@pytest.mark.parametrize(
+    ("engine_cached", "missing", "unexplained"),
+    [(480, 0, 0), (481, 0, 1), (479, 0, 1), (560, 100, 0), (581, 100, 1), (479, 100, 1)],
+)
+def test_cached_tokens_of_the_engines_are_compared(
+    recorded: Recorded, engine_cached: int, missing: int, unexplained: int
+) -> None:
+    """To the token; of requests in no log they are no more than the prompt tokens."""
+    of_day = [record(number, NOON_S + number) for number in range(10, 40)]
+    prompt = sum(range(110, 140))
+    recorded.counted(MIDNIGHT_S - 60, [record(0, MIDNIGHT_S - 7200)], cached_of(100, 100))
+    recorded.scraped(MIDNIGHT_S - 50, 100, 84)
+    both = cached_of(100 + prompt, 100 + prompt + missing, missing)
+    recorded.counted(NOON_S + 600, of_day, both)
+    recorded.scraped(NOON_S + 610, 100 + prompt + missing, 84 + prompt + missing - engine_cached)
+    recorded.counted(END_S - 60, [], both)
+    recorded.scraped(END_S - 50, 100 + prompt + missing, 84 + prompt + missing - engine_cached)
+    recorded.log = of_day
+    done, balances = recorded.verify()
+    cached = next(one for one in balances if one["kind"] == "cached")
+    assert (480, 480, engine_cached, unexplained) == tuple(
+        cached[name] for name in ("segments", "logged", "engine", "unexplained")
+    )
+    assert (1 if unexplained else 0) == done.exit_code, done.output
+    assert bool(missing) == ("engines may have more, by prompt tokens: 100" in done.output)
+
+
+def test_cached_tokens_of_a_pair_are_not_compared(recorded: Recorded) -> None:
+    of_day = [record(number, NOON_S + number) for number in range(10, 40)]
+    recorded.counted(MIDNIGHT_S - 60, [record(0, MIDNIGHT_S - 7200)], cached_of(100, 100))
+    recorded.counted(NOON_S + 600, of_day, cached_of(3835, 3835))
+    for role in ("prefill", "decode"):
+        recorded.scraped(MIDNIGHT_S - 50, 100, 84, role)
+        recorded.scraped(NOON_S + 610, 3835, 84, role)
+    recorded.log = of_day
+    _, balances = recorded.verify()
+    cached = next(one for one in balances if one["kind"] == "cached")
+    assert (480, None, 0) == tuple(cached[name] for name in ("sidecar", "engine", "unexplained"))
 
 
 def test_requests_around_midnight_are_a_known_cause(recorded: Recorded) -> None:

@@ -77,6 +77,11 @@ def test_what_several_series_tell_of_one_thing_is_counted_once():
 def test_who_was_there_is_told_by_any_series_old_names_included():
     """A counter too: that it stood somewhere says that its target was there."""
     assert "last_over_time(vllm_watch_sidecar_info[1d])" == promql.last_samples(sidecar.SIDECAR_INFO, "1d")
+    total = f"{vllm.TIME_TO_FIRST_TOKEN.name}_sum"
+    assert (total, f"last_over_time({total}[1h])") == (
+        promql.stored(vllm.TIME_TO_FIRST_TOKEN),
+        promql.last_samples(vllm.TIME_TO_FIRST_TOKEN, "1h"),
+    )
     assert (
         'last_over_time(vllm:prefix_cache_hits_total{job="a"}[1h]) or'
         ' last_over_time(vllm:gpu_prefix_cache_hits_total{job="a"}[1h])'
@@ -103,7 +108,6 @@ def test_matchers_reach_every_alternative():
         lambda: promql.total(vllm.KV_CACHE_USAGE),
         lambda: promql.resets(vllm.KV_CACHE_USAGE),
         lambda: promql.series(vllm.PROMPT_TOKENS),
-        lambda: promql.last_samples(vllm.TIME_TO_FIRST_TOKEN, "1h"),
     ],
 )
 def test_a_wrong_question_fails_when_rendered(ask):
