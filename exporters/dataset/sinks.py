@@ -59,12 +59,13 @@ def kafka() -> str:
 def nats() -> str:
     """Return a stream that drops a repeated request within its window, and the sink."""
     return (
-        "# JetStream drops a message whose Nats-Msg-Id it has seen within --dupe-window.\n"
+        "# JetStream drops a message whose Nats-Msg-Id it has seen within --dupe-window. It has span_id, as clients\n"
+        "# may send a request_id twice.\n"
         "#   nats stream add VLLM_REQUESTS --subjects 'vllm.requests' --storage file --dupe-window 1h --defaults\n"
         + _VECTOR
         + "  nats:\n    type: nats\n    inputs: [parsed]\n    url: nats://127.0.0.1:4222\n    subject: vllm.requests\n"
         "    encoding: {codec: json}\n    jetstream:\n      enabled: true\n"
-        "      headers: {message_id: '{{ request_id }}'}\n"
+        "      headers: {message_id: '{{ request_id }}-{{ span_id }}'}\n"
     )
 
 

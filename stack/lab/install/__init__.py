@@ -130,6 +130,8 @@ PROGRAMS = {
     "haproxy": Program(
         ("haproxy",), (2, 6), "haproxy", "usr/sbin/haproxy", ("-v",), libraries=own_libraries.OF_HAPROXY
     ),
+    # A message bus that takes request lines.
+    "nats": Program(("nats-server",), (2, 9), "nats-server", "usr/sbin/nats-server"),
     # Static, for images made from nothing; the one on PATH may be linked to this system's libraries.
     "busybox": Program((), (), "busybox-static", "usr/bin/busybox", ("--help",)),
 }
