@@ -6,6 +6,7 @@ Its queries are SQL, so it is none of the dashboards of registry.py, whose queri
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,7 +68,11 @@ PANELS = (
 
 
 def dashboard(database: str = "vllm_watch", panels: Sequence[ClickHousePanel] = PANELS) -> dict[str, Any]:
-    """Return the dashboard as JSON for Grafana's import."""
+    """Return the dashboard as JSON for Grafana's import. Raises ValueError for a database that is no plain name."""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", database):
+        raise ValueError(
+            f"--database {database!r} is no plain name of a database; write letters, digits and '_', such as vllm_watch"
+        )
     made, x, y, height = [], 0, 0, 9
     for number, panel in enumerate(panels, 1):
         if x + panel.width > 24:

@@ -310,4 +310,6 @@ def requests_dashboard(database: str) -> None:
     """
     from dashboards.clickhouse_requests import dashboard
 
-    click.echo(json_text(dashboard(database)))
+    with mistakes_as_errors():
+        made = dashboard(database)
+    click.echo(json_text(made))

@@ -11,6 +11,7 @@ from request_dataset import made_requests, make_dataset
 
 from exporters.requests.record import to_line
 from stack.cli import main
+from stack.root import ROOT
 
 # A time as a float has a quarter of a microsecond, which each record of a log is off; a data set has microseconds.
 FLOAT_HOURS = 1e-8
@@ -72,6 +73,22 @@ def test_compare_variants(places: tuple[str, str]):
     assert [(each["workload"], each["point"], len(each["findings"])) for each in one] == [
         (each["workload"], each["point"], len(each["findings"])) for each in other
     ]
+
+
+def test_capacity(places: tuple[str, str]):
+    log, data = places
+    model = str(ROOT / "tests/golden/configs/Llama-3.1-8B-Instruct.json")
+    words = ("capacity", "--model", model, "--gpu", "H200", "--max-model-len", "8K", "--json")
+    words += ("--served-model-name", "large")
+    one, other = (
+        json.loads(printed(*words, option, place))["plans"][0]
+        for option, place in zip(("--log", "--data"), (log, data), strict=True)
+    )
+    assert one["traffic"]["prompt_tokens"]["p95"] > 0
+    for plan in (one, other):
+        plan["traffic"].pop("source", None)
+        plan["traffic"].pop("notes", None)
+    assert one == other
 
 
 def test_a_damaged_segment_stops_totals(tmp_path: Path):

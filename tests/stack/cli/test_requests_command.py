@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 from request_dataset import made_requests, make_dataset
 
@@ -91,6 +92,8 @@ def test_sql(log: str):
         (("show", "r1-1", "--trace-url", "http://x"), "needs {trace_id}"),
         (("--ship-config", "ship.yaml"), "omit --data and --log"),
         (("--data", "data"), "would count lines twice"),
+        (("dashboard", "--database", "a; DROP TABLE b"), "'a; DROP TABLE b' is no plain name of a database"),
+        (("dashboard", "--database", "1a"), "write letters, digits and '_', such as vllm_watch"),
     ],
 )
 def test_mistakes(log: str, words: tuple[str, ...], message: str):
@@ -105,6 +108,48 @@ def test_data_set_of_the_last_day_by_default(tmp_path: Path):
     assert [] == json.loads(run("--data", str(tmp_path), "--json").stdout)["rows"]
     found = json.loads(run("--data", str(tmp_path), "--from", "2025-11-24", "--group-by", "cluster", "--json").stdout)
     assert [("test", len(RECORDS))] == [(row["cluster"], row["requests"]) for row in found["rows"]]
+
+
+def test_a_damaged_segment_is_named_left_out_and_counted(tmp_path: Path):
+    segments = make_dataset(tmp_path, RECORDS)
+    victim = max(segments, key=lambda one: one.sums.requests)
+    path = tmp_path / victim.key
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    words = ("--data", str(tmp_path), "--from", "2025-11-24", "--group-by", "cluster")
+    done = run(*words, "--json")
+    found = json.loads(done.stdout)
+    assert [("test", len(RECORDS) - victim.sums.requests)] == [
+        (row["cluster"], row["requests"]) for row in found["rows"]
+    ]
+    said = f"segment {victim.key} is damaged: its content differs from its hash"
+    counted = f"1 of {len(segments)} segments are left out; totals are too low"
+    assert said in found["notes"][0]
+    assert counted == found["notes"][1]
+    told = " ".join(run(*words).output.split())
+    assert said in told
+    assert counted in told
+
+
+def test_writers_of_one_data_set_are_counted_together(tmp_path: Path):
+    """Two gateways with a log each, written by the real command; a writer's name that is taken is refused."""
+    for number in range(2):
+        folder = tmp_path / f"gateway-{number}"
+        folder.mkdir()
+        (folder / "requests.jsonl").write_bytes(b"".join(map(to_line, RECORDS[number::2])))
+        settings = {"dataset": str(tmp_path / "data"), "cluster": "c", "writer": f"gateway-{number}", "state": "state"}
+        (folder / "ship.yaml").write_text(yaml.safe_dump(settings | {"requests_log": ["requests.jsonl"]}))
+        done = CliRunner().invoke(main, ["ship", "run", "--once", "--config", str(folder / "ship.yaml")])
+        assert 0 == done.exit_code, done.output
+    words = ("--data", str(tmp_path / "data"), "--from", "2025-11-24")
+    found = json.loads(
+        run(*words, "sql", "SELECT writer, count(*) AS n FROM requests GROUP BY 1 ORDER BY 1", "--json").stdout
+    )
+    assert [("gateway-0", 200), ("gateway-1", 200)] == [(row["writer"], row["n"]) for row in found["rows"]]
+    (folder / "ship.yaml").write_text(yaml.safe_dump(settings | {"requests_log": ["requests.jsonl"], "state": "other"}))
+    done = CliRunner().invoke(main, ["ship", "run", "--once", "--config", str(folder / "ship.yaml")])
+    assert 2 == done.exit_code
+    assert "gateway-1" in done.output
+    assert len(RECORDS) == json.loads(run(*words, "--group-by", "cluster", "--json").stdout)["rows"][0]["requests"]
 
 
 def test_statements_for_other_engines():

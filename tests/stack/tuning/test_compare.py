@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from request_dataset import made_requests, make_dataset
 
 from exporters.events import log as events
 from exporters.events.log import TuningEvent
-from exporters.requests.record import RequestRecord, timestamp
+from exporters.requests.record import RequestRecord, timestamp, to_line
 from stack.bench import result
 from stack.bench.result import Bench, BenchEngine, BenchVariant, Run
 from stack.cli import main
@@ -268,6 +269,21 @@ def test_every_bench_has_a_report(tmp_path, variants, runs):
     assert 0 == told.exit_code, told.output
     assert 7 == sum(line.startswith(("pass ", "fail ", "not measured ")) for line in told.output.splitlines())
     assert {".html", ".md", ".csv", ".json"} == {path.suffix for path in tmp_path.glob("page.*")}
+
+
+def test_a_report_reads_requests_from_a_data_set(tmp_path):
+    """Those of the time of the bench: others of the data set are another story."""
+    folder = saved(tmp_path / "o")
+    bench = result.read(folder)
+    of_bench = made_requests(50, start_s=bench.started_s + 1, step_s=(bench.ended_s - bench.started_s) / 60)
+    before = made_requests(50, seed=2, start_s=bench.started_s - 90_000)
+    log, data = tmp_path / "requests.jsonl", tmp_path / "data"
+    log.write_bytes(b"".join(map(to_line, of_bench)))
+    make_dataset(data, [*before, *of_bench])
+    page = ("report", folder, "--lab", "-o", tmp_path / "page.html")
+    plain, by_log, by_data = (call(*page, *more) for more in ((), ("--log", log), ("--data", data)))
+    assert [0, 0, 0] == [told.exit_code for told in (plain, by_log, by_data)]
+    assert plain.output != by_log.output == by_data.output
 
 
 def test_variants_never_compared_are_compared_for_the_report(tmp_path):
