@@ -17,7 +17,7 @@ COPY --from=build /opt/vllm-watch /opt/vllm-watch
 ENV PATH=/opt/vllm-watch/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
 # Volumes take owner and mode from these folders. Group 0 is Grafana's group too: it may enter and read its password, nothing else.
 # Rules and targets are no secret, and Prometheus is of no group of ours.
-RUN install -d -o 10001 -g 0 -m 0750 /var/lib/vllm-watch /var/lib/vllm-watch/secrets /var/lib/vllm-watch/log /var/lib/vllm-watch/state /var/lib/vllm-watch/store \
+RUN install -d -o 10001 -g 0 -m 0750 /var/lib/vllm-watch /var/lib/vllm-watch/secrets /var/lib/vllm-watch/log /var/lib/vllm-watch/state /var/lib/vllm-watch/store /var/lib/vllm-watch/dataset \
  && install -d -o 10001 -g 0 -m 0755 /var/lib/vllm-watch/rules /var/lib/vllm-watch/targets
 WORKDIR /var/lib/vllm-watch
 USER 10001:0

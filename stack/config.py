@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,8 @@ def ship(path: Path) -> ShipConfig:
     settings, folder = load(path, ShipConfig), path.parent
     if not settings.dataset.startswith("s3://"):
         settings = _rooted(settings, folder, "dataset")
+    if settings.writer == "hostname":
+        settings = msgspec.structs.replace(settings, writer=socket.gethostname())
     rooted: ShipConfig = msgspec.structs.replace(
         _rooted(settings, folder, "state", "web_config", "http_config"),
         requests_log=tuple(os.path.abspath(folder / log) for log in settings.requests_log),

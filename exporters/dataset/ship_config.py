@@ -17,8 +17,8 @@ class ShipConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Logs to ship, the data set, and sizes and times of its segments.
 
     dataset: a folder, or s3://bucket/prefix. cluster: name of this cluster in the data set. writer: name of this
-    process in it; two processes need two names. state: folder for positions, remembered requests and segments that
-    are not stored yet. Times in seconds."""
+    process in it; two processes need two names. `hostname` stands for the name of this machine or pod.
+    state: folder for positions, remembered requests and segments that are not stored yet. Times in seconds."""
 
     dataset: str
     cluster: str

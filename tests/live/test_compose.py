@@ -44,6 +44,7 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "stack/deploy"
 BASE, CPU, WATCH = ROOT / "docker-compose.yml", DEPLOY / "compose.cpu.yml", DEPLOY / "compose.watch.yml"
 REPLICAS = DEPLOY / "compose.replicas.yml"
+SHIP = DEPLOY / "compose.ship.yml"
 STANDINS, PATIENCE = (ROOT / f"tests/support/compose_standins/{name}.yml" for name in ("compose", "patience"))
 GATEWAY, PROMETHEUS, ALERTMANAGER, JAEGER, BOARD = (
     f"http://127.0.0.1:{port}" for port in (8000, 9090, 9093, 16686, 9402)
@@ -166,7 +167,9 @@ def test_our_configuration_files_are_read_by_our_programs() -> None:
 
 @pytest.mark.compose
 @pytest.mark.parametrize(
-    "overlays", [(), (CPU,), (REPLICAS,), (CPU, REPLICAS)], ids=["gpu", "cpu", "replicas", "cpu-replicas"]
+    "overlays",
+    [(), (CPU,), (REPLICAS,), (CPU, REPLICAS), (SHIP,), (CPU, SHIP)],
+    ids=["gpu", "cpu", "replicas", "cpu-replicas", "ship", "cpu-ship"],
 )
 def test_compose_accepts_the_files_without_any_setting(
     part: Callable[[str], InstalledPart], tmp_path: Path, overlays: tuple[Path, ...]
@@ -178,6 +181,30 @@ def test_compose_accepts_the_files_without_any_setting(
         [part("compose").path, *files, "config", "--quiet"], env=bare, capture_output=True, text=True, check=False
     )
     assert (0, "") == (done.returncode, done.stderr)
+
+
+def test_the_shipper_of_the_overlay_is_confined_and_scraped() -> None:
+    """It reads the gateway's log, whose counters the same Prometheus has, and writes to its own volumes only."""
+    ship, like = services(SHIP)["ship"], services()["sidecar"]
+    confined = ("user", "restart", "read_only", "cap_drop", "security_opt", "pids_limit", "tmpfs", "logging")
+    assert {name: like[name] for name in confined} == {name: ship[name] for name in confined}
+    assert like["image"] == ship["image"]
+    settings = config.ship(DEPLOY / "ship/ship.yaml")
+    assert settings.requests_log == config.load(DEPLOY / "sidecar.yaml", SidecarConfig).requests_log
+    (job,) = read(DEPLOY / "ship/scrape.yml")["scrape_configs"]
+    assert [f"ship:{settings.listen.rpartition(':')[2]}"] == job["static_configs"][0]["targets"]
+    assert "http://prometheus:9090" == settings.prometheus
+    mounts = dict(each.split(":")[1::-1] for each in ship["volumes"] if isinstance(each, str))
+    assert {
+        "/var/lib/vllm-watch/log": "request-log",
+        settings.state: "ship-state",
+        settings.dataset: "dataset",
+    } == mounts
+    assert {settings.state, settings.dataset} <= set(re.findall(r"/var/lib/[-\w/]+", (ROOT / "Dockerfile").read_text()))
+    (where,) = (each for each in services(SHIP)["prometheus"]["volumes"])
+    assert [f"{Path(where.split(':')[1]).parent}/*.yml"] == read(DEPLOY / "prometheus/prometheus.yml")[
+        "scrape_config_files"
+    ]
 
 
 def resolved(part: Callable[[str], InstalledPart], variables: Mapping[str, str], *overlays: Path) -> Any:

@@ -26,6 +26,7 @@ from stack.deploy.kubernetes import monitoring, notifications, policies, replica
 from stack.deploy.kubernetes.objects import GATEWAY, OMIT, Object, load, load_one
 from stack.deploy.kubernetes.options import KubernetesOptions
 from stack.deploy.kubernetes.replica_options import STORE_FOLDER
+from stack.deploy.kubernetes.ship_options import CREDENTIALS, VOLUME
 
 CHART = Path("stack/deploy/helm/vllm-watch")
 # addresses in files/, which _helpers.tpl replaces by those of the release
@@ -41,11 +42,14 @@ _SECRETS = {
     "tls": ".Values.tls.existingSecret",
     "login": ".Values.login.existingSecret",
     "store": ".Values.store.existingSecret",
+    "ship": ".Values.ship.existingSecret",
 }
 _SEVERAL = 'include "vllm-watch.severalGateways" .'
 _ONE_GATEWAY = f"and .Values.gateway.enabled (not ({_SEVERAL}))"
 _VALKEY = ".Values.store.valkey.enabled"
 _STORE = 'include "vllm-watch.storeUrl" .'
+_SHIPS = ".Values.ship.dataset"
+_IN_STORE = f'hasPrefix "s3://" {_SHIPS}'
 _SCALED = "gt (int .Values.gateway.autoscaling.maxReplicas) 0"
 _POLICIES = {
     "vllm-watch-closed": "or .Values.gateway.enabled .Values.sidecar.enabled .Values.board.enabled",
@@ -55,6 +59,7 @@ _POLICIES = {
     "vllm-watch-gateway-peers": _SEVERAL,
     "vllm-watch-store": _VALKEY,
     "vllm-watch-gateway-store": _STORE,
+    "vllm-watch-gateway-ship": _SHIPS,
     "vllm-watch-engines": ".Values.engines.restrict",
 }
 _OF_PODS = ("nodeSelector", "tolerations", "affinity", "topologySpreadConstraints", "imagePullSecrets")
@@ -166,6 +171,8 @@ def _words() -> dict[str, Any]:
         "TLS_SECRET": Expr(f"{_SECRETS['tls']} | quote"),
         "LOGIN_SECRET": Expr(f"{_SECRETS['login']} | quote"),
         "STORE_SECRET": Expr(f"{_SECRETS['store']} | quote"),
+        "SHIP_SECRET": Expr(f"{_SECRETS['ship']} | quote"),
+        "SHIP_EGRESS": When(_IN_STORE, [policies.to_store(Expr('include "vllm-watch.shipPort" .'))]),
         "STORE_PEERS": When(_VALKEY, policies.STORE_PEERS),
         "STORE_PORT": Expr('include "vllm-watch.storePort" .'),
         "STORAGE_CLASS": When(".Values.state.storageClass", Expr(".Values.state.storageClass | quote")),
@@ -200,6 +207,7 @@ def _config_texts() -> str:
         (f"and ({_SIDECAR}) ({web.condition})", "web.yml", text_of(of_web, 2)),
         (f"and ({_SEVERAL}) ({web.condition})", "peers.yml", text_of(of_peers, 2)),
         (".Values.gateway.enabled", "gateway.yaml", text_of(gateway, 2)),
+        (_SHIPS, "ship.yaml", text_of(_ship_settings(web), 2)),
     )
     return "".join(
         f"{{{{- if {condition} }}}}\n{name}: |\n{text}\n{{{{- end }}}}\n" if condition else f"{name}: |\n{text}\n"
@@ -228,6 +236,23 @@ def _of_several() -> Object:
     return {name: When(_SEVERAL, part) for name, part in replicas.settings(When(_STORE, store)).items()}
 
 
+def _ship_settings(web: When) -> Object:
+    """Return the content of ship.yaml."""
+    one, several = (running.SHIP_WRITERS[is_several] for is_several in (False, True))
+    access = {
+        "endpoint": When(".Values.ship.endpoint", Expr(".Values.ship.endpoint | quote")),
+        "region": Expr(".Values.ship.region | quote"),
+        "credentials_file": When(_SECRETS["ship"], CREDENTIALS),
+    }
+    return running.ship_settings(
+        Expr(f'ternary "{running.DATASET}" {_SHIPS} (eq {_SHIPS} "{VOLUME}") | quote'),
+        Expr(".Values.cluster | default .Release.Namespace | quote"),
+        Expr(f'ternary "{several}" "{one}" (not (empty ({_SEVERAL}))) | quote'),
+        When(_IN_STORE, access),
+        web,
+    )
+
+
 def _in_release(made: Object, operator: bool = False) -> Object:
     """Return an object with the namespace, labels and annotations of the release. operator: with the labels by which
     the Prometheus Operator selects, too."""
@@ -243,7 +268,12 @@ def _in_release(made: Object, operator: bool = False) -> Object:
 
 def _running(objects: list[Object]) -> Iterator[Object]:
     for each in objects:
-        yield _workload(each) if each["kind"] in ("Deployment", "StatefulSet") else each
+        if each["kind"] in ("Deployment", "StatefulSet"):
+            yield _workload(each)
+        elif each["kind"] == "Service":
+            yield {**each, "spec": {**each["spec"], "ports": _if_shipped(each["spec"]["ports"])}}
+        else:
+            yield each
 
 
 def _workload(made: Object) -> Object:
@@ -267,7 +297,13 @@ def _workload(made: Object) -> Object:
         container["resources"] = YamlBlock(f"toYaml .Values.resources.{container['name']}")
         container["imagePullPolicy"] = When(".Values.image.pullPolicy", Expr(".Values.image.pullPolicy"))
         container["volumeMounts"] = _if_named(container["volumeMounts"])
+    pod["containers"] = _if_shipped(pod["containers"])
     return made
+
+
+def _if_shipped(parts: list[Object]) -> list[Any]:
+    """Return containers or ports, that of the shipper under the condition that there is a data set."""
+    return [When(_SHIPS, each) if each["name"] == "ship" else each for each in parts]
 
 
 def _if_named(volumes: list[Object]) -> list[Any]:
@@ -297,6 +333,7 @@ def _monitors(wanted: KubernetesOptions) -> Iterator[tuple[str, Object]]:
         ],
         "LABELS_GATEWAY": [*monitoring.target_labels(jobs.gateway), cluster],
         "LABELS_SIDECAR": [*monitoring.target_labels(jobs.sidecar), cluster],
+        "LABELS_SHIP": [*monitoring.target_labels(monitoring.SHIP_JOB), cluster],
         "SCHEME": When(_SECRETS["tls"], "https"),
         "TLS": When(_SECRETS["tls"], monitoring.tls(Expr(f"{_SECRETS['tls']} | quote"))),
         "LOGIN": When(_SECRETS["login"], monitoring.login(Expr(f"{_SECRETS['login']} | quote"))),
@@ -304,7 +341,9 @@ def _monitors(wanted: KubernetesOptions) -> Iterator[tuple[str, Object]]:
     for kind in ("engine", "gateway", "sidecar"):
         limit = f".Values.sampleLimits.{kind}"
         words[f"SAMPLES_{kind.upper()}"] = When(limit, Expr(f"{limit} | int"))
-    conditions = {"vllm-watch-gateway": ".Values.gateway.enabled", "vllm-watch-sidecar": _SIDECAR}
+    conditions = {
+        "vllm-watch-gateway": ".Values.gateway.enabled", "vllm-watch-sidecar": _SIDECAR, "vllm-watch-ship": _SHIPS,
+    }  # fmt: skip
     for made in load("monitors.yaml", **words):
         yield conditions.get(made["metadata"]["name"], ""), _in_release(made, operator=True)
 

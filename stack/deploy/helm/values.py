@@ -16,6 +16,7 @@ from exporters.catalogue.metric import EngineRole
 from stack.deploy.fleet import budget
 from stack.deploy.kubernetes import running
 from stack.deploy.kubernetes.options import KubernetesOptions
+from stack.deploy.kubernetes.ship_options import VOLUME
 
 _HEADER = "# Printed by `vllm-watch render` from stack/deploy/helm. Change the source, print again, commit both.\n"
 _USUAL = KubernetesOptions(image="vllm-watch", without=("rules", "boards"))
@@ -121,6 +122,13 @@ _FIXED = (
     Value("store.existingSecret", "", _text(_NAME), "Secret with password of the store, and with TLS also ca.crt."),
     Value("store.valkey.enabled", False, _SWITCH, "Valkey for the gateways, in place of store.url."),
     Value("store.valkey.image", _SEVERAL.valkey_image, _text("^.+$"), "Image of that Valkey."),
+    Value("ship.dataset", "", _text(f"^({VOLUME}|s3://[^\\s/]+(/[^\\s]*)?)?$"),
+          "Data set of requests that a shipper in the gateway's pod writes: s3://bucket/prefix, or volume for a folder"
+          " of its volume. Empty: none. Requires gateway.enabled, and state.size of 2Gi or more."),
+    Value("ship.endpoint", "", _text(r"^(https://[^\s\"'{}]+)?$"), "URL of that S3-compatible store. Empty: AWS."),
+    Value("ship.region", _USUAL.shipping.region, _text("^[-A-Za-z0-9]+$"), "Region of that store."),
+    Value("ship.existingSecret", "", _text(_NAME),
+          "Secret with credentials of that store, in the format of ~/.aws/credentials."),
     Value("sidecar.enabled", False, _SWITCH, "Sidecar without a request log, if there is no gateway."),
     Value("sidecar.settings", {}, {"type": "object", "propertyNames": {"not": {"enum": _SET}}},
           "More settings of sidecar.yaml, such as otlp; none that the chart sets itself."),

@@ -18,6 +18,7 @@ from stack.deploy.kubernetes import monitoring, notifications, policies, replica
 from stack.deploy.kubernetes.objects import (
     BOARD_SERVICE,
     CLIENTS,
+    GATEWAY,
     GATEWAY_SERVICE,
     METRICS_SERVICE,
     OMIT,
@@ -146,6 +147,11 @@ def effects(wanted: KubernetesOptions) -> Iterator[str]:
             f" its own; delete it first: kubectl -n {wanted.namespace} delete deployment vllm-watch-gateway"
             " --ignore-not-found"
         )
+    if wanted.shipping.dataset:
+        yield (
+            "--ship: one more container in the gateway's pod reads the request log and keeps every request, without"
+            " texts, until you delete it (docs/guides/dataset.md); clients change nothing"
+        )
     if wanted.sidecar_alone:
         yield "--sidecar: one more pod reads /metrics of each engine every 5 s; clients change nothing"
     if own := wanted.own_gateway:
@@ -253,6 +259,15 @@ def _secrets(wanted: KubernetesOptions, where: str) -> Iterator[str]:
             f"openssl rand -hex 24 | {where} create secret generic {wanted.login_secret} --from-file=token=/dev/stdin  "
             "  # Prometheus' login"
         )
+    if secret := wanted.shipping.secret:
+        yield (
+            f"{where} create secret generic {secret} --from-file=credentials    # of {wanted.shipping.dataset}, in the"
+            " format of ~/.aws/credentials"
+        )
+    if wanted.shipping.dataset:
+        query = "vllm-watch requests --ship-config /etc/vllm-watch/config/ship.yaml"
+        workload = "statefulset" if wanted.gateways.several else "deployment"
+        yield f"{where} exec {workload}/{GATEWAY} -c ship -- {query}    # requests of the last day"
     if wanted.routes and (keys := notifications.secret_keys(wanted)):
         files_of = " ".join(f"--from-file={key}" for key in keys)
         what = notifications.secret_content(wanted)

@@ -23,6 +23,7 @@ from stack.deploy.kubernetes.options import KubernetesOptions
 
 # etcd takes 1.5 MiB and the API server's limits are near it; a rule file beyond this is written as several objects
 LARGEST_BYTES = 900_000
+SHIP_JOB = "ship"  # no rule asks for it by its job
 
 
 def rules(wanted: KubernetesOptions) -> Iterator[tuple[str, Object]]:
@@ -54,7 +55,7 @@ def _split(groups: list[Any], limit: int) -> Iterator[list[Any]]:
 def monitors(wanted: KubernetesOptions) -> list[Object]:
     """Return the monitors of base/monitors.yaml whose targets the export or your gateway has."""
     by_number = wanted.engine_port.isdecimal()
-    own = {"gateway": wanted.gateway, "sidecar": wanted.with_sidecar}
+    own = {"gateway": wanted.gateway, "sidecar": wanted.with_sidecar, "ship": bool(wanted.shipping.dataset)}
     objects = load(
         "monitors.yaml",
         ENGINE_PODS=wanted.engine_pods,
@@ -66,6 +67,7 @@ def monitors(wanted: KubernetesOptions) -> list[Object]:
         LABELS_ENGINE=[*_labels(wanted, wanted.jobs.engine), *_by_label(wanted), *_role(wanted)],
         LABELS_GATEWAY=_labels(wanted, wanted.jobs.gateway),
         LABELS_SIDECAR=_labels(wanted, wanted.jobs.sidecar),
+        LABELS_SHIP=_labels(wanted, SHIP_JOB),
         SAMPLES_ENGINE=_sample_limit(wanted, "vllm"),
         SAMPLES_GATEWAY=_sample_limit(wanted, "gateway"),
         SAMPLES_SIDECAR=_sample_limit(wanted, "sidecar"),

@@ -17,7 +17,7 @@ REPLICAS_SERVICE, STORE_SERVICE = "watch-gateways", "watch-store"
 SIDECAR = {"vllm-watch-sidecar": "true"}  # a label of pods with our sidecar but without our gateway
 CLIENTS = {"vllm-watch-clients": "true"}  # a label of namespaces: whose pods may ask the gateway and open the board
 # Name and number of each port, as base/*.yaml has them.
-PORTS = {"http": 8000, "gateway-metrics": 8010, "sidecar": 9401, "board": 9402}
+PORTS = {"http": 8000, "gateway-metrics": 8010, "sidecar": 9401, "board": 9402, "ship": 9403}
 
 OMIT: Any = object()  # value of a $WORD whose key is left out
 _WORD = re.compile(r"\$([A-Z_]+)")

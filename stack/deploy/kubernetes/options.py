@@ -13,9 +13,11 @@ from alerts import export, routing
 from alerts.rules import Links
 from alerts.settings import Overrides
 from dashboards.model import Profile
+from exporters.dataset.layout import check_name
 from exporters.text import parse_window
 from stack.deploy.kubernetes.objects import BOARD_SERVICE, PORTS, Object
 from stack.deploy.kubernetes.replica_options import ReplicaOptions
+from stack.deploy.kubernetes.ship_options import ShipOptions
 from stack.gateway.config import url_mistake
 from stack.option import Opt
 
@@ -32,6 +34,7 @@ _IMAGE = re.compile(
     r"(?P<name>[a-z0-9][-a-z0-9._/]*(:[0-9]+/[-a-z0-9._/]+)?)(:[A-Za-z0-9_][-A-Za-z0-9_.]{0,127})?(@sha256:[0-9a-f]{64})?"
 )
 
+LEAST_SHIP_BYTES = 512 << 20  # besides: lines and segments that are not stored yet, and a small data set
 LEAST_STATE_BYTES = 768 << 20  # two logs as the container `rotate` leaves them, and half as much for state and events
 ONCE = ("rules", "boards")  # what counts or shows everything that one Prometheus has, whichever namespace it stands in
 
@@ -110,7 +113,7 @@ class KubernetesOptions:
     in disaggregated serving; llm-d's by default. without: words of ONCE that another
     export has already brought.
     routes: kind of receiver of an AlertmanagerConfig; None for no such object. routes_secret: holds what its
-    receivers need. gateways: how many, and what they share.
+    receivers need. gateways: how many, and what they share. shipping: the data set of their requests.
 
     Raises ValueError."""
 
@@ -213,6 +216,7 @@ class KubernetesOptions:
         Opt(choices=ONCE, help="Leave a part out, for a second namespace of one Prometheus; repeatable."),
     ] = ()
     gateways: ReplicaOptions = field(default_factory=ReplicaOptions)
+    shipping: ShipOptions = field(default_factory=ShipOptions)
     rules: export.AlertOptions = field(default_factory=export.AlertOptions)
 
     def __post_init__(self) -> None:
@@ -230,6 +234,8 @@ class KubernetesOptions:
             raise ValueError("--gateway adds ours, and --own-gateway is for one of yours; leave one of them out")
         if self.gateways.several and not self.gateway:
             raise ValueError("--replicas and --max-replicas are for the gateway of vllm-watch; add --gateway")
+        if self.shipping.dataset and not self.gateway:
+            raise ValueError("--ship is for the request log of the gateway of vllm-watch; add --gateway")
         for option, given in (("--tls-secret", self.tls_secret), ("--login-secret", self.login_secret)):
             if given and not self.with_sidecar:
                 raise ValueError(
@@ -268,6 +274,7 @@ class KubernetesOptions:
             ("--login-secret", self.login_secret),
             ("--storage-class", self.storage_class),
             ("--store-secret", self.gateways.store_secret),
+            ("--ship-secret", self.shipping.secret),
         ):
             if name:
                 _expect(_PREFIX, name, what, "is no name in Kubernetes; write lower-case letters, digits, '-' and '.'")
@@ -279,6 +286,13 @@ class KubernetesOptions:
             raise ValueError(
                 f"--state-size {self.state_size}: two logs of 256 MiB lie there beside the state; write 1Gi or more"
             )
+        if self.shipping.dataset:
+            check_name("--ship: --cluster", self.cluster or self.namespace)
+            if _bytes(self.state_size) < LEAST_STATE_BYTES + LEAST_SHIP_BYTES:
+                raise ValueError(
+                    f"--state-size {self.state_size}: with --ship, segments lie there beside two logs of 256 MiB; write"
+                    " 2Gi or more"
+                )
 
     def _expect_engines(self) -> None:
         if not self.engines or not self.engine_selector:

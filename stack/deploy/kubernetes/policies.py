@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from stack.deploy.kubernetes.objects import GATEWAY, OMIT, SIDECAR, STORE_NAME, Object, load
 from stack.deploy.kubernetes.options import KubernetesOptions
 from stack.gateway.lease_client import DEFAULT_PORT
 
 STORE_PEERS = [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": STORE_NAME}}}]  # pods of our Valkey
+
+
+def to_store(port: Any) -> Object:
+    """Return the rule for requests to an object store, which may be anywhere."""
+    return {"ports": [{"protocol": "TCP", "port": port}]}
 
 
 def policies(wanted: KubernetesOptions) -> Iterator[Object]:
@@ -21,6 +27,7 @@ def policies(wanted: KubernetesOptions) -> Iterator[Object]:
         ("vllm-watch-gateway-peers", wanted.gateways.several),
         ("vllm-watch-store", wanted.gateways.valkey),
         ("vllm-watch-gateway-store", wanted.gateways.has_store),
+        ("vllm-watch-gateway-ship", bool(wanted.shipping.dataset)),
     )
     if any(runs for _, runs in parts):
         yield named["vllm-watch-closed"]
@@ -45,6 +52,7 @@ def _named(wanted: KubernetesOptions) -> dict[str, Object]:
         "network.yaml",
         STORE_PEERS=STORE_PEERS if wanted.gateways.valkey else OMIT,
         STORE_PORT=DEFAULT_PORT if store is None else store.address[1],
+        SHIP_EGRESS=[to_store(wanted.shipping.port)] if wanted.shipping.in_store else OMIT,
         MONITORING=wanted.monitoring,
         PROMETHEUS_PORT=wanted.prometheus_port,
         ENGINE_PODS=wanted.engine_pods,

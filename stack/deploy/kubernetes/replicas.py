@@ -20,7 +20,7 @@ METRIC = "vllm_watch_gateway_streams"  # of the autoscaler, as prometheus-adapte
 LEAVE_S = 5
 _CALM_S = 300  # a gateway is removed when fewer were enough for so long
 _PERIOD_S = 60
-# The sidecar ends after the gateway, when it has read the last lines: no other sidecar reads this volume after a
+# Sidecar and shipper end after the gateway, when they have read the last lines: no other one reads this volume after a
 # scale-down.
 _AFTER_GATEWAY = (
     f"while python -c 'import socket; socket.create_connection((\"127.0.0.1\", {PORTS['gateway-metrics']}), 1)'"
@@ -59,7 +59,8 @@ def replicated(objects: list[Object], count: Any) -> list[Object]:
     pod["topologySpreadConstraints"] = spread()
     pod["volumes"] = [each for each in pod["volumes"] if "persistentVolumeClaim" not in each]
     containers = {each["name"]: each for each in pod["containers"]}
-    containers["sidecar"]["lifecycle"] = {"preStop": {"exec": {"command": ["sh", "-c", _AFTER_GATEWAY]}}}
+    for name in containers.keys() & {"sidecar", "ship"}:
+        containers[name]["lifecycle"] = {"preStop": {"exec": {"command": ["sh", "-c", _AFTER_GATEWAY]}}}
     # It listens when the others have seen it in the list, after 15 s and a name's time in caches.
     probe = containers["gateway"]["readinessProbe"]
     containers["gateway"]["startupProbe"] = {**probe, "failureThreshold": 24}

@@ -15,6 +15,7 @@ import msgspec
 
 from alerts import export
 from alerts.printer import as_yaml
+from exporters.dataset.objects import S3Access
 from stack.deploy.kubernetes import replicas
 from stack.deploy.kubernetes.objects import (
     BOARD_SERVICE,
@@ -29,6 +30,7 @@ from stack.deploy.kubernetes.objects import (
     load_one,
 )
 from stack.deploy.kubernetes.options import KubernetesOptions
+from stack.deploy.kubernetes.ship_options import VOLUME
 from stack.gateway.config import Timeouts
 from stack.gateway.lease_client import LeaseStore
 
@@ -44,6 +46,10 @@ LOGIN = [f"{_ETC}/login/token"]
 PEERS = f"{_ETC}/config/peers.yml"
 PEERS_TLS = {"ca_file": f"{_ETC}/tls/ca.crt", "server_name": METRICS_SERVICE}
 PEERS_LOGIN = {"credentials_file": LOGIN[0]}
+# Names of the shipper: of several gateways each has a name that stays; of one the name of its pod changes.
+SHIP_WRITERS = {False: "gateway-0", True: "hostname"}
+DATASET = f"{STATE}/dataset"
+SHIP_SEAL_BYTES, SHIP_SPOOL_BYTES = 16 << 20, 128 << 20
 _EVERYWHERE = "0.0.0.0"  # noqa: S104  in a pod; NetworkPolicies say who reaches it
 # the gateway has 10 s of its own to write the last records, after running requests had their time
 GRACE_S = int(Timeouts().drain_s) + 10
@@ -71,6 +77,16 @@ def config_text(wanted: KubernetesOptions) -> dict[str, str]:
     if wanted.gateway:
         one = next(iter(wanted.engine_names.values())) if len(wanted.engines) == 1 else OMIT
         texts["gateway.yaml"] = as_yaml(gateway_settings(one, web) | _of_several(wanted))
+    if wanted.shipping.dataset:
+        texts["ship.yaml"] = as_yaml(
+            ship_settings(
+                DATASET if wanted.shipping.dataset == VOLUME else wanted.shipping.dataset,
+                wanted.cluster or wanted.namespace,
+                SHIP_WRITERS[wanted.gateways.several],
+                _store_access(wanted.shipping.access()) if wanted.shipping.in_store else OMIT,
+                web,
+            )
+        )
     return texts
 
 
@@ -116,6 +132,27 @@ def gateway_settings(upstream: Any, web: Any) -> Object:
     })  # fmt: skip
 
 
+def _store_access(access: S3Access) -> Object:
+    named = {"endpoint": access.endpoint, "region": access.region, "credentials_file": access.credentials_file}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def ship_settings(dataset: Any, cluster: Any, writer: Any, s3: Any, web: Any) -> Object:
+    """Return the content of ship.yaml. Segments are small, because they share a volume with the log."""
+    return given({
+        "dataset": dataset,
+        "cluster": cluster,
+        "writer": writer,
+        "requests_log": [LOG],
+        "state": f"{STATE}/ship",
+        "s3": s3,
+        "listen": f"{_EVERYWHERE}:{PORTS['ship']}",
+        "seal_bytes": SHIP_SEAL_BYTES,
+        "spool_bytes": SHIP_SPOOL_BYTES,
+        "web_config": web,
+    })  # fmt: skip
+
+
 def _log(wanted: KubernetesOptions) -> str:
     return f"{LOGS}/{wanted.own_gateway.log}" if wanted.own_gateway else LOG
 
@@ -157,11 +194,18 @@ def _gateway(wanted: KubernetesOptions) -> list[Object]:
         TLS_SECRET=wanted.tls_secret,
         LOGIN_SECRET=wanted.login_secret,
         STORE_SECRET=wanted.gateways.store_secret,
+        SHIP_SECRET=wanted.shipping.secret,
         STORAGE_CLASS=wanted.storage_class or OMIT,
         STATE_SIZE=wanted.state_size,
     )
-    named = {*wanted.secrets, *(("store",) if wanted.gateways.store_secret else ())}
-    _leave_out(objects[0]["spec"]["template"]["spec"], {*PROTECTION, "store"} - named)
+    others = {"store": wanted.gateways.store_secret, "ship": wanted.shipping.secret}
+    named = {*wanted.secrets, *(name for name, secret in others.items() if secret)}
+    pod = objects[0]["spec"]["template"]["spec"]
+    _leave_out(pod, {*PROTECTION, *others} - named)
+    if not wanted.shipping.dataset:
+        for parts in (pod, *(each["spec"] for each in objects if each["kind"] == "Service")):
+            for kind in parts.keys() & {"containers", "ports"}:
+                parts[kind] = [each for each in parts[kind] if each["name"] != "ship"]
     return objects
 
 

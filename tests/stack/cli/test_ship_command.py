@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
 
@@ -30,6 +31,12 @@ def test_the_sample_file_names_every_option_with_its_default():
         name: value for name, value in written.items() if defaults[name] is not msgspec.NODEFAULT
     }
     assert settings.state == str(SAMPLE.parent / "ship-state"), "paths are taken from the folder of the file"
+
+
+def test_a_writer_may_have_the_name_of_its_machine(tmp_path: Path):
+    file = tmp_path / "ship.yaml"
+    file.write_text(SAMPLE.read_text().replace("writer: gateway-0", "writer: hostname"))
+    assert socket.gethostname() == config.ship(file).writer
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from stack.deploy.helm import chart, template, values
 from stack.deploy.kubernetes import files, replicas
 from stack.deploy.kubernetes.options import ONCE, KubernetesOptions
 from stack.deploy.kubernetes.replica_options import ReplicaOptions
+from stack.deploy.kubernetes.ship_options import ShipOptions
 from stack.lab.install import InstalledPart
 from stack.root import ROOT, version
 
@@ -70,6 +71,8 @@ SETS: dict[str, tuple[dict[str, Any], KubernetesOptions]] = {
             "state": {"size": "10Gi", "storageClass": "fast"},
             "tls": {"existingSecret": "watch-tls"}, "login": {"existingSecret": "watch-login"},
             "monitoring": {"namespace": "observability"},
+            "ship": {"dataset": "s3://logs/vllm", "endpoint": "https://s3.example.org:9000", "region": "eu-central-1",
+                     "existingSecret": "watch-ship"},
         },
         replace(
             OBSERVED, gateway=True, teams_secret="my-teams", board=True, restrict_engines=True, engine_port="http",
@@ -78,6 +81,19 @@ SETS: dict[str, tuple[dict[str, Any], KubernetesOptions]] = {
             image="registry.example.org:5000/team/vllm-watch:1", operator_labels=(("release", "kps"),), cluster="east",
             interval="1m", sample_limit=2_000_000, state_size="10Gi", storage_class="fast", tls_secret="watch-tls",
             login_secret="watch-login", monitoring="observability",
+            shipping=ShipOptions(dataset="s3://logs/vllm", endpoint="https://s3.example.org:9000",
+                                 region="eu-central-1", secret="watch-ship"),
+        ),
+    ),
+    "shipped-volume": (
+        {"gateway": {"enabled": True}, "ship": {"dataset": "volume"}, "state": {"size": "2Gi"}},
+        replace(OBSERVED, gateway=True, state_size="2Gi", shipping=ShipOptions(dataset="volume")),
+    ),
+    "shipped-aws": (
+        {"gateway": {"enabled": True, "replicas": 2}, "ship": {"dataset": "s3://logs"}, "state": {"size": "2Gi"}},
+        replace(
+            OBSERVED, gateway=True, state_size="2Gi", gateways=ReplicaOptions(count=2),
+            shipping=ShipOptions(dataset="s3://logs"),
         ),
     ),
     "gateways": (
@@ -300,6 +316,13 @@ def test_extra_objects_are_templates_and_rules_are_not(render):
         ({"tls": {"existingSecret": "a"}}, "tls.existingSecret protects the metrics of gateway and sidecar"),
         ({"login": {"existingSecret": "a"}}, "login.existingSecret protects the metrics of gateway and sidecar"),
         ({"store": {"url": "redis://a"}}, "a store is for several gateways"),
+        ({"ship": {"dataset": "volume"}}, "ship.dataset is for the request log of the gateway; set gateway.enabled"),
+        ({"gateway": {"enabled": True}, "ship": {"dataset": "volume"}}, "state.size is too small for ship.dataset"),
+        ({"gateway": {"enabled": True}, "ship": {"existingSecret": "a"}}, "are for a store; set ship.dataset to s3://"),
+        (
+            {"gateway": {"enabled": True}, "ship": {"dataset": "volume"}, "state": {"size": "2Gi"}, "cluster": "a/b"},
+            "cluster is a part of the data set's keys",
+        ),
         ({"gateway": TWO_GATEWAYS, "store": {"existingSecret": "a"}}, "store.existingSecret and store.user are for a"),
         ({"gateway": TWO_GATEWAYS, "store": {"valkey": {"enabled": True}}}, "needs store.existingSecret"),
         (
@@ -395,6 +418,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"alertmanagerConfig": {"receiver": "pager"}}, "alertmanagerConfig.receiver: 'pager' is not one of"),
     ({"state": {"size": "1 GB"}}, "state.size: '1 GB' does not match"),
     ({"image": {"digest": "sha256:1"}}, "image.digest: 'sha256:1' does not match"),
+    ({"ship": {"dataset": "/srv/data"}}, "ship.dataset: '/srv/data' does not match"),
+    ({"ship": {"endpoint": "http://s3.example.org"}}, "ship.endpoint: 'http://s3.example.org' does not match"),
+    ({"ship": {"datset": "volume"}}, "ship: Additional properties are not allowed ('datset' was unexpected)"),
     ({"tls": {"existingSecret": "A b"}}, "tls.existingSecret: 'A b' does not match"),
 ]
 

@@ -40,6 +40,7 @@ from alerts.settings import Overrides, Settings
 from dashboards import variables
 from dashboards.registry import BOARDS
 from exporters.catalogue import EVERYTHING, promql
+from exporters.dataset.ship_config import ShipConfig
 from exporters.net.http_client import HttpConfig
 from exporters.sidecar_config import SidecarConfig
 from stack import cli, config
@@ -49,8 +50,9 @@ from stack.deploy.fleet import files as fleet
 from stack.deploy.kubernetes import files, monitoring, notifications, policies, replicas, running, sidecar_patch
 from stack.deploy.kubernetes import objects as kubernetes_objects
 from stack.deploy.kubernetes.objects import BOARD, BOARD_SERVICE, GATEWAY, PORTS, SIDECAR_NAME
-from stack.deploy.kubernetes.options import LEAST_STATE_BYTES, ONCE, KubernetesOptions, OwnGateway
+from stack.deploy.kubernetes.options import LEAST_SHIP_BYTES, LEAST_STATE_BYTES, ONCE, KubernetesOptions, OwnGateway
 from stack.deploy.kubernetes.replica_options import ReplicaOptions
+from stack.deploy.kubernetes.ship_options import ShipOptions
 from stack.gateway import teams
 from stack.gateway.config import GatewayConfig, Timeouts
 from stack.gateway.lease_client import RIGHTS, LeaseClient, LeaseStore, StoreLost
@@ -68,13 +70,16 @@ MUCH = replace(
     engine_selector=(("app.kubernetes.io/name", "vllm"), ("model", "qwen")), operator_labels=(("release", "kps"),),
     cluster="east", interval="1s",
     sample_limit=5000, storage_class="fast", tls_secret="watch-tls", login_secret="watch-login",
-    job_label="llm.example.org/model",
+    job_label="llm.example.org/model", state_size="2Gi",
+    shipping=ShipOptions(dataset="s3://logs/vllm", endpoint="https://s3.example.org:9000", secret="watch-ship"),
 )  # fmt: skip
 EITHER = replace(
     USUAL, without=ONCE, engine_selector=(("app", "chat"), ("app", "embed"), ("tier", "gpu"), ("app", "chat"))
 )
 ROUTED = replace(OBSERVED, routes="slack", without=ONCE)
-BESIDE = replace(MUCH, gateway=False, own_gateway=OwnGateway("my-gateway", "logs", "out/requests.jsonl"))
+BESIDE = replace(
+    MUCH, gateway=False, shipping=ShipOptions(), own_gateway=OwnGateway("my-gateway", "logs", "out/requests.jsonl")
+)
 ALONE = replace(OBSERVED, sidecar=True)
 SEVERAL = replace(USUAL, without=ONCE, gateways=ReplicaOptions(count=3))
 LEASED = replace(
@@ -447,8 +452,11 @@ def test_ports_agree_everywhere(wanted):
     arguments = pods(found)[BOARD]["spec"]["containers"][0]["args"]
     listens = {"http": gateway["listen"], "gateway-metrics": gateway["metrics_listen"], "sidecar": sidecar["listen"]}
     listens["board"] = arguments[arguments.index("--listen") + 1]
-    assert {name: f"0.0.0.0:{port}" for name, port in PORTS.items()} == listens
-    assert PORTS == {
+    known = {name: port for name, port in PORTS.items() if name != "ship" or wanted.shipping.dataset}
+    if "ship" in known:
+        listens["ship"] = yaml.safe_load(data["ship.yaml"])["listen"]
+    assert {name: f"0.0.0.0:{port}" for name, port in known.items()} == listens
+    assert known == {
         port["name"]: port["containerPort"]
         for pod in pods(found).values()
         for one in pod["spec"]["containers"]
@@ -461,6 +469,7 @@ def test_ports_agree_everywhere(wanted):
 
     assert {PORTS["http"], PORTS["gateway-metrics"], PORTS["sidecar"]} == into(GATEWAY)
     assert {PORTS["board"]} == into(BOARD)
+    assert "ship" not in known or {PORTS["ship"]} == into("vllm-watch-gateway-ship")
 
 
 @each_variant
@@ -472,7 +481,7 @@ def test_probes_ask_own_ports_by_their_scheme(wanted):
             asked = [probe["httpGet"] for probe in probes if "httpGet" in probe]
             names = {port["name"] for port in one.get("ports", ())}
             assert {get["port"] for get in asked} <= names
-            secured = bool(wanted.tls_secret) and one["name"] in ("gateway", "sidecar")
+            secured = bool(wanted.tls_secret) and one["name"] in ("gateway", "sidecar", "ship")
             assert {"HTTPS" if secured else "HTTP"} == {get.get("scheme", "HTTP") for get in asked} or not asked
 
 
@@ -1195,6 +1204,34 @@ def test_configurations_are_what_gateway_and_sidecar_read():
     )
 
 
+def shipped(wanted: KubernetesOptions) -> ShipConfig:
+    text = of_kind(objects(wanted), "ConfigMap")["vllm-watch-config"]["data"]["ship.yaml"]
+    return config.parse(text, ShipConfig, "ship.yaml")
+
+
+def test_shipper_is_added_on_request_only():
+    """A folder is on the volume of the log, and then nothing goes out; a store is asked at its port."""
+    folder = replace(USUAL, state_size="2Gi", shipping=ShipOptions(dataset="volume"))
+    for wanted, writer in ((MUCH, "gateway-0"), (LEASED, "hostname"), (folder, "gateway-0")):
+        found = shipped(wanted)
+        assert (writer, (running.LOG,)) == (found.writer, found.requests_log)
+        assert found.spool_bytes + 2 * found.seal_bytes < LEAST_SHIP_BYTES
+        mounts = {
+            mount["mountPath"]: mount["name"]
+            for one in pods(objects(wanted))[GATEWAY]["spec"]["containers"]
+            for mount in one["volumeMounts"]
+            if one["name"] == "ship"
+        }
+        assert {"state"} == {mounts[str(Path(path).parent)] for path in (*found.requests_log, found.state)}
+    assert ("east", "s3://logs/vllm") == (shipped(MUCH).cluster, shipped(MUCH).dataset)
+    assert ("vllm", f"{running.STATE}/dataset") == (shipped(folder).cluster, shipped(folder).dataset)
+    policy = "vllm-watch-gateway-ship"
+    egress = [of_kind(objects(each), "NetworkPolicy")[policy]["spec"].get("egress") for each in (MUCH, folder)]
+    assert [[{"ports": [{"protocol": "TCP", "port": 9000}]}], None] == egress
+    assert "ship" not in json.dumps([each for each in objects(USUAL) if each["kind"] != "PrometheusRule"
+                                     and "dashboard" not in json.dumps(each["metadata"])])  # fmt: skip
+
+
 def test_board_answers_its_service_names_and_probes():
     """The board answers under the names of its service and to its probes."""
     container = pods(objects(USUAL))[BOARD]["spec"]["containers"][0]
@@ -1767,6 +1804,17 @@ WRONG = [
         ("--gateway", "--replicas", "2", "--valkey", "--store-secret", "A b"),
         "--store-secret 'A b' is no name in Kubernetes",
     ),
+    (
+        ("--ship", "volume", "--state-size", "2Gi"),
+        "--ship is for the request log of the gateway of vllm-watch; add --gateway",
+    ),
+    (("--gateway", "--ship", "volume"), "--state-size 1Gi: with --ship, segments lie there beside two logs"),
+    (("--gateway", "--ship", "/srv/data"), "--ship '/srv/data' is no location; write s3://bucket/prefix, or volume"),
+    (("--gateway", "--ship", "s3://"), "--ship s3:// names no bucket"),
+    (("--gateway", "--ship", "volume", "--ship-secret", "a"), "--ship-secret are for a store; add --ship s3://BUCKET"),
+    (("--gateway", "--ship", "s3://a", "--ship-secret", "A b"), "--ship-secret 'A b' is no name in Kubernetes"),
+    (("--gateway", "--ship", "s3://a", "--ship-endpoint", "http://s3"), "--ship-endpoint 'http://s3' must begin with"),
+    (("--gateway", "--ship", "s3://a", "--cluster", "a/b"), "--ship: --cluster 'a/b' needs 1 to 64 letters, digits"),
     (("--tls-secret", "tls"), "--tls-secret protects the metrics of gateway and sidecar; add --gateway, --sidecar or"),
     (("--login-secret", "login"), "--login-secret protects the metrics of gateway and sidecar; add --gateway"),
     (("--restrict-engines",), "--restrict-engines lets only a gateway ask the engines, and there is none"),

@@ -88,6 +88,31 @@ gateway.yaml: |
     {{- end }}
   {{- end }}
 {{- end }}
+{{- if .Values.ship.dataset }}
+ship.yaml: |
+  dataset: {{ ternary "/var/lib/vllm-watch/state/dataset" .Values.ship.dataset (eq .Values.ship.dataset "volume") | quote }}
+  cluster: {{ .Values.cluster | default .Release.Namespace | quote }}
+  writer: {{ ternary "hostname" "gateway-0" (not (empty (include "vllm-watch.severalGateways" .))) | quote }}
+  requests_log:
+    - /var/lib/vllm-watch/log/requests.jsonl
+  state: /var/lib/vllm-watch/state/ship
+  listen: 0.0.0.0:9403
+  seal_bytes: 16777216
+  spool_bytes: 134217728
+  {{- if hasPrefix "s3://" .Values.ship.dataset }}
+  s3:
+    region: {{ .Values.ship.region | quote }}
+    {{- if .Values.ship.endpoint }}
+    endpoint: {{ .Values.ship.endpoint | quote }}
+    {{- end }}
+    {{- if .Values.ship.existingSecret }}
+    credentials_file: /etc/vllm-watch/ship/credentials
+    {{- end }}
+  {{- end }}
+  {{- if or .Values.tls.existingSecret .Values.login.existingSecret }}
+  web_config: /etc/vllm-watch/config/web.yml
+  {{- end }}
+{{- end }}
 {{- end }}
 {{- define "vllm-watch.spread" -}}
 - maxSkew: 1

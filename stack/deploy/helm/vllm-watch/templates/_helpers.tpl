@@ -54,6 +54,11 @@
 {{- regexFind ":[0-9]+$" $url.host | trimPrefix ":" | default "6379" }}
 {{- end }}
 
+{{- define "vllm-watch.shipPort" -}}
+{{- $url := urlParse (.Values.ship.endpoint | default "https://s3") }}
+{{- regexFind ":[0-9]+$" $url.host | trimPrefix ":" | default "443" }}
+{{- end }}
+
 {{- define "vllm-watch.prometheus" -}}
 {{- $operated := printf "http://prometheus-operated.%s.svc:9090" .Values.monitoring.namespace }}
 {{- .Values.monitoring.prometheusUrl | default $operated }}
@@ -131,5 +136,18 @@
 {{- end }}
 {{- if and .Values.store.user (or .Values.store.valkey.enabled (not .Values.store.existingSecret)) }}
 {{- fail "store.user is a user of store.url, and needs store.existingSecret with its password" }}
+{{- end }}
+{{- $dataset := .Values.ship.dataset }}
+{{- if and $dataset (not .Values.gateway.enabled) }}
+{{- fail "ship.dataset is for the request log of the gateway; set gateway.enabled" }}
+{{- end }}
+{{- if and (or .Values.ship.endpoint .Values.ship.existingSecret) (not (hasPrefix "s3://" $dataset)) }}
+{{- fail "ship.endpoint and ship.existingSecret are for a store; set ship.dataset to s3://bucket/prefix" }}
+{{- end }}
+{{- if and $dataset (contains "/" .Values.cluster) }}
+{{- fail "cluster is a part of the data set's keys and must have no '/'; change it, or leave ship.dataset empty" }}
+{{- end }}
+{{- if and $dataset (not (regexMatch "^([2-9]|[1-9][0-9]+)Gi$|Ti?$" .Values.state.size)) }}
+{{- fail "state.size is too small for ship.dataset, whose segments lie on that volume too; set it to 2Gi or more" }}
 {{- end }}
 {{- end }}
