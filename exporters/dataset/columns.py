@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from exporters.requests.record import RequestRecord
 
-SCHEMA = 1  # version that is written
+SCHEMA = 2  # version that is written
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,7 @@ COLUMNS: tuple[Column, ...] = (
     _of_record("est_prompt_tokens", COUNT, "tokens"),
     _of_record("content_events", COUNT, "events"),
     _of_record("est_completion_tokens", COUNT, "tokens"),
+    _of_record("client_wait_ms", MEASURE, "ms", since=2),
 )
 BY_NAME = {column.name: column for column in COLUMNS}
 OF_RECORD = tuple(column for column in COLUMNS if column.source is not None)

@@ -103,7 +103,10 @@ def _requests(d: Dialect) -> str:
                 "waited_ms": "least(coalesce(queue_ms, 0), coalesce(e2e_ms, 0))",
                 "reported": "CASE WHEN engine_queue_ms IS NULL AND engine_ttft_ms IS NULL THEN 0 ELSE 1 END",
             },
-            {"before_ms": "least(greatest(0, coalesce(ttft_ms, total_ms) - waited_ms), total_ms - waited_ms)"},
+            {
+                "before_ms": "least(greatest(0, coalesce(ttft_ms, total_ms - coalesce(client_wait_ms, 0)) - waited_ms),"
+                " total_ms - waited_ms)"
+            },
             {
                 "engine_queue_phase_ms": "CASE WHEN reported = 1 THEN least(coalesce(engine_queue_ms, 0), before_ms)"
                 " ELSE 0 END",
@@ -118,18 +121,23 @@ def _requests(d: Dialect) -> str:
                 "prefill_phase_ms": "CASE WHEN reported = 1 THEN least(coalesce(engine_ttft_ms, 0), before_ms -"
                 " engine_queue_phase_ms) ELSE 0 END",
                 "streamed_ms": "CASE WHEN ttft_ms IS NULL THEN 0 WHEN tpot_ms IS NULL OR completion_tokens IS NULL"
-                " THEN CASE WHEN coalesce(completion_tokens, 0) = 1 OR coalesce(reason, '') = 'client_stalled' THEN 0"
+                " THEN CASE WHEN coalesce(completion_tokens, 0) = 1 OR (coalesce(reason, '') = 'client_stalled'"
+                " AND client_wait_ms IS NULL) THEN 0"
                 " ELSE after_ms END ELSE least(tpot_ms * greatest(0, completion_tokens - 1), after_ms) END",
             },
-            {"rest_ms": "before_ms - engine_queue_phase_ms - prefill_phase_ms"},
+            {
+                "rest_ms": "before_ms - engine_queue_phase_ms - prefill_phase_ms",
+                # waits for the client between tokens; those behind the last one are in what follows it
+                "held_ms": "least(greatest(0, coalesce(client_wait_ms, 0) - (after_ms - streamed_ms)), streamed_ms)",
+            },
             {
                 "gateway_queue_phase_ms": "waited_ms + CASE WHEN rest_phase = 'gateway_queue' THEN rest_ms ELSE 0 END",
                 **{
                     f"{name}_phase_ms": f"CASE WHEN rest_phase = '{name}' THEN rest_ms ELSE 0 END"
                     for name in ("attempts", "network", "engine")
                 },
-                "decode_phase_ms": "streamed_ms + CASE WHEN rest_phase = 'decode' THEN rest_ms ELSE 0 END",
-                "delivery_phase_ms": "after_ms - streamed_ms",
+                "decode_phase_ms": "streamed_ms - held_ms + CASE WHEN rest_phase = 'decode' THEN rest_ms ELSE 0 END",
+                "delivery_phase_ms": "after_ms - streamed_ms + held_ms",
             },
         ),
     )

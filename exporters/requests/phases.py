@@ -19,9 +19,9 @@ PHASES = {
     "engine_queue": "waiting in the engine until first scheduled",
     "prefill": "first scheduled until the first token",
     "engine": "in the engine, which reports no queue and prefill time",
-    "decode": "first until last token",
-    "stall": "between tokens, beyond the TPOT of others: preempted, or read slowly by the client",
-    "delivery": "last token until the end of the response",
+    "decode": "first until last token, without the waits for the client",
+    "stall": "between tokens, beyond the TPOT of others",
+    "delivery": "waiting for the client to read, and the end of the response",
 }
 STALL_FACTOR = 3.0  # a TPOT this many times the median of the others is no longer batching
 STALL_NEIGHBOURS = 3  # a median of fewer requests says nothing
@@ -56,7 +56,9 @@ def phases_of(record: RequestRecord, neighbours: Sequence[RequestRecord] = ()) -
         left -= lengths[name]
 
     cut("gateway_queue", record.queue_ms)
-    before_first = left if record.ttft_ms is None else min(max(0.0, record.ttft_ms - lengths["gateway_queue"]), left)
+    client_wait = record.client_wait_ms or 0.0
+    first_token = total - client_wait if record.ttft_ms is None else record.ttft_ms
+    before_first = min(max(0.0, first_token - lengths["gateway_queue"]), left)
     after_first = left - before_first
     if record.engine_queue_ms is None and record.engine_ttft_ms is None:
         name = _unreported(record)
@@ -71,12 +73,15 @@ def phases_of(record: RequestRecord, neighbours: Sequence[RequestRecord] = ()) -
     left = after_first
     if record.ttft_ms is not None:
         cut("decode", _decode_ms(record, after_first))
-        lengths["delivery"] = left
-        usual = _usual_tpot_ms(neighbours)
-        if usual and record.tpot_ms and record.tpot_ms > STALL_FACTOR * usual:
-            decode = lengths["decode"] * usual / record.tpot_ms
-            lengths["stall"] = lengths["decode"] - decode
-            lengths["decode"] = decode
+        streamed = lengths["decode"]
+        between_tokens = min(max(0.0, client_wait - left), streamed)
+        left += between_tokens
+        lengths["decode"] = decode = streamed - between_tokens
+        usual, tpot = _usual_tpot_ms(neighbours), (record.tpot_ms or 0.0) * decode / (streamed or 1.0)
+        if usual and tpot > STALL_FACTOR * usual:
+            lengths["decode"] = decode * usual / tpot
+            lengths["stall"] = decode - lengths["decode"]
+    lengths["delivery"] = left
     found, at = [], 0.0
     for name in PHASES:
         if length := lengths.get(name, 0.0):
@@ -100,12 +105,13 @@ def _overhead(record: RequestRecord) -> str:
 def _decode_ms(record: RequestRecord, after_first: float) -> float:
     if record.tpot_ms is None or record.completion_tokens is None:
         # a stream that broke off has no usage: it was being decoded, unless its client had stopped reading
-        return 0.0 if record.completion_tokens == 1 or record.reason == "client_stalled" else after_first
+        stopped = record.reason == "client_stalled" and record.client_wait_ms is None
+        return 0.0 if record.completion_tokens == 1 or stopped else after_first
     return record.tpot_ms * max(0, record.completion_tokens - 1)
 
 
 def _usual_tpot_ms(neighbours: Sequence[RequestRecord]) -> float | None:
-    known = [one.tpot_ms for one in neighbours if one.tpot_ms is not None]
+    known = [one.tpot_ms for one in neighbours if one.tpot_ms is not None and not one.client_wait_ms]
     return median(known) if len(known) >= STALL_NEIGHBOURS else None
 
 
@@ -193,9 +199,12 @@ def _decoded(record: RequestRecord, phase: Phase, neighbours: Sequence[RequestRe
 
 def _stalled(record: RequestRecord, _: Phase, neighbours: Sequence[RequestRecord]) -> str:
     usual = _usual_tpot_ms(neighbours)
-    which = (
-        "the client stopped reading" if record.reason == "client_stalled" else "preempted, or read slowly by the client"
-    )
+    if record.client_wait_ms is None:
+        which = "preempted, or read slowly by the client; without client_wait_ms it is one or the other"
+    elif record.client_wait_ms:
+        which = f"preempted, or the engine paused; {record.client_wait_ms:,.0f} ms of waits for the client are apart"
+    else:
+        which = "preempted, or the engine paused; the client read in time"
     return f"TPOT {record.tpot_ms or 0:g} ms, median of the others {usual or 0:g} ms: {which}"
 
 

@@ -36,6 +36,8 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     engine_queue_ms: received by the engine -> first scheduled; engine_ttft_ms: first scheduled -> first token; both as
     reported by the engine, and null for a prefill/decode pair, of which the decode engine reports its own part only.
 
+    client_wait_ms: time in which the client did not read and the response had to wait; null where no response was sent.
+
     n: texts requested per prompt; prompts: number of prompts, omitted if one; the engine counts n x prompts requests.
     parent_span_id: the client's span, null if the trace starts here. sampled: false if the client's trace is not
     sampled. prefill_engine, decode_engine: the engines behind a prefill/decode router, as it names them. cache_hit:
@@ -85,6 +87,7 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     est_prompt_tokens: Count | None = None
     content_events: Count | None = None
     est_completion_tokens: Count | None = None
+    client_wait_ms: Measure | None = None
 
 
 class BadLine(ValueError):
@@ -237,8 +240,8 @@ _FREE_TEXT = (
     "request_id",
 )
 _LEAST_NEEDED = (
-    "tried", "content_events", "engine_ttft_ms", "engine_queue_ms", "attempt", "variant", "engine_version", "upstream",
-    "decode_engine", "prefill_engine", "adapter",
+    "tried", "content_events", "client_wait_ms", "engine_ttft_ms", "engine_queue_ms", "attempt", "variant",
+    "engine_version", "upstream", "decode_engine", "prefill_engine", "adapter",
     "retry_after_s", "priority", "parent_span_id", "span_id", "est_completion_tokens", "est_prompt_tokens",
 )  # fmt: skip
 

@@ -132,7 +132,7 @@ class ClientConnection(asyncio.Protocol):
         self._finishing = False
         self._read_paused = False
         self._drained: asyncio.Future[None] | None = None  # while the client does not read
-        self._full = False
+        self.full = False  # the client does not read what was sent to it
         self._late: asyncio.TimerHandle | None = None
         self._overrun: asyncio.TimerHandle | None = None
         self._lingering: ClientRequest | None = None  # answered; the rest of its body is dropped
@@ -191,7 +191,7 @@ class ClientConnection(asyncio.Protocol):
 
     async def drain(self) -> None:
         """Wait while the client does not read. Raises ConnectionResetError if it is gone."""
-        if self._full:
+        if self.full:
             self.writable()
             if self._drained is None or self._drained.done():
                 self._drained = self._loop.create_future()
@@ -232,10 +232,10 @@ class ClientConnection(asyncio.Protocol):
             self._task.cancel()
 
     def pause_writing(self) -> None:
-        self._full = True
+        self.full = True
 
     def resume_writing(self) -> None:
-        self._full = False
+        self.full = False
         drained, self._drained = self._drained, None
         if drained is not None and not drained.done():
             drained.set_result(None)

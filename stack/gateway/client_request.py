@@ -38,6 +38,8 @@ class RequestConnection(Protocol):
     def writable(self) -> asyncio.Transport:
         """Return the transport. Raises ConnectionResetError if the client is gone."""
 
+    full: bool  # the client does not read what was sent to it
+
     async def drain(self) -> None:
         """Wait while the client does not read. Raises ConnectionResetError if it is gone."""
 
@@ -137,6 +139,11 @@ class ClientRequest:
         """Tell a client that waits for it to send the body."""
         self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
+    @property
+    def held_back(self) -> bool:
+        """Return whether `drain` has to wait for the client."""
+        return self._connection.full
+
     async def drain(self) -> None:
         """Wait while the client does not read. Raises ConnectionResetError if it is gone."""
         await self._connection.drain()
@@ -224,12 +231,6 @@ class Response:
         """Send the head of a response that is written piece by piece. Raises ConnectionResetError."""
         request.transport.write(self._head(request, None))
 
-    async def write(self, data: bytes) -> None:
-        """Send a piece, and wait while the client does not read. Raises ConnectionResetError if it is gone."""
-        self.put(data)
-        if self._request is not None:
-            await self._request.drain()
-
     def put(self, data: bytes) -> None:
         """Send a piece. Raises ConnectionResetError if the client is gone."""
         if self._request is None or self.ended:
@@ -237,14 +238,13 @@ class Response:
         if data and not self._empty:
             self._request.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
-    async def end(self) -> None:
+    def end(self) -> None:
         """Send the end. Raises ConnectionResetError if the client is gone."""
         if self.ended or self._request is None:
             return
         if self._chunked:
             self._request.transport.write(b"0\r\n\r\n")
         self.ended = True
-        await self._request.drain()
 
     def _head(self, request: ClientRequest, size: int | None) -> bytes:
         """Return the head for this request. size: of the body, None if it is not known."""

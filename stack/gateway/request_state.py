@@ -20,6 +20,7 @@ class RequestState:
     named: whether the policy knows the model, so that what the reply calls it does not matter. tried: upstreams that
     failed before this one, and why. queued_s: waiting for admission, None before it is granted. first_content,
     last_content: when content was sent on, streams only.
+    client_wait_s: time in which the client did not read and its response had to wait.
     complete: the client has been sent the end of its answer. Whatever happens after that is no part of it: the official
     OpenAI client hangs up on [DONE] without waiting for the end of the connection's message.
     est_completion_tokens: an estimate of the output, set only where content was sent and its usage never came."""
@@ -48,6 +49,7 @@ class RequestState:
     last_content: float | None = None
     content_events: int = 0
     est_completion_tokens: int | None = None
+    client_wait_s: float = 0.0
     status: int | None = None
     retry_after_s: float | None = None
     complete: bool = False
@@ -109,6 +111,7 @@ def record(x: RequestState, ended: float, unix_s: float) -> RequestRecord:
         est_prompt_tokens=x.est_prompt_tokens,
         content_events=None if x.est_completion_tokens is None else x.content_events,
         est_completion_tokens=x.est_completion_tokens,
+        client_wait_ms=None if x.status is None else _ms(x.client_wait_s),
     )
 
 

@@ -250,8 +250,14 @@ class ResponseWriter:
 
     async def _drained(self) -> None:
         """Waits while the client does not read; should time run out meanwhile, it is the client's."""
+        if not self._request.held_back:
+            return
         stage, self._stage = self._stage, "client_stalled"
-        await self._request.drain()
+        began = self._services.now()
+        try:
+            await self._request.drain()
+        finally:
+            self._x.client_wait_s += self._services.now() - began
         self._stage = stage
 
     def _breaks_off(self, upstream: UpstreamResponse, scanner: Scanner) -> bool:
@@ -276,10 +282,9 @@ class ResponseWriter:
         return not (scanner.content_events or scanner.done or reason or len(waiting) > HELD_BYTES)
 
     async def _write(self, response: Response, data: bytes) -> None:
-        """Waits while the client does not read; should time run out meanwhile, it is the client's."""
-        stage, self._stage = self._stage, "client_stalled"
-        await response.write(data)
-        self._stage = stage
+        """Sends a piece, and waits while the client does not read."""
+        response.put(data)
+        await self._drained()
 
     def _decode_s(self) -> float:
         """Return how long content may stay away. Not every event moves that deadline, because a timer costs too much:
@@ -300,12 +305,12 @@ class ResponseWriter:
         self._x.status = response.status
         self.release_body()
         if response.started:
-            await response.end()
-            return
-        self._services.mark(self._request, response)
-        response.put_whole(self._request)
-        self._response = response
-        await self._request.drain()
+            response.end()
+        else:
+            self._services.mark(self._request, response)
+            response.put_whole(self._request)
+            self._response = response
+        await self._drained()
 
     async def _answer(self, end: RequestEnd) -> None:
         """Report to the client why its request ended: as a status, as an event inside a stream, or by cutting what is
@@ -323,7 +328,7 @@ class ResponseWriter:
                     return
                 if self._response.content_type == "text/event-stream" and endless and end.reason != "client_stalled":
                     apart = b"\n\n" if self._mid_event else b""  # so that our error event is one of its own
-                    await self._response.write(apart + b"data: " + msgspec.json.encode(end_body(end)) + b"\n\n")
+                    self._response.put(apart + b"data: " + msgspec.json.encode(end_body(end)) + b"\n\n")
                     await self._finish(self._response)
                     return
         self._request.abort()  # a clean end would pass for a complete reply

@@ -61,6 +61,7 @@ def _made(rng: random.Random, request_id: str, ended_s: float) -> RequestRecord:
         completion_tokens=rng.choice((1, 40, 500)) if usage and rng.random() < 0.9 else None,
         est_prompt_tokens=90,
         est_completion_tokens=rng.choice((None, 7)),
+        client_wait_ms=rng.choice((None, 0.0, 0.3 * e2e)),
     )
 
 

@@ -47,10 +47,29 @@ SITUATIONS = {
         request(completion_tokens=2001, e2e_ms=40_110.0), BUSY, "decode", "2,001 tokens at 20 ms",
     ),
     "preemption": (
-        request(tpot_ms=150.0, e2e_ms=15_110.0), BUSY, "stall", "median of the others 20 ms: preempted",
+        request(tpot_ms=150.0, e2e_ms=15_110.0, client_wait_ms=0.0), BUSY, "stall",
+        "median of the others 20 ms: preempted, or the engine paused; the client read in time",
+    ),
+    "preemption or a slow client, in a log without waits": (
+        request(tpot_ms=150.0, e2e_ms=15_110.0), BUSY, "stall", "it is one or the other",
+    ),
+    "slow client between tokens": (
+        request(tpot_ms=150.0, e2e_ms=15_110.0, client_wait_ms=13_000.0), BUSY, "delivery", "client read slowly",
+    ),
+    "preemption of a request whose client read slowly for a moment": (
+        request(tpot_ms=150.0, e2e_ms=15_110.0, client_wait_ms=3000.0), BUSY, "stall", "3,000 ms of waits",
+    ),
+    "slow client of a response that is not streamed": (
+        request(stream=False, ttft_ms=None, tpot_ms=None, e2e_ms=9000.0, client_wait_ms=7000.0), BUSY, "delivery",
+        "client read slowly",
     ),
     "slow client": (
         request(e2e_ms=12_110.0), BUSY, "delivery", "client read slowly",
+    ),
+    "client that stopped reading after a while": (
+        request(outcome="client_abort", reason="client_stalled", completion_tokens=None, tpot_ms=None, e2e_ms=90_100.0,
+                client_wait_ms=60_000.0),
+        BUSY, "delivery", "stopped reading",
     ),
     "client that stopped reading": (
         request(outcome="client_abort", reason="client_stalled", completion_tokens=None, tpot_ms=None, e2e_ms=60_100.0),
@@ -105,7 +124,7 @@ RECORDS = st.builds(
     tried=st.sampled_from((None, "e0:connect")),
     upstream=st.sampled_from((None, "e1")),
     completion_tokens=st.none() | st.integers(0, 5000),
-    queue_ms=MS, engine_queue_ms=MS, engine_ttft_ms=MS, ttft_ms=MS, tpot_ms=MS, e2e_ms=MS,
+    queue_ms=MS, engine_queue_ms=MS, engine_ttft_ms=MS, ttft_ms=MS, tpot_ms=MS, e2e_ms=MS, client_wait_ms=MS,
 )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from exporters.catalogue.gateway import GATEWAY, INFLIGHT, REQUESTS
+from exporters.requests.phases import blame, phases_of
 from exporters.requests.record import RequestRecord, parse_line
 from stack.config import BadConfig
 from stack.gateway import GatewayConfig, Started, make_key, serve
@@ -33,6 +34,7 @@ KEYS = {team: make_key(team) for team in ("demo", "batch")}
 CHAT = "/v1/chat/completions"
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
 STREAM = ASK | {"stream": True}
+PAUSE_S = 1.5
 REPLY = {
     "id": "chatcmpl-1",
     "model": "tiny",
@@ -240,7 +242,7 @@ async def test_a_reply_passes_byte_for_byte_and_leaves_one_record(tmp_path: Path
             upstream=it.engine.url[7:], engine_version="0.32.0", attempt=1, stream=False,
             n=1, prompt_tokens=12, cached_tokens=0, completion_tokens=3, cache_hit=False, queue_ms=0.0,
             engine_queue_ms=0.029,
-            engine_ttft_ms=12.477, status=200, finish_reason="length", outcome="ok",
+            engine_ttft_ms=12.477, status=200, finish_reason="length", outcome="ok", client_wait_ms=0.0,
         )  # fmt: skip
         measured = ("ts", "trace_id", "span_id", "e2e_ms")
         assert want == msgspec.structs.replace(record, **dict.fromkeys(measured))
@@ -882,6 +884,33 @@ async def test_large_replies_pass_and_their_usage_is_found_at_the_end(tmp_path: 
         )
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_pause_of_the_client_is_on_record(tmp_path: Path, stream: bool):
+    """A client that pauses and reads on: the wait is its own, and the phases sum to about the time that it measured."""
+
+    async def flood(request: web.BaseRequest) -> web.StreamResponse:
+        if not stream:
+            return web.json_response(REPLY | {"padding": "x" * 20_000_000})
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for part in (*[delta(content="x" * 100_000)] * 200, LAST, USAGE, DONE):
+            await response.write(part)
+        return response
+
+    async with gateway(tmp_path, flood) as it:
+        began = time.monotonic()
+        async with it.post(STREAM if stream else ASK) as answer:
+            await asyncio.sleep(PAUSE_S)
+            assert 20_000_000 < len(await answer.read())
+            took_ms = (time.monotonic() - began) * 1000
+        record = await it.record()
+        assert "ok" == record.outcome
+        assert 0.7 * PAUSE_S * 1000 < (record.client_wait_ms or 0) < took_ms
+        first, *_ = blame(record)
+        assert ("delivery", "the client read slowly") == (first.phase, first.cause)
+        assert sum(phase.length_ms for phase in phases_of(record)) == pytest.approx(took_ms, rel=0.1)
+
+
 async def test_slow_reader_holds_the_engine_back(tmp_path: Path):
     """A slow reader holds the engine back instead of filling memory."""
     written = 0
@@ -900,6 +929,7 @@ async def test_slow_reader_holds_the_engine_back(tmp_path: Path):
         answer = await it.post(STREAM)
         record = await it.record()
         assert ("client_abort", "client_stalled") == (record.outcome, record.reason)
+        assert 900 <= (record.client_wait_ms or 0) <= (record.e2e_ms or 0)
         assert written < 40_000_000  # of 100 MB: the rest is socket buffers
         answer.close()
 
