@@ -11,17 +11,22 @@ from exporters.dataset.query import RequestData
 KEYS = ("request_id", "hour", "model", "team", "engine", "outcome", "reason")
 
 
-def of_duckdb(data: RequestData, sql: str) -> list[dict[str, object]]:
+def of_duckdb(data: RequestData, sql: str) -> list[dict[str, Any]]:
     head, rows = data.select(sql)
     return [dict(zip(head, row, strict=True)) for row in rows]
 
 
-def of_clickhouse(session: Any, sql: str) -> list[dict[str, object]]:
+def rows_of(data: RequestData, view: str) -> list[dict[str, Any]]:
+    """Return all rows of a view by DuckDB."""
+    return of_duckdb(data, f"SELECT * FROM {view}")  # noqa: S608
+
+
+def of_clickhouse(session: Any, sql: str) -> list[dict[str, Any]]:
     answer = session.query(f"{sql} SETTINGS output_format_json_quote_64bit_integers = 0", "JSONEachRow")
     return [json.loads(line) for line in answer.bytes().decode().splitlines()]
 
 
-def difference(mine: list[dict[str, object]], theirs: list[dict[str, object]]) -> str | None:
+def difference(mine: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> str | None:
     """Return the first difference between rows in any order; None if there is none. Times to the second."""
     if len(mine) != len(theirs) or not mine:
         return f"{len(mine)} and {len(theirs)} rows"
@@ -34,7 +39,7 @@ def difference(mine: list[dict[str, object]], theirs: list[dict[str, object]]) -
     return None
 
 
-def _ordered(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+def _ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: [str(row[name])[:19] for name in KEYS if name in row])
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import engine_rows
 import pytest
+from engine_rows import rows_of
 from request_dataset import START_S, made_requests, make_dataset
 
 from dashboards import clickhouse_requests
@@ -36,10 +37,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory, records: list[RequestRecord
 def data(folder: Path) -> Iterator[RequestData]:
     with open_requests(RequestSource(location=str(folder))) as data:
         yield data
-
-
-def rows_of(data: RequestData, view: str) -> list[dict[str, object]]:
-    return engine_rows.of_duckdb(data, f"SELECT * FROM {view}")  # noqa: S608
 
 
 def test_records_come_back_unchanged(data: RequestData, records: list[RequestRecord]):
