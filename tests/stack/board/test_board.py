@@ -26,6 +26,7 @@ from aiohttp import web
 from click.testing import CliRunner, Result
 from multidict import MultiDict
 from playwright.sync_api import Error, expect
+from request_dataset import made_requests
 
 from alerts import thresholds
 from alerts.panel_ref import PanelRef, board_uid
@@ -38,10 +39,14 @@ from exporters.catalogue import sidecar, vllm
 from exporters.catalogue.metric import Unit
 from exporters.net import prometheus as prometheus_client
 from exporters.net.prometheus import Prometheus, PrometheusError, QueryResult, QuerySeries, address
+from exporters.requests.phases import phases_of
+from exporters.requests.record import timestamp, to_line
 from exporters.text import write_atomically
 from runbooks import page as runbook_page
 from stack.board import charts, marks, options, pages, server, snapshot, view
+from stack.board.request_pages import RequestPages
 from stack.cli import main
+from stack.request_source import RequestSourceOptions
 
 ROOT = Path(__file__).parents[3]
 NOW = 1_767_229_200  # where the backfilled hour ends
@@ -575,7 +580,7 @@ def number(slug: str, board: str = "shapes") -> int:
 class Served:
     """The application in a thread of its own, its clock stopped at NOW."""
 
-    def __init__(self, prometheus_url: str, boards=(*BOARDS, SHAPES), **options) -> None:
+    def __init__(self, prometheus_url: str, boards=(*BOARDS, SHAPES), requests=None, **options) -> None:
         self.asked: list[str] = []
         self._loop = asyncio.new_event_loop()
         started = threading.Event()
@@ -583,7 +588,8 @@ class Served:
         async def main() -> None:
             self._stop = asyncio.Event()
             async with Prometheus(address(prometheus_url)) as client:
-                app = server.application(server.DashboardServer(client, boards), now=lambda: NOW, **options)
+                desk = server.DashboardServer(client, boards, requests=requests)
+                app = server.application(desk, now=lambda: NOW, **options)
 
                 @web.middleware
                 async def note(request, handler):
@@ -1214,6 +1220,49 @@ class TestInChromium:
         expect(tab.page.locator("path.js-line").first).to_be_attached()
         tab.page.get_by_text("all panels of this board").click()
         expect(tab.page.locator("section.panel").nth(3)).to_be_attached()
+
+    def test_the_links_of_the_page_requests_lead_on(self, prometheus, tab, tmp_path):
+        """From a panel to its requests, to one of them and back, and by every kind of filter and order."""
+        records = made_requests(60, start_s=NOW - 1200, step_s=20.0)
+        log = tmp_path / "requests.jsonl"
+        log.write_bytes(b"".join(map(to_line, records)))
+        found = RequestPages(
+            RequestSourceOptions(logs=(log,)), None, lambda: NOW, "https://traces.example.org/{trace_id}"
+        )
+        served = Served(prometheus, requests=found)
+        page, rows = tab.page, tab.page.locator("table.timeline tr:has(td)")
+        try:
+            page.goto(address_of(served))
+            shown(page, "running").locator("details.info > summary").click()
+            shown(page, "running").get_by_role("link", name="Requests of this time").click()
+            expect(rows).to_have_count(60)
+            page.get_by_role("link", name="15 min").click()
+            expect(rows).to_have_count(sum(record.ts >= timestamp(NOW - 900) for record in records))
+            page.get_by_role("link", name="1 h", exact=True).click()
+            expect(rows).to_have_count(60)
+            for name, value in (("team", "chat"), ("model", "large"), ("outcome", "ok")):
+                page.get_by_role("cell", name=value, exact=True).first.get_by_role("link").click()
+                expect(page.locator("article code", has_text=f"{name}={value}")).to_be_visible()
+            left = [one for one in records if (one.team, one.model, one.outcome) == ("chat", "large", "ok")]
+            expect(rows).to_have_count(len(left))
+            page.get_by_role("link", name="slowest", exact=True).click()
+            slowest = max(left, key=lambda one: one.e2e_ms or 0.0)
+            page.locator("table.timeline td a").filter(has_text=re.compile(f"^{slowest.request_id}$")).click()
+            expect(page.locator("h1")).to_have_text(f"Request {slowest.request_id}")
+            widths = page.eval_on_selector_all("i.bar", "bars => bars.map((bar) => bar.getBoundingClientRect().width)")
+            assert len(phases_of(slowest)) == len(widths)
+            assert all(width > 0 for width in widths)
+            page.get_by_role("link", name="Requests", exact=True).click()
+            expect(rows).to_have_count(60)
+            page.get_by_role("cell", name="chat", exact=True).first.get_by_role("link").click()
+            expect(rows).to_have_count(sum(one.team == "chat" for one in records))
+            while page.get_by_title("Remove this filter").count():
+                page.get_by_title("Remove this filter").first.click()
+            expect(rows).to_have_count(60)
+            page.get_by_role("link", name="Dashboards").click()
+            expect(page).to_have_url(re.compile(f"^{served.url}/"))
+        finally:
+            served.stop()
 
     def test_snapshot_opens_offline_and_draws(self, board, tab, prometheus, tmp_path):
         """A snapshot opens from the disk without a network and draws."""
