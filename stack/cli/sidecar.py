@@ -15,8 +15,8 @@ from pathlib import Path
 
 import click
 
-from exporters import process, sidecar_config
-from exporters import sidecar as sidecar_module
+from exporters import process, sidecar_config, sidecar_listener
+from exporters.sidecar import Sidecar
 from stack import config
 from stack.cli.common import UsageMistake, log_to_stderr, mistakes_as_errors
 from stack.root import version
@@ -144,5 +144,5 @@ async def _serve(settings: sidecar_config.SidecarConfig) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    sidecar = sidecar_module.Sidecar(settings, version())
-    await sidecar_module.serve(sidecar, stop)
+    sidecar = Sidecar(settings, version())
+    await sidecar_listener.serve(sidecar, stop)

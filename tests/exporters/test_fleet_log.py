@@ -22,8 +22,9 @@ from exporters.requests.bounded_names import BoundedNames
 from exporters.requests.counters import RequestCounters
 from exporters.requests.record import RequestRecord
 from exporters.requests.work import FinishedRequest, Work
-from exporters.sidecar import Sidecar, application
+from exporters.sidecar import Sidecar
 from exporters.sidecar_config import EngineTarget, PeerTarget, SidecarConfig
+from exporters.sidecar_listener import application
 
 MODEL = "m"
 

@@ -18,8 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from exporters.catalogue import OURS, reconciled
 from exporters.gpu import readings
 from exporters.net import bounded_read
-from exporters.sidecar import Prices, Sidecar, application
+from exporters.sidecar import Prices, Sidecar
 from exporters.sidecar_config import EngineTarget, SidecarConfig
+from exporters.sidecar_listener import application
 from exporters.source_status import REASONS, SourceStatus
 from stack import cli, config
 

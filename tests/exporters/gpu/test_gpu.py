@@ -31,8 +31,9 @@ from exporters.gpu.nvidia_smi import FIELDS, BadReport, parse_csv
 from exporters.gpu.readings import _NUMBERS, REASONS, GpuReading, GpuUnavailable, Integral, MigReading
 from exporters.gpu.series import families
 from exporters.gpu.source import GpuSource
-from exporters.sidecar import Sidecar, application
+from exporters.sidecar import Sidecar
 from exporters.sidecar_config import SidecarConfig
+from exporters.sidecar_listener import application
 
 HERE = Path(__file__).parents[2]
 GOLDEN = HERE / "golden" / "nvidia-smi"
