@@ -110,7 +110,7 @@ EXPORTERS = (
     ("events", "requests"),
     ("engine", "tracing", "dataset"),
     ("accounting",),
-    ("sidecar_config", "ingest", "sidecar", "ship_service"),
+    ("sidecar_config", "ingest", "sidecar", "sidecar_listener", "ship_service"),
 )
 
 
