@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -27,6 +28,7 @@ from exporters.accounting.join import Joiner
 from exporters.accounting.prices import Prices
 from exporters.catalogue import exposition_parser
 from exporters.catalogue import sidecar as sidecar_series
+from exporters.engine import golden_state
 from exporters.engine import view as engine_view
 from exporters.engine.client import EngineClient
 from exporters.engine.liveness import DEFAULT_LIMITS, Cause, Endpoint, EngineState, Evidence, Liveness
@@ -58,6 +60,7 @@ COMMIT_S = 0.1  # commit interval while a backlog is read
 RETRY_COMMIT_S = 1.0
 SETTLE_S = 0.5  # interval of the reconciliation
 PEERS_S = 1.0  # interval of reading other sidecars
+GOLDEN_S = 5.0  # interval of reading results of golden checks
 
 log = logging.getLogger("vllm_watch.sidecar")
 
@@ -133,6 +136,7 @@ class Sidecar:
         self._gpus: list[gpu.GpuReading] = []
         self._gpu_source: SourceStatus | None = None
         self._events: list[events.TuningEvent] = []
+        self._golden: dict[str, tuple[golden_state.GoldenState, ...]] = {}
         self._unwritten: deque[events.TuningEvent] = deque(maxlen=1000)
         self._tasks: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -215,6 +219,8 @@ class Sidecar:
             self._follow(self._gpu_source, self._read_gpu, self.config.gpu_interval_s)
         if self.config.events:
             self._follow(SourceStatus("events", self.config.events), self._read_events, 2.0)
+        for file in self.config.golden:
+            self._follow(SourceStatus("golden", file), functools.partial(self._read_golden, file), GOLDEN_S)
         self.sources.append(self._accounts_source)
 
     async def stop(self) -> None:
@@ -274,6 +280,7 @@ class Sidecar:
             labels |= {"state": str(liveness.state), "evidence": str(liveness.cause)}
             yield sidecar_series.ENGINE_STATE, labels, 1
         yield from events.samples(self._events)
+        yield from golden_state.samples(chain.from_iterable(self._golden.values()))
         if self.spans:
             yield from self.spans.samples()
         last = self._gpu_source.last_success_s if self._gpu_source else None
@@ -425,6 +432,9 @@ class Sidecar:
         with self._guard_update("GPUs"):
             self.accounts.use_prices_of(time.time())
             self.accounts.on_gpus(self._gpus, time.monotonic())
+
+    async def _read_golden(self, file: str) -> None:
+        self._golden[file] = await asyncio.to_thread(golden_state.read_states, Path(file))
 
     async def _read_events(self) -> None:
         """Write pending events, then read all. If the disk is full, this source fails and the events wait."""

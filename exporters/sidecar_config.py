@@ -101,6 +101,8 @@ class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # state file; without it counting starts at the beginning of the logs
     state: str | None = None
     remember: int = 200_000  # requests remembered to detect repeated lines
+    # result files of `vllm-watch golden check --result`
+    golden: tuple[str, ...] = ()
     events: str | None = None
     # file with one word; without it /events is disabled
     events_token_file: str | None = None
@@ -119,6 +121,7 @@ class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name, listed in (
             ("requests_log", self.requests_log),
             ("engines", tuple(e.url.rstrip("/") for e in self.engines)),
+            ("golden", self.golden),
         ):
             if len(set(listed)) != len(listed):
                 raise ValueError(f"{name} lists an entry twice; it would be counted twice")

@@ -72,6 +72,7 @@ REASONS: Mapping[str, tuple[str, ...]] = {
     "peer": ("http_4xx", "http_5xx", "os", "other", "timeout", "unreachable"),
     "gpu": (*gpu.REASONS, "other"),
     "events": ("os", "other", "permission", "timeout"),
+    "golden": ("os", "other", "permission"),
 }
 
 

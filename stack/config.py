@@ -32,6 +32,7 @@ def sidecar(path: Path) -> SidecarConfig:
     rooted: SidecarConfig = msgspec.structs.replace(
         _rooted(settings, folder, "web_config", "state", "events", "events_token_file"),
         requests_log=tuple(os.path.abspath(folder / log) for log in settings.requests_log),
+        golden=tuple(os.path.abspath(folder / file) for file in settings.golden),
         engines=tuple(_rooted(engine, folder, "http_config") for engine in settings.engines),
         peers=tuple(_rooted(peer, folder, "http_config") for peer in settings.peers),
         otlp=settings.otlp and _rooted(settings.otlp, folder, "ca_file", "headers_file"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from exporters.catalogue.attributed import ATTRIBUTED
+from exporters.catalogue.golden import GOLDEN
 from exporters.catalogue.metric import Across, Kind, Metric, Unit
 from exporters.catalogue.reconciled import RECONCILED
 
@@ -469,6 +470,7 @@ SIDECAR: tuple[Metric, ...] = (
     *REQUEST_LOG,
     *ENGINES,
     *RECONCILED,
+    *GOLDEN,
     *ATTRIBUTED,
     *COSTS,
     *TUNING,

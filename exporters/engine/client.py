@@ -132,6 +132,22 @@ class EngineClient:
         value = body.get(name) if isinstance(body, dict) and response.status == 200 else None
         return value if isinstance(value, bool) else None
 
+    async def post(
+        self, path: str, body: object, request_id: str | None = None, max_bytes: int | None = None
+    ) -> tuple[int, bytes]:
+        """Send a JSON body with the key, and return status and response, whatever the status."""
+        headers = {"Content-Type": "application/json"}
+        headers |= {"X-Request-Id": request_id} if request_id else {}
+        headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        options = {**self.options, **request_options(self.http_config)}
+        headers = {**options.pop("headers", {}), **headers}
+        timeout = aiohttp.ClientTimeout(total=self.timeout_s)
+        data = msgspec.json.encode(body)
+        async with self.session.post(
+            self.url + path, data=data, headers=headers, timeout=timeout, allow_redirects=False, **options
+        ) as response:
+            return response.status, await read_bounded(response, max_bytes)
+
     async def health(self) -> int:
         """Return the status of /health."""
         async with self._request("/health") as response:

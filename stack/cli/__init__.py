@@ -54,6 +54,7 @@ GROUPS: dict[str, tuple[Later, ...]] = {
         Later("bench", "bench:bench", "Run a workload against an engine and measure it."),
         Later("tune", "tuning:tune_command", "Run an experiment: compare engine configurations."),
         Later("compare", "tuning:compare_command", "Compare two benchmark runs or live periods."),
+        Later("golden", "golden:golden", "Record what an engine computes, and check it later."),
         Later("report", "tuning:report_command", "Write a report of a benchmark or an experiment."),
     ),
     "Plan": (

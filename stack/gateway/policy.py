@@ -49,8 +49,10 @@ class Team(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     fallback_api: whether upstreams of kind api may answer it.
     cache_domain: teams that name the same one share cached prefixes; null for a domain of its own.
     kv_transfer: whether it may send kv_transfer_params and ec_transfer_params, as a router of disaggregated prefill and
-    decode does. Null is no limit. max_prompt_tokens is exact for token ids only: text is refused where it is certainly
-    longer, and where the estimate is above the limit within a minute after the engine has counted too many."""
+    decode does. probe: its requests are the operator's own checks, such as golden prompts: they are recorded as probes,
+    and no team pays for them. Null is no limit. max_prompt_tokens is exact for token ids only: text is refused where it
+    is certainly longer, and where the estimate is above the limit within a minute after the engine has counted too
+    many."""
 
     keys: list[str] = []
     band: str = "default"
@@ -64,6 +66,7 @@ class Team(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     fallback_api: bool = False
     cache_domain: str | None = None
     kv_transfer: bool = False
+    probe: bool = False
 
 
 class Capacity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

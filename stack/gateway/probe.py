@@ -103,24 +103,37 @@ class Prober:
         outcome: Outcome,
         elapsed_s: float,
     ) -> None:
-        reason = _REASONS[outcome]
-        record = RequestRecord(
-            ts=timestamp(time.time()),
-            request_id=request_id,
-            team=PROBE_TEAM,
-            model=reply.model or model,
-            route=_ROUTE,
-            upstream=name,
-            attempt=1,
-            stream=False,
-            prompt_tokens=reply.prompt_tokens,
-            cached_tokens=reply.cached_tokens,
-            completion_tokens=reply.completion_tokens,
-            e2e_ms=round(elapsed_s * 1000, 3),
-            status=status,
-            finish_reason=reply.finish_reason or ("abort" if outcome == "client_abort" else None),
-            outcome=outcome,
-            reason=reason,
-        )
+        record = probe_record(name, model, _ROUTE, request_id, reply, status, outcome, elapsed_s)
         self._log.write(fitting_line(record))
-        self._metrics.ended(PROBE_TEAM, outcome, status, reason)
+        self._metrics.ended(PROBE_TEAM, outcome, status, record.reason)
+
+
+def probe_record(
+    upstream: str,
+    model: str,
+    route: str,
+    request_id: str,
+    reply: Reply,
+    status: int | None,
+    outcome: Outcome,
+    elapsed_s: float,
+) -> RequestRecord:
+    """Return the record of a probe that ends now."""
+    return RequestRecord(
+        ts=timestamp(time.time()),
+        request_id=request_id,
+        team=PROBE_TEAM,
+        model=reply.model or model,
+        route=route,
+        upstream=upstream,
+        attempt=1,
+        stream=False,
+        prompt_tokens=reply.prompt_tokens,
+        cached_tokens=reply.cached_tokens,
+        completion_tokens=reply.completion_tokens,
+        e2e_ms=round(elapsed_s * 1000, 3),
+        status=status,
+        finish_reason=reply.finish_reason or ("abort" if outcome == "client_abort" else None),
+        outcome=outcome,
+        reason=_REASONS[outcome],
+    )

@@ -75,6 +75,7 @@ class Proxy:
         )
         if not engine_page:
             x.team = self._team(request.headers)
+            x.probe = x.team is not None and self.services.life.terms.team(x.team).probe
         await self._run(request, x, recorded=recorded, open_to_all=engine_page)
         return None
 

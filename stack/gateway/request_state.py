@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from exporters.requests.record import Outcome, RequestRecord, timestamp
+from exporters.requests.record import PROBE_TEAM, Outcome, RequestRecord, timestamp
 from stack.gateway.ids import Trace
 from stack.gateway.reasons import REASONS
 from stack.gateway.reply import Reply
@@ -17,9 +17,9 @@ class RequestState:
     """Filled in step by step; whatever step ends it, `record` makes a line of what is known. Times in seconds of one
     monotonic clock.
 
-    named: whether the policy knows the model, so that what the reply calls it does not matter. tried: upstreams that
-    failed before this one, and why. queued_s: waiting for admission, None before it is granted. first_content,
-    last_content: when content was sent on, streams only.
+    probe: whether its team sends probes. named: whether the policy knows the model, so that what the reply calls it
+    does not matter. tried: upstreams that failed before this one, and why. queued_s: waiting for admission, None before
+    it is granted. first_content, last_content: when content was sent on, streams only.
     client_wait_s: time in which the client did not read and its response had to wait.
     complete: the client has been sent the end of its answer. Whatever happens after that is no part of it: the official
     OpenAI client hangs up on [DONE] without waiting for the end of the connection's message.
@@ -30,6 +30,7 @@ class RequestState:
     route: str
     accepted: float
     team: str | None = None
+    probe: bool = False
     priority: str | None = None
     model: str | None = None
     named: bool = False
@@ -77,7 +78,7 @@ def record(x: RequestState, ended: float, unix_s: float) -> RequestRecord:
         span_id=x.trace.span_id,
         parent_span_id=x.trace.parent_id,
         sampled=None if x.trace.sampled else False,
-        team=x.team,
+        team=PROBE_TEAM if x.probe else x.team,
         priority=x.priority,
         model=x.model if x.named else reply.model or x.model,
         adapter=x.adapter,

@@ -1,0 +1,1 @@
+"""Golden prompts: record what an engine computes, and compare an engine with the record."""
