@@ -7,7 +7,7 @@ from alerts.labels import ENGINE_POD, JOB, PLACE, TARGET, TARGET_POD, by, on
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Severity
 from alerts.settings import Settings
-from exporters.catalogue import gateway, promql, sidecar, vllm
+from exporters.catalogue import gateway, golden, promql, sidecar, vllm
 from exporters.catalogue.prometheus import PROCESS_START, UP
 from exporters.text import format_duration, parse_window
 
@@ -15,6 +15,8 @@ FROZEN_FOR = "3m"  # longer than a prefill takes
 FROZEN_ALERT_FOR = "4m"  # below the 5 min after which vLLM ends an engine whose worker hangs
 QUEUE_FOR = "10m"  # a queue that has grown for this long does not drain by itself
 FETCHING = 'stage="in_progress"'  # requests whose KV cache another engine sends
+_CHECKED_ENGINE = ("address", "model_name")  # of a golden check; instance is the sidecar that reports it
+_MISSED_CHECKS = 3  # intervals without a check: one may wait for the budget of tokens, and one may fail
 _DEFERRED = ('reason="deferred"',)
 
 
@@ -249,5 +251,37 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             ),
             panel=PanelRef("overview", "waiting-by-reason"),
             muted_by=("VLLMEngineDown", "VLLMEngineFrozen"),
+        ),
+        Alert(
+            "VLLMGoldenDiffers",
+            Severity.WARNING,
+            promql.current(
+                golden.GOLDEN_VERDICT, (*TARGET_POD, *_CHECKED_ENGINE, "verdict", "cause"), ('verdict!="same"',)
+            ),
+            hold="0s",
+            summary="Golden prompts {{ $labels.verdict }}: {{ $labels.model_name }} on {{ $labels.address }}",
+            description=(
+                "The last golden check of {{ $labels.model_name }} on {{ $labels.address }} is {{ $labels.verdict }}"
+                " (cause: {{ $labels.cause }}): it does not compute what was recorded, and answers may be wrong. If"
+                " nothing was changed on purpose, take the engine out of the load balancer, then run vllm-watch golden"
+                " check again (First five minutes, step 2)."
+            ),
+            panel=PanelRef("monitoring-health", "golden-verdict"),
+        ),
+        Alert(
+            "VLLMGoldenStale",
+            Severity.WARNING,
+            f"max {by((*TARGET_POD, *_CHECKED_ENGINE))} (time() - {promql.series(golden.GOLDEN_CHECKED)})"
+            f" > {_MISSED_CHECKS} * {promql.current(golden.GOLDEN_INTERVAL, (*TARGET_POD, *_CHECKED_ENGINE))}",
+            hold="1m",
+            summary="Golden checks missing: {{ $labels.model_name }} on {{ $labels.address }}",
+            description=(
+                "The last complete golden check of {{ $labels.model_name }} on {{ $labels.address }} is"
+                f" {{{{ $value | humanizeDuration }}}} old, more than {_MISSED_CHECKS} intervals: damage would not be"
+                " noticed. Check that vllm-watch golden check runs and reaches the engine, and read the error that it"
+                " prints (First five minutes, step 2)."
+            ),
+            panel=PanelRef("monitoring-health", "golden-age"),
+            owner="platform",
         ),
     )

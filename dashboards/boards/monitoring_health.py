@@ -8,7 +8,7 @@ from alerts import thresholds
 from dashboards import queries
 from dashboards.boards.gateway import LOG, LOOP_LAG
 from dashboards.model import ABSENT, RATE, Dashboard, DashboardRow, Panel, Query, Shape, shown_unit
-from exporters.catalogue import gateway, promql, reconciled, self_monitoring, ship, sidecar, vllm
+from exporters.catalogue import gateway, golden, promql, reconciled, self_monitoring, ship, sidecar, vllm
 from exporters.catalogue.metric import Metric, Unit
 from exporters.catalogue.prometheus import SAMPLE_LIMIT, SCRAPE_DURATION, SCRAPE_SAMPLES, SCRAPE_SAMPLES_KEPT, UP
 
@@ -33,6 +33,10 @@ _NO_STATE = "Only where a sidecar keeps its counts on disk: set state in its con
 _NO_TRACES = "Only where a sidecar sends spans of requests: set otlp in its configuration."
 _NO_BOOKS = (
     "Only where a sidecar reads the request logs and the engines: set requests_log and engines in its configuration."
+)
+_NO_GOLDEN = (
+    "Only where a sidecar reads results of golden checks: run vllm-watch golden check with --result, and set golden in"
+    " the sidecar's configuration."
 )
 _KINDS = ('kind="requests"',), ('kind!="requests"',)
 _NO_SPANS = (
@@ -453,6 +457,43 @@ BOARD = Dashboard(
                     "Requests are missing in the data set, or in it twice. The runbook says how to find which.",
                     (queries.now(ship.SHIP_UNEXPLAINED, ("kind", "model_name")),),
                     optional="Only with a data set of request logs: run vllm-watch ship run with `prometheus` set.",
+                ),
+                Panel(
+                    "golden-verdict",
+                    "Golden prompts: last verdict",
+                    "Whether each engine computed what was recorded when it was last checked, and the cause if not.",
+                    "same for every engine.",
+                    "different: another release, record anew if it was meant. wrong: see the cause, and take the engine"
+                    " out.",
+                    (queries.now(golden.GOLDEN_VERDICT, ("address", "model_name", "verdict", "cause")),),
+                    Shape.NUMBER,
+                    optional=_NO_GOLDEN,
+                ),
+                Panel(
+                    "golden-age",
+                    "Golden prompts: age of the last check",
+                    "Time since the last complete check of each engine.",
+                    "Below the interval of the checks.",
+                    "Checks fail, wait for their budget of tokens, or do not run: damage would not be noticed.",
+                    (
+                        Query(
+                            f"time() - {queries.now(golden.GOLDEN_CHECKED, ('address', 'model_name')).expr}",
+                            queries.legend(("address", "model_name")),
+                            "s",
+                        ),
+                    ),
+                    optional=_NO_GOLDEN,
+                ),
+                Panel(
+                    "golden-difference",
+                    "Golden prompts: largest difference",
+                    "Largest difference of a prompt token's log-probability from the baseline at the last check, in"
+                    " nats.",
+                    "0, or within what was learned when the baseline was recorded.",
+                    "More without a change is damage. The size alone does not judge: the verdict compares it with"
+                    " noise.",
+                    (queries.now(golden.GOLDEN_DIFFERENCE, ("address", "model_name")),),
+                    optional=_NO_GOLDEN,
                 ),
                 Panel(
                     "log-duplicates",

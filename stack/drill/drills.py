@@ -151,6 +151,10 @@ FAST = (
 
 WHY_NOT = {
     "VLLMShipFailing": "the lab ships no logs; tests/exporters/dataset/test_ship.py lets a store and a disk fail",
+    **dict.fromkeys(
+        ("VLLMGoldenDiffers", "VLLMGoldenStale"),
+        "the lab checks no golden prompts; tests/live/test_golden_live.py checks damaged copies of its model",
+    ),
     "VLLMDatasetDiffers": (
         "a complete day has to pass first; tests/exporters/accounting/test_conservation.py compares a recorded one"
     ),

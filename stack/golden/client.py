@@ -25,6 +25,7 @@ from exporters.requests.record import Outcome, fitting_line
 from stack.gateway.probe import probe_record
 from stack.gateway.reply import Reply, decode
 from stack.golden.baseline import EngineIdentity, GoldenError
+from stack.golden.comparison import NEAR
 from stack.golden.prompts import LONGEST_TOKENS
 
 COMPLETIONS, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
@@ -79,7 +80,8 @@ class _Tokens(msgspec.Struct):
 
 class PromptScore(NamedTuple):
     """Log-probabilities of a prompt's tokens from the second on. best: most likely token at each place; gaps: by how
-    much it was more likely, where it was another one. Both are empty where only the prompt's own are reported."""
+    much it was more likely, where it was another one and the prompt's own not too unlikely for comparison.logit_bits.
+    Both are empty where only the prompt's own are reported."""
 
     own: tuple[float, ...]
     best: tuple[int, ...] = ()
@@ -337,7 +339,7 @@ def read_scores(entries: Sequence[Mapping[str, _TokenScore] | None], ids: Sequen
         if len(known) > 1 or score.rank == 1:
             top = max(known, key=known.__getitem__)
             best.append(int(top))
-            if top != str(token):
+            if top != str(token) and score.logprob > -NEAR:
                 gaps.append(known[top] - score.logprob)
     return PromptScore(tuple(own), tuple(best) if len(best) == len(own) else (), tuple(gaps))
 

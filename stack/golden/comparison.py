@@ -175,16 +175,18 @@ def is_beyond(difference: Difference, limits: NoiseLimits) -> bool:
     return (difference.z2 or 0.0) > limits.z2 or (difference.max_z or 0.0) > limits.max_z
 
 
-# A grid finer than this cannot be told from none: log-probabilities are 32-bit floats of about 10.
-_FINEST_BITS, _OFF_GRID = 15, 2e-6
+# Log-probabilities are 32-bit floats: below NEAR nats they are off by up to a quarter of 1e-6 each. A grid finer than
+# this would hold a third of all numbers by chance.
+NEAR = 8.0
+_FINEST_BITS, _OFF_GRID = 18, 5.5e-7
 _LEAST_GAPS, _ON_GRID = 20, 0.9
 
 
 def logit_bits(gaps: Sequence[float]) -> int | None:
     """Return q if differences between log-probabilities of one position are multiples of 2^-q; None if of no such grid.
 
-    Logits of 16-bit floats lie on a grid, 8 times finer for float16 than for bfloat16; 32-bit logits lie on none that
-    shows. So a changed grid is evidence of another dtype."""
+    gaps: of log-probabilities above -NEAR. Logits of 16-bit floats lie on a grid, 8 times finer for float16 than for
+    bfloat16; 32-bit logits lie on none that shows. So another grid is evidence of another dtype."""
     if len(gaps) < _LEAST_GAPS:
         return None
     for bits in range(_FINEST_BITS + 1):

@@ -37,7 +37,7 @@ SYMPTOMS: Mapping[str, tuple[str, ...]] = {
     "errors and timeouts": ("VLLMSuccessBudgetBurn", "VLLMSuccessBudgetSlowBurn", "VLLMErrorRatioHigh",
         "VLLMHTTPErrorRatioHigh", "incident-flow"),
     "clients give up": ("VLLMClientHangupsRising", "VLLMTTFTHigh"),
-    "answers are cut off, or became worse": ("VLLMAnswersCutOff", "quality"),
+    "answers are cut off, or became worse": ("VLLMAnswersCutOff", "VLLMGoldenDiffers", "quality", "VLLMGoldenStale"),
     "out of memory, the cache is full": (
         "VLLMKVCacheNearlyFull", "VLLMKVCacheThrashing", "VLLMPreemptionsSustained", "VLLMGPUMemoryNearlyFull",
     ),

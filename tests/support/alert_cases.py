@@ -106,6 +106,7 @@ A, B = "10.0.0.1:8000", "10.0.0.2:8000"
 ENGINE = {"job": "vllm", "instance": A}
 MODEL = {**ENGINE, "model_name": "chat"}
 SIDECAR = {"job": "sidecar", "instance": "10.0.0.7:9401"}
+_CHECKED = {"address": A, "model_name": "chat"}
 SHIP = {"job": "ship", "instance": "10.0.0.7:9403"}
 GATEWAY = {"job": "gateway", "instance": "10.0.0.5:8010"}
 ALERTMANAGER = {"job": "alertmanager", "instance": "10.0.0.6:9093"}
@@ -154,6 +155,10 @@ def log(name: str, /, **labels: str) -> str:
 
 def sidecar(name: str, /, **labels: str) -> str:
     return _written(f"vllm_watch_{name}", {**SIDECAR, **labels})
+
+
+def golden(name: str, /, **labels: str) -> str:
+    return _written(f"vllm_watch_golden_{name}", {**SIDECAR, **_CHECKED, **labels})
 
 
 def gateway(name: str, /, **labels: str) -> str:
@@ -619,6 +624,39 @@ _ENGINES = (
             engine("num_requests_waiting_by_reason", reason="capacity"): "9x80",
         },
         gone_within="10m",
+    ),
+    Case(
+        "VLLMGoldenDiffers",
+        {
+            golden("verdict", verdict="same", cause="noise"): "1x3 stale",
+            golden("verdict", verdict="wrong", cause="numeric"): "_x4 1x40",
+        },
+        silent_at="3m",
+        fires_at="5m",
+        labels={**SIDECAR, **_CHECKED, "verdict": "wrong", "cause": "numeric"},
+        description=(
+            "The last golden check of chat on 10.0.0.1:8000 is wrong (cause: numeric): it does not compute what was"
+            " recorded, and answers may be wrong. If nothing was changed on purpose, take the engine out of the load"
+            " balancer, then run vllm-watch golden check again (First five minutes, step 2)."
+        ),
+        below={golden("verdict", verdict="same", cause="noise"): "1x43"},
+    ),
+    Case(
+        "VLLMGoldenStale",
+        {
+            golden("check_timestamp_seconds"): "0x60",
+            golden("check_interval_seconds"): "600x60",
+            sidecar("source_up", kind="golden", source="/var/lib/vllm-watch/golden.json"): "1x60",
+        },
+        silent_at="31m",
+        fires_at="32m",
+        labels={**SIDECAR, **_CHECKED},
+        description=(
+            "The last complete golden check of chat on 10.0.0.1:8000 is 32m 0s old, more than 3 intervals: damage would"
+            " not be noticed. Check that vllm-watch golden check runs and reaches the engine, and read the error that"
+            " it prints (First five minutes, step 2)."
+        ),
+        below={golden("check_timestamp_seconds"): "0x29 1740x30", golden("check_interval_seconds"): "600x60"},
     ),
 )
 

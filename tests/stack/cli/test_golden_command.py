@@ -1,0 +1,134 @@
+"""`vllm-watch golden`: options, exit statuses, the result file and the sidecar that reads it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from scoring_engine import ScoringEngine
+
+from exporters.catalogue import exposition_parser, golden
+from exporters.engine import golden_state
+from exporters.engine.golden_state import GoldenVerdict, keep_result, read_states
+from exporters.exposition import render
+from exporters.sidecar import Sidecar
+from stack import config
+from stack.cli import golden as command
+
+
+def invoked(engine: ScoringEngine, *arguments: str) -> Result:
+    """Run the command beside a served engine; {url} stands for its address."""
+
+    async def run() -> Result:
+        async with engine.running() as url:
+            given = [argument.format(url=url) for argument in arguments]
+            return await asyncio.to_thread(CliRunner().invoke, command.golden, given)
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    file = tmp_path / "prompts.yaml"
+    file.write_text("prompts:\n  - {name: one, text: the quick brown fox}\n  - {name: two, text: '3.14159 and 2.7'}\n")
+    return file
+
+
+@pytest.fixture
+def baseline(tmp_path: Path, prompts: Path) -> Path:
+    file = tmp_path / "tiny.golden.json"
+    done = invoked(
+        ScoringEngine(), "record", "{url}", "--baseline", str(file), "--prompts", str(prompts), "--runs", "12"
+    )
+    assert 0 == done.exit_code, done.output
+    assert "tiny, 2 prompts with" in done.output
+    assert "every run equal to the last bit" in done.output
+    return file
+
+
+def test_exit_status_is_the_verdict(baseline):
+    same = invoked(ScoringEngine(), "check", "{url}", "--baseline", str(baseline))
+    assert (0, True) == (same.exit_code, "tiny: same: all" in same.output), same.output
+    wrong = invoked(ScoringEngine(template="[{}]"), "check", "{url}", "--baseline", str(baseline))
+    assert (1, True) == (wrong.exit_code, "wrong (template)" in wrong.output), wrong.output
+    told = invoked(ScoringEngine(), "check", "{url}", "--baseline", str(baseline), "--json")
+    (row,) = json.loads(told.stdout)
+    assert ("same", "none", 0.0, True) == (row["verdict"], row["cause"], row["max_abs"], row["tokens"] > 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["check", "{url}", "--baseline", "none.json"], "records one"),
+        (["check", "--baseline", "x"], "name an engine"),
+        (["check", "{url}", "--baseline", "{file}", "--every", "0s"], "at least 1s"),
+        (["check", "{url}", "--baseline", "{file}", "--every", "1h", "--tokens-per-hour", "10"], "one check may use"),
+        (["check", "127.0.0.1:8000", "--baseline", "{file}"], "no URL of an engine"),
+        (["record", "{url}", "--baseline", "{file}"], "--replace records over it"),
+        (["record", "{url}", "--baseline", "new.json", "--model", "big"], "serves tiny, not big"),
+        (
+            ["record", "{url}", "--baseline", "new.json", "--prompts", "{bad}"],
+            "promts is unknown; did you mean prompts",
+        ),
+        (["check", "{url}", "--baseline", "{file}", "--result", "{bad}"], "no result file"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_status_2(baseline, tmp_path, monkeypatch, arguments, sentence):
+    monkeypatch.delenv("VLLM_WATCH_ENGINE_URL", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.yaml").write_text("promts: []\n")
+    files = {"file": str(baseline), "bad": str(tmp_path / "bad.yaml"), "url": "{url}"}
+    done = invoked(ScoringEngine(), *(argument.format(**files) for argument in arguments))
+    assert 2 == done.exit_code, done.output
+    assert sentence in " ".join(done.output.split())
+    assert not (tmp_path / "new.json").exists()
+
+
+def test_result_file_continues_over_checks_and_reaches_the_sidecar(baseline, tmp_path):
+    kept = tmp_path / "golden.json"
+    once = ("check", "{url}", "--baseline", str(baseline), "--result", str(kept))
+    invoked(ScoringEngine(), *once)
+    (first,) = read_states(kept)
+    wrong = invoked(ScoringEngine(nan="400"), *once)
+    assert "wrong (not finite)" in wrong.output
+    states = read_states(kept)
+    assert {GoldenVerdict.SAME, GoldenVerdict.WRONG} == {state.result.verdict for state in states}, "two addresses"
+    keep_result(kept, first.result, 3600.0)
+    again = next(state for state in read_states(kept) if state.result.address == first.result.address)
+    assert (2 * first.tokens_total, 3600.0) == (again.tokens_total, again.interval_s)
+    page = exposition_parser.parse(render(golden_state.samples(read_states(kept))))
+    name = {"model_name": "tiny", "address": first.result.address}
+    assert 1 == page.total(golden.GOLDEN_VERDICT.name, **name, verdict="same", cause="none")
+    assert again.tokens_total == page.total(golden.GOLDEN_TOKENS.name, **name)
+    assert 0 == page.total(golden.GOLDEN_DIFFERENCE.name, **name)
+    assert 3600 == page.total(golden.GOLDEN_INTERVAL.name, **name)
+    assert 2 == len(list(page.of(golden.GOLDEN_VERDICT.name)))
+    assert 1 == len(list(page.of(golden.GOLDEN_DIFFERENCE.name))), "absent where nothing was compared"
+
+
+async def test_sidecar_exposes_the_result_file(tmp_path, eventually_async):
+    kept, file = tmp_path / "golden.json", tmp_path / "sidecar.yaml"
+    file.write_text("golden: [golden.json]\ngpu: 'off'\n")
+    sidecar = Sidecar(config.sidecar(file))
+    await sidecar.start()
+    try:
+        await eventually_async(lambda: 'vllm_watch_source_up{kind="golden"' in sidecar.page())
+        assert f'vllm_watch_source_up{{kind="golden",source="{kept}"}} 0' in sidecar.page(), "no file yet"
+    finally:
+        await sidecar.stop()
+
+
+@pytest.fixture
+def eventually_async() -> Callable[..., object]:
+    async def wait(condition: Callable[[], bool]) -> None:
+        for _ in range(200):
+            if condition():
+                return
+            await asyncio.sleep(0.02)
+        raise AssertionError("the condition did not hold")
+
+    return wait

@@ -1,0 +1,89 @@
+"""Repeated checks: interval, budget of tokens, failures."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from exporters.engine.golden_state import GoldenCause, GoldenResult, GoldenVerdict
+from stack.golden import schedule
+from stack.golden.baseline import GoldenError
+from stack.golden.schedule import HOUR_S, TokenBudget
+
+
+def result(url: str, tokens: int = 10) -> GoldenResult:
+    return GoldenResult(
+        address=url,
+        model="tiny",
+        verdict=GoldenVerdict.SAME,
+        cause=GoldenCause.NONE,
+        sentence="",
+        at_s=0.0,
+        tokens=tokens,
+    )
+
+
+def test_budget_waits_for_the_oldest_checks_of_the_hour():
+    budget = TokenBudget(100)
+    assert 0 == budget.wait_s(0, 100)
+    budget.spend(0, 60)
+    budget.spend(600, 30)
+    assert 0 == budget.wait_s(700, 10)
+    assert HOUR_S - 700 == budget.wait_s(700, 20)
+    assert HOUR_S + 600 - 700 == budget.wait_s(700, 80)
+    assert 0 == budget.wait_s(HOUR_S, 70)
+    assert 0 == budget.wait_s(HOUR_S + 600, 100)
+
+
+def test_failure_of_one_engine_stops_no_other():
+    checked, said, stop = [], [], asyncio.Event()
+
+    async def check(url: str) -> GoldenResult:
+        checked.append(url)
+        if url == "down":
+            raise GoldenError("down does not answer")
+        if len(checked) == 4:
+            stop.set()
+        return result(url)
+
+    async def run() -> list[GoldenResult]:
+        found: list[GoldenResult] = []
+        await asyncio.wait_for(
+            schedule.keep_checking(("down", "up"), check, 0.01, TokenBudget(1000), 10, found.append, said.append, stop),
+            10,
+        )
+        return found
+
+    found = asyncio.run(run())
+    assert ["down", "up"] * 2 == checked
+    assert ["up", "up"] == [one.address for one in found]
+    assert ["down does not answer"] * 2 == said
+
+
+def test_check_waits_for_its_tokens_and_ends_at_once_when_stopped():
+    said, stop = [], asyncio.Event()
+
+    async def check(url: str) -> GoldenResult:
+        return result(url, tokens=90)
+
+    async def run() -> list[GoldenResult]:
+        found: list[GoldenResult] = []
+
+        def on_error(line: str) -> None:
+            said.append(line)
+            stop.set()
+
+        budget = TokenBudget(100)
+        await asyncio.wait_for(
+            schedule.keep_checking(("one",), check, 0.01, budget, 50, found.append, on_error, stop), 10
+        )
+        return found
+
+    assert 1 == len(asyncio.run(run()))
+    assert "one is checked in 3600 s: the tokens of this hour are used" == said[0]
+
+
+def test_bound_below_one_check_is_refused(baseline_of_one):
+    with pytest.raises(GoldenError, match="raise it, or record fewer prompts"):
+        schedule.budget_of(baseline_of_one, 100)
