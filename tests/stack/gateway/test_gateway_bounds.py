@@ -168,6 +168,15 @@ async def test_transfer_fields_need_a_permission(tmp_path: Path, route: str, fie
             assert 200 == answer.status
 
 
+async def test_requests_of_a_probing_team_are_recorded_as_probes(tmp_path: Path):
+    teams = {"demo": {"keys": [KEYS["demo"][1]]}, "batch": {"keys": [KEYS["batch"][1]], "probe": True}}
+    body = {"model": "tiny", "max_tokens": 5, "prompt": [1, 2, 3]}
+    async with gateway(tmp_path, policy={"teams": teams}) as it:
+        async with it.post(body, route="/v1/completions", team="batch") as answer:
+            assert 200 == answer.status
+        assert ("__probe__", "default", "ok") == ((found := await it.record()).team, found.priority, found.outcome)
+
+
 @pytest.mark.parametrize("route", ["/v1/messages", "/v1/responses", "/v1/embeddings"])
 async def test_a_field_that_a_route_does_not_have_changes_no_account(tmp_path: Path, route: str):
     """Else one that says n: 500,000 would be a line that no reader takes, and on nobody's bill."""
