@@ -20,7 +20,7 @@ ALONGSIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Else every process that the tests start compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help lab cli test check lint bench-dashboards bench-rules bench-admission bench-gateway bench-replicas bench-judge bench-runner bench-crosscheck bench-truth bench-tuning bench-faults bench-sidecar bench-fleet bench-histograms bench-soak bench-data
+.PHONY: help lab cli test check lint bench-dashboards bench-rules bench-admission bench-gateway bench-replicas bench-judge bench-runner bench-crosscheck bench-truth bench-golden bench-tuning bench-faults bench-sidecar bench-fleet bench-histograms bench-soak bench-data
 .PHONY: drills screenshots mutants
 .PHONY: release image audit pins import-graph
 .DEFAULT_GOAL := help
@@ -45,6 +45,7 @@ help:
 	@echo 'make bench-judge               2,000 simulated experiments a line: its false alarms, and the effects that it finds'
 	@echo 'make bench-crosscheck          our TTFT, TPOT and throughput beside those of `vllm bench serve`, in turns on one real engine'
 	@echo 'make bench-truth               percentiles by PromQL beside the request log and three clients, on one real engine; ARGS=--quick shorter'
+	@echo 'make bench-golden              200 checks of golden prompts on a real engine: false alarms, cost; ARGS="--noise strong --damage flip,nan"'
 	@echo 'make bench-tuning              prefix caching and chunked prefill, off and on, with a real engine started anew for each turn'
 	@echo 'make bench-runner              what sending and measuring a request or an event costs the bench itself'
 	@echo 'make bench-faults              what may happen to a log, done to the sidecar and to mtail; then 10,000 random histories; ARGS=--quick 200'
@@ -149,6 +150,10 @@ bench-crosscheck: $(VENV)/dev.done
 bench-truth: $(VENV)/dev.done
 	@$(RUN) lab install prometheus engine model
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_truth.py $(ARGS)
+
+bench-golden: $(VENV)/dev.done
+	@$(RUN) lab install engine model
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_golden.py $(ARGS)
 
 bench-tuning: $(VENV)/dev.done
 	@$(RUN) lab install engine model

@@ -8,7 +8,8 @@ import pytest
 
 from exporters.engine.golden_state import GoldenCause, GoldenResult, GoldenVerdict
 from stack.golden import schedule
-from stack.golden.baseline import GoldenError
+from stack.golden.baseline import Baseline, EngineIdentity, GoldenError, GoldenPrompt
+from stack.golden.comparison import NoiseLimits, TokenNoise
 from stack.golden.schedule import HOUR_S, TokenBudget
 
 
@@ -87,3 +88,21 @@ def test_check_waits_for_its_tokens_and_ends_at_once_when_stopped():
 def test_bound_below_one_check_is_refused(baseline_of_one):
     with pytest.raises(GoldenError, match="raise it, or record fewer prompts"):
         schedule.budget_of(baseline_of_one, 100)
+
+
+@pytest.fixture
+def baseline_of_one() -> Baseline:
+    prompt = GoldenPrompt(
+        name="one", text="ab", text_ids=(1, 2), ids=(1, 2), alone=(-1.0,), noise=TokenNoise((-1.0,), (0.0,), 1)
+    )
+    return Baseline(
+        recorded="2026-11-26T00:00:00+00:00",
+        route="/v1/completions",
+        engine=EngineIdentity(model="tiny"),
+        prompts=(prompt,),
+        greedy=(),
+        limits=NoiseLimits(0.0, 0.0, 0.0, 0.0, 0.0),
+        levels=(1,),
+        runs=12,
+        tokens=30,
+    )
