@@ -16,6 +16,7 @@ FROZEN_ALERT_FOR = "4m"  # below the 5 min after which vLLM ends an engine whose
 QUEUE_FOR = "10m"  # a queue that has grown for this long does not drain by itself
 FETCHING = 'stage="in_progress"'  # requests whose KV cache another engine sends
 _CHECKED_ENGINE = ("address", "model_name")  # of a golden check; instance is the sidecar that reports it
+_GOLDEN_VERDICT, _NOT_SAME = (*TARGET_POD, *_CHECKED_ENGINE, "verdict", "cause"), ('verdict!="same"',)
 _MISSED_CHECKS = 3  # intervals without a check: one may wait for the budget of tokens, and one may fail
 _DEFERRED = ('reason="deferred"',)
 
@@ -255,9 +256,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMGoldenDiffers",
             Severity.WARNING,
-            promql.current(
-                golden.GOLDEN_VERDICT, (*TARGET_POD, *_CHECKED_ENGINE, "verdict", "cause"), ('verdict!="same"',)
-            ),
+            f"{promql.current(golden.GOLDEN_VERDICT, _GOLDEN_VERDICT, _NOT_SAME)} == 1",
             hold="0s",
             summary="Golden prompts {{ $labels.verdict }}: {{ $labels.model_name }} on {{ $labels.address }}",
             description=(

@@ -268,7 +268,7 @@
     },
     {
      "alert": "VLLMGoldenDiffers",
-     "expr": "max by (cluster, namespace, job, instance, pod, address, model_name, verdict, cause) (\n  vllm_watch_golden_verdict{verdict!=\"same\"}\n)",
+     "expr": "  max by (cluster, namespace, job, instance, pod, address, model_name, verdict, cause) (\n    vllm_watch_golden_verdict{verdict!=\"same\"}\n  )\n==\n  1",
      "for": "0s",
      "labels": {
       "severity": "warning",

@@ -490,8 +490,7 @@ BOARD = Dashboard(
                     "Largest difference of a prompt token's log-probability from the baseline at the last check, in"
                     " nats.",
                     "0, or within what was learned when the baseline was recorded.",
-                    "More without a change is damage. The size alone does not judge: the verdict compares it with"
-                    " noise.",
+                    "More without a change is damage. The size alone says little: the verdict compares it with noise.",
                     (queries.now(golden.GOLDEN_DIFFERENCE, ("address", "model_name")),),
                     optional=_NO_GOLDEN,
                 ),

@@ -7,6 +7,7 @@ from __future__ import annotations
 from runbooks.diagnosis import (
     cache,
     engine,
+    golden,
     gpu,
     latency,
     prometheus_stack,
@@ -20,6 +21,7 @@ from runbooks.diagnosis.row import DiagnosisRow
 
 ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
     **engine.ROWS,
+    **golden.ROWS,
     **slo.ROWS,
     **latency.ROWS,
     **cache.ROWS,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alerts import recorded
-from exporters.catalogue import gateway, golden, gpu, prometheus, promql, self_monitoring, sidecar, vllm
+from exporters.catalogue import gateway, gpu, prometheus, promql, self_monitoring, sidecar, vllm
 from runbooks.diagnosis.row import (
     BY_INSTANCE,
     BY_TEAM,
@@ -16,15 +16,10 @@ from runbooks.diagnosis.row import (
     DiagnosisRow,
     at,
     eq,
-    filled,
     no,
 )
 
 _SERVED = f"last_over_time({recorded.SERVED}{{{JOB}, {MODEL}}}[1d])"  # engines of the model within the day
-
-
-_CHECKED = (filled("address"), MODEL)  # engine of a golden check
-_AT_ADDRESS = 'instance=~"{{address}}"'
 
 
 def _hung(evidence: str) -> str:
@@ -473,60 +468,6 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             f"or rate({at(vllm.EXTERNAL_PREFIX_CACHE_QUERIES, INSTANCE)}[10m]) > 0)",
             "grammars of structured outputs compile slowly: large schemas, or a new schema for each request",
             "Mitigation 3",
-        ),
-    ),
-    "VLLMGoldenDiffers": (
-        DiagnosisRow(
-            "the release, configuration or model was changed within two hours",
-            f"time() - max by (kind) ({at(sidecar.EVENT_TIME, eq('kind', 'change|version|config'))}) < 7200",
-            "the baseline is of the former state",
-            "Mitigation 1",
-        ),
-        DiagnosisRow(
-            "the cause is a tokenizer, template, dtype, model or release",
-            f"{at(golden.GOLDEN_VERDICT, eq('cause', 'tokenizer|template|dtype|model|release'), *_CHECKED)} == 1",
-            "the engine was started with other files or options than the recorded one",
-            "Mitigation 2",
-        ),
-        DiagnosisRow(
-            "the cause is not_finite, repetition, numeric or decode",
-            f"{at(golden.GOLDEN_VERDICT, eq('cause', 'not_finite|repetition|numeric|decode'), *_CHECKED)} == 1",
-            "damaged weights, a faulty GPU, or another GPU or kernel than the recorded one",
-            "Mitigation 3",
-        ),
-        DiagnosisRow(
-            "other engines of the model have the same verdict",
-            f"count by (model_name, cause) ({at(golden.GOLDEN_VERDICT, no('verdict', 'same'), MODEL)}) > 1",
-            "something that they share: the model's files, the image, an option",
-            "Mitigation 2",
-        ),
-    ),
-    "VLLMGoldenStale": (
-        DiagnosisRow(
-            "the sidecar cannot read the result file",
-            f"{at(sidecar.SOURCE_UP, eq('kind', 'golden'), INSTANCE)} == 0",
-            "the file is gone, damaged, or not readable for the sidecar",
-            "Mitigation 2",
-        ),
-        DiagnosisRow(
-            "the engine does not answer Prometheus either",
-            f"{at(prometheus.UP, eq('job', 'vllm.*'), _AT_ADDRESS)} == 0",
-            "the engine is down, so nothing can be checked",
-            "[VLLMEngineDown](VLLMEngineDown.md)",
-        ),
-        DiagnosisRow(
-            "other engines were checked meanwhile",
-            f"time() - max by (instance) ({at(golden.GOLDEN_CHECKED, INSTANCE)})"
-            f" < max by (instance) ({at(golden.GOLDEN_INTERVAL, INSTANCE)})",
-            "this engine cannot be checked, or is no longer among those that the command was given",
-            "Mitigation 3",
-        ),
-        DiagnosisRow(
-            "no engine was checked",
-            f"time() - max by (instance) ({at(golden.GOLDEN_CHECKED, INSTANCE)})"
-            f" >= max by (instance) ({at(golden.GOLDEN_INTERVAL, INSTANCE)})",
-            "the command does not run, or its tokens of the hour are used",
-            "Mitigation 1",
         ),
     ),
 }

@@ -22,7 +22,8 @@ class GoldenError(ValueError):
 
 
 class EngineIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine says of itself; None where it does not. model: the served name. root: where the model came from.
+    """Identity of an engine as it reports it; None where it does not. model: the served name. root: origin of the
+    model.
 
     dtype, quantization: only in vLLM's development mode. logit_bits: see comparison.logit_bits."""
 

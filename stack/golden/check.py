@@ -16,7 +16,7 @@ from stack.golden import baseline as baselines
 from stack.golden.baseline import Baseline, EngineIdentity, GoldenError
 from stack.golden.client import ANSWER_S, GoldenClient, GreedyTokens, NotFinite
 from stack.golden.comparison import CHECK_RUNS, logit_bits
-from stack.golden.verdict import Judgement, Observation, equal_to_record, judge
+from stack.golden.verdict import GoldenDecision, Observation, decide, equal_to_record
 
 _SIZES = ("mean_abs", "p99", "max_abs", "z2", "max_z")
 MOST_RUNS = 2 * CHECK_RUNS  # of a check whose first verdict is not `same`
@@ -43,20 +43,20 @@ async def check_engine(
     began = time.monotonic()
     engine = EngineClient(session, base_url(url), ANSWER_S, http_config, key)
     client = GoldenClient(engine, known.engine.model, known.top_logprobs, probe_log)
-    judgement, identity = await _judged(client, known)
-    found = judgement.difference
+    decision, identity = await _decided(client, known)
+    found = decision.difference
     sizes = {} if found is None else {name: getattr(found, name) for name in _SIZES}
     return GoldenResult(
         address=client.address,
         model=client.model,
-        verdict=judgement.verdict,
-        cause=judgement.cause,
-        sentence=judgement.sentence,
+        verdict=decision.verdict,
+        cause=decision.cause,
+        sentence=decision.sentence,
         at_s=time.time(),
         seconds=round(time.monotonic() - began, 3),
         tokens=client.tokens,
         requests=client.requests,
-        first=judgement.first,
+        first=decision.first,
         version=identity.version,
         **sizes,
     )
@@ -73,7 +73,7 @@ def base_url(url: str) -> str:
     return base
 
 
-async def _judged(client: GoldenClient, baseline: Baseline) -> tuple[Judgement, EngineIdentity]:
+async def _decided(client: GoldenClient, baseline: Baseline) -> tuple[GoldenDecision, EngineIdentity]:
     seen = Observation(await client.identity())
     tokenized = {
         prompt.name: ids
@@ -81,32 +81,34 @@ async def _judged(client: GoldenClient, baseline: Baseline) -> tuple[Judgement, 
         if prompt.text_ids and (ids := await client.text_ids(prompt.text)) != prompt.text_ids
     }
     if tokenized:
-        return judge(baseline, dataclasses.replace(seen, tokenized=tokenized)), seen.engine
+        return decide(baseline, dataclasses.replace(seen, tokenized=tokenized)), seen.engine
     if baseline.conversation_ids is not None:
         rendered = await client.chat_ids(baseline.conversation, baseline.template_options)
         if rendered != baseline.conversation_ids:
-            return judge(baseline, dataclasses.replace(seen, rendered=rendered or ())), seen.engine
+            return decide(baseline, dataclasses.replace(seen, rendered=rendered or ())), seen.engine
     try:
         return await _numbers(client, baseline, seen)
     except NotFinite as error:
-        return judge(baseline, dataclasses.replace(seen, not_finite=str(error))), seen.engine
+        return decide(baseline, dataclasses.replace(seen, not_finite=str(error))), seen.engine
 
 
-async def _numbers(client: GoldenClient, baseline: Baseline, seen: Observation) -> tuple[Judgement, EngineIdentity]:
+async def _numbers(
+    client: GoldenClient, baseline: Baseline, seen: Observation
+) -> tuple[GoldenDecision, EngineIdentity]:
     runs = [await client.score_all(baseline.route, baseline.prompts, baseline.template_options)]
     greedy = await _greedy(client, baseline)
     engine = msgspec.structs.replace(seen.engine, logit_bits=logit_bits([gap for one in runs[0] for gap in one.gaps]))
     if equal_to_record(baseline, runs[0]):
-        judgement = judge(baseline, Observation(engine, runs=runs, greedy=greedy))
-        if judgement.verdict is GoldenVerdict.SAME:
-            return judgement, engine
+        decision = decide(baseline, Observation(engine, runs=runs, greedy=greedy))
+        if decision.verdict is GoldenVerdict.SAME:
+            return decision, engine
     while True:
         most = CHECK_RUNS if len(runs) < CHECK_RUNS else MOST_RUNS
         while len(runs) < most:
             runs.append(await client.score_all(baseline.route, baseline.prompts, baseline.template_options))
-        judgement = judge(baseline, Observation(engine, runs=runs[-CHECK_RUNS:], greedy=greedy))
-        if judgement.verdict is GoldenVerdict.SAME or len(runs) == MOST_RUNS:
-            return judgement, engine
+        decision = decide(baseline, Observation(engine, runs=runs[-CHECK_RUNS:], greedy=greedy))
+        if decision.verdict is GoldenVerdict.SAME or len(runs) == MOST_RUNS:
+            return decision, engine
         greedy = await _greedy(client, baseline)
 
 

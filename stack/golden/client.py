@@ -124,14 +124,14 @@ class GoldenClient:
 
     async def identity(self) -> EngineIdentity:
         """Return what the engine says of itself. Raises GoldenError if it does not serve the model."""
-        card = next((each for each in await served_models(self.engine) if each.id == self.model), None)
-        if card is None:
+        served = next((each for each in await served_models(self.engine) if each.id == self.model), None)
+        if served is None:
             raise GoldenError(f"{self.engine.url} does not serve {self.model}")
         options = _model_config(await self.engine.server_info())
         return EngineIdentity(
-            model=card.id,
-            root=card.root,
-            max_model_len=card.max_model_len,
+            model=served.id,
+            root=served.root,
+            max_model_len=served.max_model_len,
             version=await self.engine.version(),
             dtype=_word(options.get("dtype")),
             quantization=_word(options.get("quantization")),

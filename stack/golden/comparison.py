@@ -58,7 +58,7 @@ class TokenPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class LogprobDifference:
     """Size of a difference in nats. z2, max_z: None without noise to compare with. worst, first: tokens with the
     largest difference and with the first one, None where all are equal."""
 
@@ -102,7 +102,7 @@ def least_sd(noise: Sequence[TokenNoise]) -> float:
     return statistics.median(found) or math.sqrt(statistics.fmean(sd * sd for sd in found))
 
 
-def compare(noise: Sequence[TokenNoise], floor: float, runs: Sequence[Run]) -> Difference:
+def compare(noise: Sequence[TokenNoise], floor: float, runs: Sequence[Run]) -> LogprobDifference:
     """Compare runs with recorded noise. floor: `least_sd` of the record."""
     sizes: list[float] = []
     scores: list[float] = []
@@ -117,7 +117,7 @@ def compare(noise: Sequence[TokenNoise], floor: float, runs: Sequence[Run]) -> D
             if floor:
                 scores.append(abs(difference) / math.sqrt((sd * sd + floor * floor) * spread))
     largest = max(sizes)
-    return Difference(
+    return LogprobDifference(
         len(sizes),
         statistics.fmean(sizes),
         quantile(sizes, 0.99),
@@ -151,7 +151,7 @@ def _noise(runs: Sequence[Run]) -> list[TokenNoise]:
     return [token_noise(vectors) for vectors in zip(*runs, strict=True)]
 
 
-def _without(runs: Sequence[Run], part: Sequence[int], floor: float) -> Difference:
+def _without(runs: Sequence[Run], part: Sequence[int], floor: float) -> LogprobDifference:
     rest = [run for number, run in enumerate(runs) if number not in part]
     return compare(_noise(rest), floor, [runs[number] for number in part])
 
@@ -168,7 +168,7 @@ def _parts(levels: Mapping[int, Sequence[Run]]) -> Iterator[Sequence[int]]:
             yield from (mixed[start : start + CHECK_RUNS] for start in range(0, len(mixed) - CHECK_RUNS + 1, 2))
 
 
-def is_beyond(difference: Difference, limits: NoiseLimits) -> bool:
+def is_beyond(difference: LogprobDifference, limits: NoiseLimits) -> bool:
     """Return whether a difference is more than noise."""
     if not limits.least_sd:
         return not difference.equal

@@ -47,8 +47,8 @@ class _Recorded(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordPlan:
-    """What to record. runs: of all prompts, shared out over `levels`; learned noise needs 12 or more. route: None for
-    completions, or chats where there are none."""
+    """Scope of a record. runs: of all prompts, shared out over `levels`; learned noise needs 12 or more. route: None
+    for completions, or chats where there are none."""
 
     prompts: PromptSet
     model: str | None = None

@@ -1,7 +1,7 @@
 """Verdict of a golden check from what it observed. Pure.
 
-Exact evidence comes first: tokens, template, values that are no numbers. Differences of numbers are judged last,
-against noise, and named by what the engine says of itself; what nothing explains is called numeric."""
+Exact evidence comes first: tokens, template, values that are no numbers. Differences of numbers come last, against
+noise, and named by what the engine says of itself; what nothing explains is called numeric."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from exporters.engine.golden_state import GoldenCause, GoldenVerdict
 from stack.golden.baseline import Baseline, EngineIdentity, GreedyText
 from stack.golden.client import GreedyTokens, PromptScore
-from stack.golden.comparison import Difference, Run, TokenPlace, compare, is_beyond
+from stack.golden.comparison import LogprobDifference, Run, TokenPlace, compare, is_beyond
 
 # Mean difference in nats from which numbers are wrong whatever explains them: float32 to bfloat16 gives 0.008, a
 # quantised checkpoint 0.02 to 0.08, heads in another order 0.1 and more.
@@ -38,15 +38,15 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class GoldenDecision:
     verdict: GoldenVerdict
     cause: GoldenCause
     sentence: str
-    difference: Difference | None = None
+    difference: LogprobDifference | None = None
     first: str | None = None
 
 
-def judge(baseline: Baseline, seen: Observation) -> Judgement:
+def decide(baseline: Baseline, seen: Observation) -> GoldenDecision:
     """Return the verdict of a complete observation, or of one that exact evidence cut short."""
     if seen.tokenized:
         return _wrong(GoldenCause.TOKENIZER, _tokenizer(baseline, seen.tokenized))
@@ -69,26 +69,28 @@ def equal_to_record(baseline: Baseline, run: Sequence[PromptScore]) -> bool:
     return all(score.own == prompt.alone for score, prompt in zip(run, baseline.prompts, strict=True))
 
 
-def _numbers(baseline: Baseline, seen: Observation) -> Judgement:
+def _numbers(baseline: Baseline, seen: Observation) -> GoldenDecision:
     found = compare(baseline.noise, baseline.limits.least_sd, seen.vectors)
     other = next(_divergences(baseline, seen.greedy), None)
     equal = any(equal_to_record(baseline, run) for run in seen.runs)
     if equal or not is_beyond(found, baseline.limits):
         if other is not None:
             sentence = f"prompts are computed as recorded, and a greedy completion differs: {other}"
-            return Judgement(GoldenVerdict.WRONG, GoldenCause.DECODE, sentence, found, other)
+            return GoldenDecision(GoldenVerdict.WRONG, GoldenCause.DECODE, sentence, found, other)
         if equal:
             sentence = f"all {found.tokens} log-probabilities are equal to the last bit"
-            return Judgement(GoldenVerdict.SAME, GoldenCause.NONE, sentence, Difference(found.tokens, 0.0, 0.0, 0.0))
-        return Judgement(GoldenVerdict.SAME, GoldenCause.NOISE, f"within noise: {sizes(found)}", found)
+            return GoldenDecision(
+                GoldenVerdict.SAME, GoldenCause.NONE, sentence, LogprobDifference(found.tokens, 0.0, 0.0, 0.0)
+            )
+        return GoldenDecision(GoldenVerdict.SAME, GoldenCause.NOISE, f"within noise: {sizes(found)}", found)
     first = other or (_named(baseline, found.first) if found.first else None)
     cause, why = _explained(baseline.engine, seen.engine, found)
     mild = cause is GoldenCause.RELEASE and found.mean_abs <= LARGE_MEAN
     verdict = GoldenVerdict.DIFFERENT if mild else GoldenVerdict.WRONG
-    return Judgement(verdict, cause, f"{why}: {sizes(found)}", found, first)
+    return GoldenDecision(verdict, cause, f"{why}: {sizes(found)}", found, first)
 
 
-def _explained(recorded: EngineIdentity, now: EngineIdentity, found: Difference) -> tuple[GoldenCause, str]:
+def _explained(recorded: EngineIdentity, now: EngineIdentity, found: LogprobDifference) -> tuple[GoldenCause, str]:
     """Return the cause of different numbers as far as evidence goes."""
     for name, word in (("dtype", "dtype"), ("quantization", "quantization")):
         was, value = getattr(recorded, name), getattr(now, name)
@@ -123,7 +125,7 @@ def _grid(bits: int | None) -> str:
     return "no grid" if bits is None else f"a grid of 2^-{bits}"
 
 
-def sizes(found: Difference) -> str:
+def sizes(found: LogprobDifference) -> str:
     """Return a difference in words."""
     text = (
         f"mean {found.mean_abs:.2g}, p99 {found.p99:.2g}, largest {found.max_abs:.2g} nats over {found.tokens} tokens"
@@ -179,5 +181,5 @@ def _named(baseline: Baseline, place: TokenPlace) -> str:
     return f"{baseline.prompts[place.prompt].name}, prompt token {place.position}"
 
 
-def _wrong(cause: GoldenCause, sentence: str) -> Judgement:
-    return Judgement(GoldenVerdict.WRONG, cause, sentence)
+def _wrong(cause: GoldenCause, sentence: str) -> GoldenDecision:
+    return GoldenDecision(GoldenVerdict.WRONG, cause, sentence)

@@ -28,7 +28,7 @@ def damage(kind: str, source: Path, target: Path) -> None:
     elif kind == "tokenizer":
         words = json.loads((target / "tokenizer.json").read_text())
         merges = words["model"]["merges"]
-        words["model"]["merges"] = merges[: len(merges) - len(merges) // 10]  # a revision that learned less
+        words["model"]["merges"] = [pair for number, pair in enumerate(merges) if number % 7]  # a revision
         (target / "tokenizer.json").write_text(json.dumps(words))
 
 

@@ -88,7 +88,7 @@ def test_mistakes_are_one_sentence_and_status_2(baseline, tmp_path, monkeypatch,
     assert not (tmp_path / "new.json").exists()
 
 
-def test_result_file_continues_over_checks_and_reaches_the_sidecar(baseline, tmp_path):
+def test_result_file_continues_over_checks(baseline, tmp_path):
     kept = tmp_path / "golden.json"
     once = ("check", "{url}", "--baseline", str(baseline), "--result", str(kept))
     invoked(ScoringEngine(), *once)

@@ -9,7 +9,7 @@ import struct
 import pytest
 
 from stack.golden import comparison
-from stack.golden.comparison import LEAST_Z, LEAST_Z2, Difference, NoiseLimits, TokenNoise, TokenPlace
+from stack.golden.comparison import LEAST_Z, LEAST_Z2, LogprobDifference, NoiseLimits, TokenNoise, TokenPlace
 
 SIZES = (1, 2, 4, 8, 16, 32)
 
@@ -52,10 +52,10 @@ def test_exact_engine_gets_no_limits():
 
 
 def test_first_and_worst_are_none_for_equal_runs():
-    assert Difference(1, 0.0, 0.0, 0.0) == comparison.compare([TokenNoise((-1.0,), (0.0,), 1)], 0.0, [[(-1.0,)]])
+    assert LogprobDifference(1, 0.0, 0.0, 0.0) == comparison.compare([TokenNoise((-1.0,), (0.0,), 1)], 0.0, [[(-1.0,)]])
 
 
-def test_limits_are_above_every_held_out_run_and_damage_above_them():
+def test_limits_are_above_noise_and_below_damage():
     noise, limits = comparison.learn(levels(gauss_runs(1, 24)))
     assert limits.z2 >= LEAST_Z2
     assert limits.max_z >= LEAST_Z

@@ -62,7 +62,7 @@ def test_failure_of_one_engine_stops_no_other():
     assert ["down does not answer"] * 2 == said
 
 
-def test_check_waits_for_its_tokens_and_ends_at_once_when_stopped():
+def test_check_waits_for_its_tokens_and_ends_when_stopped():
     said, stop = [], asyncio.Event()
 
     async def check(url: str) -> GoldenResult:
