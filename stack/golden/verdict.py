@@ -22,7 +22,7 @@ CLEAR_GAP, GAP_PER_NOISE = 0.5, 10.0
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a check has seen so far. tokenized: other tokens of a text, by prompt. rendered: other tokens of the
+    """Evidence of a check so far. tokenized: other tokens of a text, by prompt. rendered: other tokens of the
     conversation. not_finite: evidence of values that are no numbers."""
 
     engine: EngineIdentity

@@ -58,6 +58,8 @@ async def checks(engine: Engine, baseline: Baseline, times: int) -> list[GoldenR
     for number in range(times):
         async with company(engine.spec.address, SIZES[number % len(SIZES)] - 1):
             found.append(await check_engine(engine.spec.address, baseline))
+        if len(found) % len(SIZES) == 0:
+            print(told("  so far", found), file=sys.stderr, flush=True)
     return found
 
 
