@@ -22,8 +22,8 @@ from exporters.statistics import quantile
 
 # Above the worst run without damage; sets of 16 to 24 such runs differ by up to this factor (largest |z|: by 2).
 MARGIN = 1.5
-# Least limits: what independent noise reaches by itself with two thousand tokens.
-LEAST_Z2, LEAST_Z = 1.5, 8.0
+# Least limits, above what independent noise reaches by itself with two thousand tokens (0.7 and 4).
+LEAST_Z2, LEAST_Z = 1.0, 6.0
 CHECK_RUNS = 4  # runs of one check; they average noise, not damage
 
 Vector = Sequence[float]
