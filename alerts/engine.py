@@ -257,13 +257,13 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             "VLLMGoldenDiffers",
             Severity.WARNING,
             f"{promql.current(golden.GOLDEN_VERDICT, _GOLDEN_VERDICT, _NOT_SAME)} == 1",
-            hold="0s",
+            hold="1m",
             summary="Golden prompts {{ $labels.verdict }}: {{ $labels.model_name }} on {{ $labels.address }}",
             description=(
-                "The last golden check of {{ $labels.model_name }} on {{ $labels.address }} is {{ $labels.verdict }}"
-                " (cause: {{ $labels.cause }}): it does not compute what was recorded, and answers may be wrong. If"
-                " nothing was changed on purpose, take the engine out of the load balancer, then run vllm-watch golden"
-                " check again (First five minutes, step 2)."
+                "{{ $labels.model_name }} on {{ $labels.address }} has been {{ $labels.verdict }} (cause:"
+                " {{ $labels.cause }}) for 1 min by its last golden check: it does not compute what was recorded, and"
+                " answers may be wrong. Take the engine out of the load balancer unless it was changed on purpose, then"
+                " run vllm-watch golden check again (First five minutes, step 2)."
             ),
             panel=PanelRef("monitoring-health", "golden-verdict"),
         ),
@@ -271,14 +271,14 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             "VLLMGoldenStale",
             Severity.WARNING,
             f"max {by((*TARGET_POD, *_CHECKED_ENGINE))} (time() - {promql.series(golden.GOLDEN_CHECKED)})"
-            f" > {_MISSED_CHECKS} * {promql.current(golden.GOLDEN_INTERVAL, (*TARGET_POD, *_CHECKED_ENGINE))}",
-            hold="1m",
+            f" > {_MISSED_CHECKS} * ({promql.current(golden.GOLDEN_INTERVAL, (*TARGET_POD, *_CHECKED_ENGINE))} > 0)",
+            hold="5m",
             summary="Golden checks missing: {{ $labels.model_name }} on {{ $labels.address }}",
             description=(
-                "The last complete golden check of {{ $labels.model_name }} on {{ $labels.address }} is"
-                f" {{{{ $value | humanizeDuration }}}} old, more than {_MISSED_CHECKS} intervals: damage would not be"
-                " noticed. Check that vllm-watch golden check runs and reaches the engine, and read the error that it"
-                " prints (First five minutes, step 2)."
+                f"For 5 min more than {_MISSED_CHECKS} intervals have passed since the last complete golden check of"
+                " {{ $labels.model_name }} on {{ $labels.address }}, {{ $value | humanizeDuration }}: damage would not"
+                " be noticed. Check that vllm-watch golden check runs and reaches the engine, and read the error that"
+                " it prints (First five minutes, step 2)."
             ),
             panel=PanelRef("monitoring-health", "golden-age"),
             owner="platform",

@@ -269,29 +269,29 @@
     {
      "alert": "VLLMGoldenDiffers",
      "expr": "  max by (cluster, namespace, job, instance, pod, address, model_name, verdict, cause) (\n    vllm_watch_golden_verdict{verdict!=\"same\"}\n  )\n==\n  1",
-     "for": "0s",
+     "for": "1m",
      "labels": {
       "severity": "warning",
       "owner": "serving"
      },
      "annotations": {
       "summary": "Golden prompts {{ $labels.verdict }}: {{ $labels.model_name }} on {{ $labels.address }}",
-      "description": "The last golden check of {{ $labels.model_name }} on {{ $labels.address }} is {{ $labels.verdict }} (cause: {{ $labels.cause }}): it does not compute what was recorded, and answers may be wrong. If nothing was changed on purpose, take the engine out of the load balancer, then run vllm-watch golden check again (First five minutes, step 2).",
+      "description": "{{ $labels.model_name }} on {{ $labels.address }} has been {{ $labels.verdict }} (cause: {{ $labels.cause }}) for 1 min by its last golden check: it does not compute what was recorded, and answers may be wrong. Take the engine out of the load balancer unless it was changed on purpose, then run vllm-watch golden check again (First five minutes, step 2).",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMGoldenDiffers?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-monitoring-health?viewPanel=297982"
      }
     },
     {
      "alert": "VLLMGoldenStale",
-     "expr": "  max by (cluster, namespace, job, instance, pod, address, model_name) (\n    time() - vllm_watch_golden_check_timestamp_seconds\n  )\n>\n    3\n  *\n    max by (cluster, namespace, job, instance, pod, address, model_name) (\n      vllm_watch_golden_check_interval_seconds\n    )",
-     "for": "1m",
+     "expr": "  max by (cluster, namespace, job, instance, pod, address, model_name) (\n    time() - vllm_watch_golden_check_timestamp_seconds\n  )\n>\n    3\n  *\n    (\n        max by (cluster, namespace, job, instance, pod, address, model_name) (\n          vllm_watch_golden_check_interval_seconds\n        )\n      >\n        0\n    )",
+     "for": "5m",
      "labels": {
       "severity": "warning",
       "owner": "platform"
      },
      "annotations": {
       "summary": "Golden checks missing: {{ $labels.model_name }} on {{ $labels.address }}",
-      "description": "The last complete golden check of {{ $labels.model_name }} on {{ $labels.address }} is {{ $value | humanizeDuration }} old, more than 3 intervals: damage would not be noticed. Check that vllm-watch golden check runs and reaches the engine, and read the error that it prints (First five minutes, step 2).",
+      "description": "For 5 min more than 3 intervals have passed since the last complete golden check of {{ $labels.model_name }} on {{ $labels.address }}, {{ $value | humanizeDuration }}: damage would not be noticed. Check that vllm-watch golden check runs and reaches the engine, and read the error that it prints (First five minutes, step 2).",
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMGoldenStale?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-monitoring-health?viewPanel=566500"
      }

@@ -631,13 +631,13 @@ _ENGINES = (
             golden("verdict", verdict="same", cause="noise"): "1x3 stale",
             golden("verdict", verdict="wrong", cause="numeric"): "_x4 1x40",
         },
-        silent_at="3m",
+        silent_at="4m",
         fires_at="5m",
         labels={**SIDECAR, **_CHECKED, "verdict": "wrong", "cause": "numeric"},
         description=(
-            "The last golden check of chat on 10.0.0.1:8000 is wrong (cause: numeric): it does not compute what was"
-            " recorded, and answers may be wrong. If nothing was changed on purpose, take the engine out of the load"
-            " balancer, then run vllm-watch golden check again (First five minutes, step 2)."
+            "chat on 10.0.0.1:8000 has been wrong (cause: numeric) for 1 min by its last golden check: it does not"
+            " compute what was recorded, and answers may be wrong. Take the engine out of the load balancer unless it"
+            " was changed on purpose, then run vllm-watch golden check again (First five minutes, step 2)."
         ),
         below={golden("verdict", verdict="same", cause="noise"): "1x43"},
     ),
@@ -648,13 +648,13 @@ _ENGINES = (
             golden("check_interval_seconds"): "600x60",
             sidecar("source_up", kind="golden", source="/var/lib/vllm-watch/golden.json"): "1x60",
         },
-        silent_at="31m",
-        fires_at="32m",
+        silent_at="35m",
+        fires_at="36m",
         labels={**SIDECAR, **_CHECKED},
         description=(
-            "The last complete golden check of chat on 10.0.0.1:8000 is 32m 0s old, more than 3 intervals: damage would"
-            " not be noticed. Check that vllm-watch golden check runs and reaches the engine, and read the error that"
-            " it prints (First five minutes, step 2)."
+            "For 5 min more than 3 intervals have passed since the last complete golden check of chat on"
+            " 10.0.0.1:8000, 36m 0s: damage would not be noticed. Check that vllm-watch golden check runs and reaches"
+            " the engine, and read the error that it prints (First five minutes, step 2)."
         ),
         below={golden("check_timestamp_seconds"): "0x29 1740x30", golden("check_interval_seconds"): "600x60"},
     ),
