@@ -18,7 +18,9 @@ VERSION = 1
 
 
 class GoldenError(ValueError):
-    """A check or record that cannot be made; the message has cause and remedy."""
+    """A check or record that cannot be made; the message has cause and remedy. tokens: used before it failed."""
+
+    tokens = 0
 
 
 class EngineIdentity(msgspec.Struct, frozen=True, kw_only=True):

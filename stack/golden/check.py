@@ -43,7 +43,11 @@ async def check_engine(
     began = time.monotonic()
     engine = EngineClient(session, base_url(url), ANSWER_S, http_config, key)
     client = GoldenClient(engine, known.engine.model, known.top_logprobs, probe_log)
-    decision, identity = await _decided(client, known)
+    try:
+        decision, identity = await _decided(client, known)
+    except GoldenError as error:
+        error.tokens = client.tokens
+        raise
     found = decision.difference
     sizes = {} if found is None else {name: getattr(found, name) for name in _SIZES}
     return GoldenResult(
@@ -78,7 +82,7 @@ async def _decided(client: GoldenClient, baseline: Baseline) -> tuple[GoldenDeci
     tokenized = {
         prompt.name: ids
         for prompt in baseline.prompts
-        if prompt.text_ids and (ids := await client.text_ids(prompt.text)) != prompt.text_ids
+        if prompt.text_ids and (ids := await client.text_ids(prompt.text)) and ids != prompt.text_ids
     }
     if tokenized:
         return decide(baseline, dataclasses.replace(seen, tokenized=tokenized)), seen.engine

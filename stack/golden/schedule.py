@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from exporters.config import BadConfig
 from exporters.engine.golden_state import GoldenResult
 from stack.golden.baseline import Baseline, GoldenError
 from stack.golden.check import MOST_RUNS
@@ -80,11 +81,13 @@ async def keep_checking(
                     return
             try:
                 result = await check(url)
-            except GoldenError as error:
-                on_error(str(error))
-            else:
                 budget.spend(clock(), result.tokens)
                 on_result(result)
+            except GoldenError as error:
+                budget.spend(clock(), error.tokens)
+                on_error(str(error))
+            except (BadConfig, OSError, ValueError) as error:  # of the result file, or of the client's configuration
+                on_error(str(error))
         await sleep(stop, due_s - clock())
 
 

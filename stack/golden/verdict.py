@@ -51,6 +51,8 @@ def decide(baseline: Baseline, seen: Observation) -> GoldenDecision:
     if seen.tokenized:
         return _wrong(GoldenCause.TOKENIZER, _tokenizer(baseline, seen.tokenized))
     if seen.rendered is not None and baseline.conversation_ids is not None:
+        if not seen.rendered:
+            return _wrong(GoldenCause.TEMPLATE, "the chat route renders nothing any more: no chat template")
         where = first_difference(baseline.conversation_ids, seen.rendered)
         return _wrong(
             GoldenCause.TEMPLATE,
@@ -72,7 +74,7 @@ def equal_to_record(baseline: Baseline, run: Sequence[PromptScore]) -> bool:
 def _numbers(baseline: Baseline, seen: Observation) -> GoldenDecision:
     found = compare(baseline.noise, baseline.limits.least_sd, seen.vectors)
     other = next(_divergences(baseline, seen.greedy), None)
-    equal = any(equal_to_record(baseline, run) for run in seen.runs)
+    equal = all(equal_to_record(baseline, run) for run in seen.runs)
     if equal or not is_beyond(found, baseline.limits):
         if other is not None:
             sentence = f"prompts are computed as recorded, and a greedy completion differs: {other}"
@@ -83,7 +85,8 @@ def _numbers(baseline: Baseline, seen: Observation) -> GoldenDecision:
                 GoldenVerdict.SAME, GoldenCause.NONE, sentence, LogprobDifference(found.tokens, 0.0, 0.0, 0.0)
             )
         return GoldenDecision(GoldenVerdict.SAME, GoldenCause.NOISE, f"within noise: {sizes(found)}", found)
-    first = other or (_named(baseline, found.first) if found.first else None)
+    place = found.worst if baseline.limits.least_sd else found.first
+    first = other or (_named(baseline, place) if place else None)
     cause, why = _explained(baseline.engine, seen.engine, found)
     mild = cause is GoldenCause.RELEASE and found.mean_abs <= LARGE_MEAN
     verdict = GoldenVerdict.DIFFERENT if mild else GoldenVerdict.WRONG

@@ -122,6 +122,23 @@ def test_noise_of_batches_is_no_alarm_and_damage_is():
     assert (GoldenVerdict.WRONG, GoldenCause.NUMERIC) == (found.verdict, found.cause), found.sentence
 
 
+def test_fault_that_comes_and_goes_is_found(baseline):
+    """One run of four has every bit of the record, the others do not."""
+    engine, calls = ScoringEngine(), [0]
+
+    def shift(ids: tuple[int, ...], place: int) -> float:
+        calls[0] += place == 1
+        return -0.1 if calls[0] % 8 in (1, 2, 3, 4, 5, 6) else 0.0
+
+    engine.shift = shift
+    assert GoldenCause.NUMERIC is checked(engine, baseline).cause
+
+
+def test_engine_without_its_former_chat_is_named(baseline):
+    found = checked(ScoringEngine(chat=False, tokenize=False), baseline)
+    assert (GoldenCause.TEMPLATE, True) == (found.cause, "no chat template" in found.sentence)
+
+
 # ---- what engines offer
 
 

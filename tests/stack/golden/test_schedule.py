@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -38,12 +39,13 @@ def test_budget_waits_for_the_oldest_checks_of_the_hour():
 
 
 def test_failure_of_one_engine_stops_no_other():
-    checked, said, stop = [], [], asyncio.Event()
+    checked, said, stop, failure = [], [], asyncio.Event(), GoldenError("down does not answer")
+    failure.tokens, budget = 400, TokenBudget(1000)
 
     async def check(url: str) -> GoldenResult:
         checked.append(url)
         if url == "down":
-            raise GoldenError("down does not answer")
+            raise failure
         if len(checked) == 4:
             stop.set()
         return result(url)
@@ -51,8 +53,7 @@ def test_failure_of_one_engine_stops_no_other():
     async def run() -> list[GoldenResult]:
         found: list[GoldenResult] = []
         await asyncio.wait_for(
-            schedule.keep_checking(("down", "up"), check, 0.01, TokenBudget(1000), 10, found.append, said.append, stop),
-            10,
+            schedule.keep_checking(("down", "up"), check, 0.01, budget, 10, found.append, said.append, stop), 10
         )
         return found
 
@@ -60,6 +61,7 @@ def test_failure_of_one_engine_stops_no_other():
     assert ["down", "up"] * 2 == checked
     assert ["up", "up"] == [one.address for one in found]
     assert ["down does not answer"] * 2 == said
+    assert budget.wait_s(time.monotonic(), 200) > 0, "tokens of a failed check count"
 
 
 def test_check_waits_for_its_tokens_and_ends_when_stopped():
