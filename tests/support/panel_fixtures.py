@@ -185,6 +185,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "state": ("active", "suppressed"), "status": ("ok", "error"), "team": TEAMS,
     "transfer_type": ("CPU_to_GPU", "GPU_to_CPU"),
     "transport": ("grpc", "http"), "type": ("float",), "uuid": CARDS, "variant": ("stable", "canary"),
+    "verdict": ("same",),
     "version": ("0.1.0",),
     "waiting_lora_adapters": ("",), "direction": ("received", "transmitted"), "gpu_instance": ("1", "2"),
     "mig_uuid": ("MIG-5f1e",),
@@ -701,6 +702,8 @@ def _per_engine(metric: Metric, engines: Sequence[Engine]) -> Iterator[Labels]:
                 | own
                 | ({"model_name": engine.model, "engine": "0"} if "model_name" in metric.labels else {})
             )
+    elif "address" in metric.labels:
+        yield from ({"address": f"{engine.name}:8000", "model_name": engine.model} for engine in engines)
     elif "model_name" in metric.labels:
         unknown = ["__unknown__"] if metric is sidecar.REASONS else []  # requests whose key nobody knows
         yield from ({"model_name": model} for model in (*sorted({engine.model for engine in engines}), *unknown))
