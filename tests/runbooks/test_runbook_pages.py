@@ -297,7 +297,7 @@ READ_ONLY: dict[str, str] = dict.fromkeys(_READERS.split(), r".*") | {
     "systemctl": r"(status|show|list-units|is-active|cat)\b.*",
     "timedatectl": r"(status|show|timesync-status)?",
     "top": r".*-b.*",
-    "vllm-watch": r"(runbook|metrics|alerts list|doctor|sidecar explain|gateway check|events|ship verify)\b.*",
+    "vllm-watch": r"(runbook|metrics|alerts list|doctor|sidecar explain|(gateway|golden) check|events|ship verify)\b.*",
     "wget": r"(?=.*(-qO ?-|-O ?- )).*",
 }
 _BEFORE = (
@@ -517,6 +517,7 @@ FOREIGN: dict[str, str] = {
     "max_tokens": "the OpenAI API", "tool_calls": "the OpenAI API", "system_fingerprint": "the OpenAI API",
     "max_model_len": "vLLM's list of models",
     "max_new_tokens": "a model's generation_config.json", "cache_salt": "vLLM's API", "return_token_ids": "vLLM's API",
+    "prompt_logprobs": "vLLM's API", "date_string": "chat templates",
     "kv_load_failure_policy": "vLLM's --kv-transfer-config", "kv_lease_duration": "vLLM's --kv-transfer-config",
     "num_speculative_tokens": "vLLM's --speculative-config",
     "num_speculative_tokens_per_batch_size": "vLLM's --speculative-config",

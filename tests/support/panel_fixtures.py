@@ -25,6 +25,7 @@ from exporters.catalogue import (
     dcgm,
     exposition_parser,
     gateway,
+    golden,
     gpu,
     prometheus,
     promql,
@@ -198,6 +199,7 @@ _SIDECAR_SOURCES = tuple(
         ("gpu", "nvml"),
         ("log", "requests.jsonl"),
         ("checkpoint", "sidecar.state"),
+        ("golden", "golden.json"),
     )
 )
 _BANDED = tuple({"team": team, "band": band} for team, band in zip(TEAMS, WORDS["band"], strict=True))
@@ -240,6 +242,10 @@ SETS: dict[Metric, tuple[Labels, ...]] = {
     gateway.ATTEMPTS: tuple({"result": name}
         for name in ("ok", "client_hangup", "engine_busy", "prefill_timeout", "upstream_reset")),
     gateway.RELOADS: tuple({"result": name} for name in ("ok", "failed")),
+    golden.GOLDEN_VERDICT: tuple(
+        {"verdict": verdict, "cause": cause}
+        for verdict, cause in (("same", "noise"), ("wrong", "numeric"), ("wrong", "template"), ("wrong", "not_finite"))
+    ),
     **dict.fromkeys((gateway.ENGINE_STATE, sidecar.ENGINE_STATE), ({"state": str(EngineState.HEALTHY)},)),
     **dict.fromkeys((gateway.RUNNING, gateway.WAITING, gateway.WAIT_ESTIMATE), _BANDED),
     gpu.INFO: tuple({"uuid": card, "index": str(i), "pci_bus_id": f"00000000:{i + 1}B:00.0"} for i,
