@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -110,6 +112,27 @@ def test_result_file_continues_over_checks(baseline, tmp_path):
     assert 1 == len(list(page.of(golden.GOLDEN_DIFFERENCE.name))), "absent where nothing was compared"
 
 
+async def test_checks_repeat_until_the_process_is_told_to_end(baseline, tmp_path, eventually_async):
+    kept, root = tmp_path / "golden.json", Path(__file__).parents[3]
+    async with ScoringEngine().running() as url:
+        command = [sys.executable, "-m", "stack.cli", "golden", "check", url, "http://127.0.0.1:9", "--every", "1s"]
+        command += ["--baseline", str(baseline), "--result", str(kept)]
+        process = await asyncio.create_subprocess_exec(
+            *command, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, stdout=-1, stderr=-1
+        )
+        try:
+            await eventually_async(
+                lambda: kept.exists() and read_states(kept)[0].tokens_total > read_states(kept)[0].result.tokens
+            )
+        finally:
+            process.terminate()
+            out, errors = await asyncio.wait_for(process.communicate(), 20)
+    assert 0 == process.returncode, errors
+    assert out.count(b"tiny: same") >= 2
+    assert b"http://127.0.0.1:9/v1/models does not answer" in errors, "the other engine is down"
+    assert 1.0 == read_states(kept)[0].interval_s
+
+
 async def test_sidecar_exposes_the_result_file(tmp_path, eventually_async):
     kept, file = tmp_path / "golden.json", tmp_path / "sidecar.yaml"
     file.write_text("golden: [golden.json]\ngpu: 'off'\n")
@@ -125,10 +148,10 @@ async def test_sidecar_exposes_the_result_file(tmp_path, eventually_async):
 @pytest.fixture
 def eventually_async() -> Callable[..., object]:
     async def wait(condition: Callable[[], bool]) -> None:
-        for _ in range(200):
+        for _ in range(600):
             if condition():
                 return
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)
         raise AssertionError("the condition did not hold")
 
     return wait
