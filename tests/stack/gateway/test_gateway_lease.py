@@ -68,10 +68,11 @@ def without_limits(slots: int) -> Policy:
 
 @dataclass(eq=False)
 class Running:
-    """One request at the engines. fresh: admitted under a lease that has not lapsed since."""
+    """One request at the engines. since: its admission. fresh: admitted under a lease that has not lapsed since."""
 
     team: str
     ticket: list[Ticket]
+    since: float
     fresh: bool
 
 
@@ -182,11 +183,12 @@ class Fleet:
 
     def granted(self, it: Replica, team: str, box: list[Ticket]) -> None:
         assert it.static or it.clock(self.now) < it.admission.ceilings.until, "admitted under a lapsed lease"
-        one = Running(team, box, fresh=not it.static and not it.shared_again)
+        one = Running(team, box, self.now, fresh=not it.static and not it.shared_again)
         it.running.append(one)
         self.at(self.now + self.random.expovariate(1 / 2.0), lambda: self.end(it, one))
         self.admitted += 1
-        self.check(team)
+        if one.fresh:  # of what a lower limit drains, an admission without a store replaces nothing
+            self.check(team)
 
     def end(self, it: Replica, one: Running) -> None:
         if it.dead:
@@ -299,12 +301,15 @@ class Fleet:
             if it.clock(self.now) >= it.holder.until:
                 self.lapse(it)
         fresh = [one.team for it in self.replicas for one in it.running if one.fresh]
+        # Those that joined first keep their lease when max_in_flight falls, and what runs at the others ends later.
+        changed = max((until for until, policy in self.former if policy is not self.policy), default=0.0)
+        begun = [one.team for it in self.replicas for one in it.running if one.fresh and one.since > changed]
         self.orphans = max(self.orphans, sum(len(it.running) for it in self.replicas) - len(fresh))
         bounds = {
             "slots": (len(fresh), lambda policy: policy.capacity.slots),
             "tokens": ((PROMPT + OUTPUT) * len(fresh), lambda policy: policy.capacity.tokens),
             "max_running": (fresh.count(team), lambda policy: policy.teams[team].max_running),
-            "max_in_flight": (fresh.count(team), lambda policy: policy.teams[team].max_in_flight),
+            "max_in_flight": (begun.count(team), lambda policy: policy.teams[team].max_in_flight),
         }
         if team != "chat":
             bounds["ceiling"] = len(fresh) - fresh.count("chat"), ceiling_of_low
