@@ -85,7 +85,7 @@ def rules(settings: Settings) -> dict[str, dict[str, str]]:
 
 def in_seconds(rule: dict[str, str], faster: int = 1) -> dict[str, str]:
     """The same with every duration as seconds, divided by `faster`: those that are written as one, and what an age is
-    compared with."""
+    compared with, but for a multiple of a reported interval."""
 
     def divided(found: re.Match[str]) -> str:
         return f"{round(sum(parse_window(part) for part in re.findall(r'[0-9]+[smhdw]', found[0])) / faster)}s"
@@ -96,7 +96,9 @@ def in_seconds(rule: dict[str, str], faster: int = 1) -> dict[str, str]:
         if name in rule
     }
     expr = re.sub(r"\s", "", times["expr"])
-    expr = re.sub(r"(time\(\)-[^<>]*[<>]=?)(\d+)", lambda found: f"{found[1]}{round(int(found[2]) / faster)}", expr)
+    expr = re.sub(
+        r"(time\(\)-[^<>]*[<>]=?)(\d+)(?![\d*])", lambda found: f"{found[1]}{round(int(found[2]) / faster)}", expr
+    )
     return {**rule, **times, "expr": expr}
 
 
