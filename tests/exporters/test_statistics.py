@@ -16,10 +16,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from exporters.statistics import (
+    CountSpread,
     Design,
     QuantileMethod,
+    SequentialSeries,
     SeriesDesign,
     bootstrap,
+    coin_evidence,
     deleted_residuals,
     detectable_effect,
     drift_terms,
@@ -289,3 +292,77 @@ def test_bootstrap_of_equal_blocks_is_certain():
     design = mean_series(24)
     assert (0.0, 0.0, 1.0) == bootstrap(design, [0.0] * 24, 99, 0, 0.05)
     assert (2.0, 0.0, 0.01) == bootstrap(design, [2.0] * 24, 99, 0, 0.05)
+
+
+# ---- series that are looked at again and again ---------------------------------------------------------------------
+
+
+def series_of(values: Sequence[float]) -> SequentialSeries:
+    series = SequentialSeries()
+    for value in values:
+        series = series.plus(value)
+    return series
+
+
+def mixture_evidence(values: Sequence[float], mu: float, r: float, scale: float) -> float:
+    """The t mixture's evidence against a mean, by its definition: k^(-1/2) ((1 + z) / (1 + z / k))^(N / 2)."""
+    n, variance = len(values), float(np.var(values, ddof=1))
+    count = max(n * (1 - r) / (1 + r), 2)
+    k = 1 + scale**2 * count
+    squares = variance * (n - 1) / n * (count - 1) / max(1 - 1 / count, 0.3)
+    z = count * (float(np.mean(values)) - mu) ** 2 / squares
+    return float(k**-0.5 * ((1 + z) / (1 + z / k)) ** (count / 2))
+
+
+@pytest.mark.parametrize(("n", "scale"), [(30, 1.0), (200, 1.0), (200, 0.5), (2000, 0.5)])
+def test_ends_of_a_sequential_interval_have_its_evidence(n: int, scale: float):
+    values = np.random.default_rng(n).normal(0.1, 0.3, n).tolist()
+    series = series_of(values)
+    interval = series.interval(0.05, scale)
+    assert interval is not None
+    for end in interval:
+        assert pytest.approx(1 / 0.05, rel=1e-6) == mixture_evidence(values, end, series.correlation, scale)
+
+
+def test_few_blocks_have_no_sequential_interval():
+    """At a correlation of 0.6 eight blocks count as two."""
+    assert series_of([0.1] * 7).interval(0.05) is None
+    assert (-math.inf, math.inf) == series_of([0.1, -0.1] * 4).interval(0.05)
+    low, high = series_of([0.1, -0.1] * 40).interval(0.05) or (math.nan, math.nan)
+    assert low < 0 < high
+
+
+def test_correlation_of_neighbours_is_corrected_and_bounded():
+    rng = np.random.default_rng(5)
+    for rho, low, high in ((0.0, 0.6, 0.6), (0.8, 0.75, 0.85), (0.99, 0.95, 0.95)):
+        value, values = 0.0, []
+        for _ in range(4000):
+            value = rho * value + float(rng.normal(0, math.sqrt(1 - rho**2)))
+            values.append(value)
+        assert low <= series_of(values).correlation <= high
+    around = np.array(values) - np.mean(values)
+    plain = float(np.sum(around[1:] * around[:-1]) / np.sum(around**2))
+    series = series_of(values[:600])
+    assert 0.6 < series.correlation <= 0.95
+    assert plain > 0.95
+
+
+def test_equal_values_have_a_sequential_interval_of_no_width():
+    assert (0.25, 0.25) == pytest.approx(series_of([0.25] * 100).interval(0.05), abs=1e-9)
+
+
+def test_dispersion_of_counts_is_variance_by_mean():
+    counts = [0, 0, 5, 0, 5, 10, 0, 0]
+    spread = CountSpread()
+    for count in counts:
+        spread = spread.plus(count)
+    assert float(np.var(counts, ddof=1) / np.mean(counts)) == pytest.approx(spread.dispersion)
+    assert 1.0 == CountSpread().dispersion == CountSpread().plus(3).dispersion == CountSpread(9, 0, 0).dispersion
+
+
+@pytest.mark.parametrize(("hits", "flips", "chance"), [(0, 0, 0.05), (3, 10, 0.05), (40, 50, 0.5), (7, 9, 0.2)])
+def test_coin_evidence_is_a_beta_mixture_by_the_binomial(hits: int, flips: int, chance: float):
+    mixed = stats.betabinom.logpmf(hits, flips, 8 * chance, 8 * (1 - chance))
+    assert mixed - stats.binom.logpmf(hits, flips, chance) == pytest.approx(
+        coin_evidence(hits, flips, chance), abs=1e-9
+    )
