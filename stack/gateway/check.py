@@ -18,7 +18,7 @@ from stack.gateway.admission import LATEST_S
 from stack.gateway.config import GatewayConfig, no_engine, rooted, upstream_key
 from stack.gateway.policy import BANDS, Band, Capacity, Policy, ServedModel, Upstream
 from stack.gateway.replicas import read_names
-from stack.gateway.routing import Names, address_of
+from stack.gateway.routing import Names, address_of, shared_weights
 from stack.gateway.sharing import Share, divide, limits, share_mistakes, share_warnings
 from stack.gateway.teams import anonymous_mistake, hidden, mistakes, ranges, read_policy
 
@@ -92,6 +92,7 @@ def explain(policy: Policy, gateway: GatewayConfig | None = None) -> dict[str, A
         "upstreams": [
             {"upstream": name, **msgspec.structs.asdict(upstream)} for name, upstream in policy.upstreams.items()
         ],
+        "canary": policy.canary and msgspec.structs.asdict(policy.canary),
         "shares": list(shares(policy)),
         "replicas": _replicas(gateway),
         "replica_shares": list(_replica_shares(policy, gateway)),
@@ -166,15 +167,18 @@ def shares(policy: Policy) -> Iterator[dict[str, Any]]:
     for name, model in models:
         upstreams = _serving(model, policy)
         for low, high, taking in ranges(upstreams, model.max_model_len):
+            weights = shared_weights(upstreams, policy.canary)
+            if not any(weights[one] for one in taking):  # they share alike, as routing.py does it
+                weights |= dict.fromkeys(taking, 1.0)
             variants: dict[str, float] = {}
             for one in taking:
-                variants[upstreams[one].variant] = variants.get(upstreams[one].variant, 0.0) + upstreams[one].weight
+                variants[upstreams[one].variant] = variants.get(upstreams[one].variant, 0.0) + weights[one]
             for one in sorted(taking, key=lambda one: list(variants).index(upstreams[one].variant)):
                 upstream, whole = upstreams[one], sum(variants.values())
                 yield {
                     "model": name, "min_prompt_tokens": low, "max_prompt_tokens": high,
                     "variant": upstream.variant, "variant_share": round(variants[upstream.variant] / whole, 6),
-                    "upstream": one, "share": round(upstream.weight / whole, 6),
+                    "upstream": one, "share": round(weights[one] / whole, 6),
                 }  # fmt: skip
 
 

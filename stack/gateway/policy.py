@@ -123,9 +123,43 @@ class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     decode_header: str | None = None
 
 
+class Canary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One variant that gets a share of the requests for each model that other variants serve too, and how
+    `vllm-watch canary` raises it. The gateway reads `variant` and `share` only; weights hold within a variant.
+
+    share: 0 to 1; 0 is none while another variant is healthy. steps: shares, rising. final: share after a good verdict,
+    null to keep that of the last step. tolerance: how much slower the canary may be, as the worst end of the interval,
+    for the next step; margin: the same for the verdict `equivalent`. alpha: chance of a false verdict, over all metrics
+    and looks. max_error_ratio: above it the share becomes 0 at once. In seconds: block_s, the unit of comparison;
+    settle_s, left out after each change of the share; step_s, the least time at a share; decide_s, the least time until
+    `better` or `equivalent`; limit_s, after which it is undecided."""
+
+    variant: str = "canary"
+    share: float = 0.0
+    steps: tuple[float, ...] = (0.05, 0.2, 0.5)
+    final: float | None = None
+    tolerance: float = 0.1
+    margin: float = 0.05
+    alpha: float = 0.05
+    max_error_ratio: float = 0.05
+    block_requests: int = 30
+    block_s: float = 60.0
+    settle_s: float = 300.0
+    step_s: float = 1800.0
+    decide_s: float = 86_400.0
+    limit_s: float = 604_800.0
+
+    def __post_init__(self) -> None:
+        """Refuse steps that cannot work; msgspec names the place."""
+        rising = tuple(sorted(set(self.steps))) == self.steps
+        if not (self.steps and rising and self.steps[0] > 0 and self.steps[-1] <= 1):
+            raise ValueError("steps should be rising shares, each more than 0 and at most 1, such as [0.05, 0.2, 0.5]")
+
+
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """teams.yaml. Without upstreams there is the one of gateway.yaml; without models every name is passed on as it is.
 
+    canary: the variant that gets a share of the requests.
     bands stand in place of the default ones (demo, replay, default, experimental)."""
 
     teams: Mapping[str, Team] = {}
@@ -133,6 +167,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     capacity: Capacity = Capacity()
     models: Mapping[str, ServedModel] = {}
     upstreams: Mapping[str, Upstream] = {}
+    canary: Canary | None = None
 
 
 def policy_hash(policy: Policy) -> str:

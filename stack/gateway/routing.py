@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
-from stack.gateway.policy import Policy, ServedModel, Team, Upstream
+from stack.gateway.policy import Canary, Policy, ServedModel, Team, Upstream
 
 STICKY_BYTES = 64 << 10  # of a request tell it from others
 
@@ -85,17 +85,25 @@ class Router:
     def __init__(self, policy: Policy, single: Upstream | None = None) -> None:
         upstreams = policy.upstreams or ({} if single is None else {address_of(single): single})
         places = {
-            name: _Place(name, upstream, blake2b(name.encode(), digest_size=8)) for name, upstream in upstreams.items()
+            name: _Place(name, upstream, blake2b(name.encode(), digest_size=8), upstream.weight)
+            for name, upstream in upstreams.items()
         }
         self._several = len(places) > 1
         self._engines = [place for place in places.values() if place.upstream.kind == "engine"]
+        self._canary = policy.canary
+        self._any = self._shared(self._engines)
         self._serving: dict[str | None, list[_Place]] = {}
         self._fallbacks: dict[str | None, list[_Place]] = {}
         for name, model in policy.models.items():
             listed = self._engines if model.upstreams is None else [places[it] for it in model.upstreams]
             # others are only ever fallbacks
-            self._serving[name] = [place for place in listed if place.upstream.kind == "engine"]
+            self._serving[name] = self._shared([place for place in listed if place.upstream.kind == "engine"])
             self._fallbacks[name] = [places[it] for it in model.fallbacks]
+
+    def _shared(self, places: list[_Place]) -> list[_Place]:
+        """Return the places of a model with the weights that the canary's share gives them."""
+        weights = shared_weights({place.name: place.upstream for place in places}, self._canary)
+        return [replace(place, weight=weights[place.name]) for place in places]
 
     def sticky(self, team: str | None, body: bytes) -> bytes:
         """Return the key by which a request is drawn: 16 bytes of its team and its body as the client sent it, so that
@@ -116,7 +124,7 @@ class Router:
         The same sticky bytes give the same upstream while the same ones are healthy; when one goes, only its own
         requests move. Without a healthy one the best of the others is tried: a probe may be stale, and a try is better
         than a sure refusal."""
-        serving = self._serving.get(model, self._engines)
+        serving = self._serving.get(model, self._any)
         # ranges with a gap still get an answer
         fitting = [place for place in serving if place.takes(est_prompt_tokens)] or serving
         left = [place for place in fitting if place.name not in excluded]
@@ -147,6 +155,22 @@ class Router:
         ]
 
 
+def shared_weights(upstreams: Mapping[str, Upstream], canary: Canary | None) -> dict[str, float]:
+    """Return the weight of each upstream of a model by its name; where both the canary's variant and others serve it,
+    the former together have the canary's share."""
+    weights = {name: upstream.weight for name, upstream in upstreams.items()}
+    if canary is None:
+        return weights
+    parts = {True: 0.0, False: 0.0}
+    for upstream in upstreams.values():
+        parts[upstream.variant == canary.variant] += upstream.weight
+    if not all(parts.values()):
+        return weights
+    share = {True: canary.share, False: 1 - canary.share}
+    of = {name: upstream.variant == canary.variant for name, upstream in upstreams.items()}
+    return {name: weight * share[of[name]] / parts[of[name]] for name, weight in weights.items()}
+
+
 def address_of(upstream: Upstream) -> str:
     """The name of the upstream of gateway.yaml, which has none of its own: host and port."""
     return upstream.url.split("://", 1)[-1].rstrip("/")
@@ -154,11 +178,12 @@ def address_of(upstream: Upstream) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """An upstream, and the beginning of its hash: what comes after its name is the request's."""
+    """An upstream, the beginning of its hash (what comes after its name is the request's), and its weight."""
 
     name: str
     upstream: Upstream
     hash: blake2b
+    weight: float
 
     def takes(self, prompt_tokens: int | None) -> bool:
         """Return whether its range, both ends included, holds such a prompt. One of unknown length fits everywhere."""
@@ -173,8 +198,8 @@ def _heaviest(places: list[_Place], sticky: bytes) -> _Place:
     and name.
 
     Each gets its share of the weights, and a change of one place or weight moves only requests from it or to it. Weight
-    0 gets nothing while another is left. Source: Thaler and Ravishankar 1998 (rendezvous); Schindelhauer and Schomaker
-    2005 (the weights)."""
+    0 gets nothing while another is left; where all have it, they share alike. Source: Thaler and Ravishankar 1998
+    (rendezvous); Schindelhauer and Schomaker 2005 (the weights)."""
     if len(places) == 1:
         return places[0]
 
@@ -183,6 +208,6 @@ def _heaviest(places: list[_Place], sticky: bytes) -> _Place:
         drawn.update(sticky)
         # 52 bits and a half are exact: never 0 or 1
         u = ((int.from_bytes(drawn.digest(), "little") >> 12) + 0.5) / (1 << 52)
-        return -place.upstream.weight / math.log(u)
+        return -place.weight / math.log(u) if place.weight else u - 1
 
     return max(places, key=score)

@@ -19,7 +19,7 @@ import msgspec
 
 from stack.config import BadConfig, YamlFile, meant, read
 from stack.gateway.config import read_key, url_mistake
-from stack.gateway.policy import Band, Capacity, Policy, ServedModel, Team, Upstream
+from stack.gateway.policy import Band, Canary, Capacity, Policy, ServedModel, Team, Upstream
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
@@ -134,6 +134,8 @@ def _word(value: object) -> str:
 def _structs(policy: Policy) -> Iterator[tuple[str, msgspec.Struct]]:
     """Every part of a policy under its dotted place."""
     yield "capacity", policy.capacity
+    if policy.canary is not None:
+        yield "canary", policy.canary
     for section in _SECTIONS:
         for name, struct in getattr(policy, section).items():
             yield f"{section}.{name}", struct
@@ -161,6 +163,7 @@ def mistakes(policy: Policy) -> Iterator[str]:
         yield from _model_mistakes(f"models.{name}", model, policy)
     for name, upstream in policy.upstreams.items():
         yield from _upstream_mistakes(f"upstreams.{name}", upstream)
+    yield from _canary_mistakes(policy)
     yield from _gaps(policy)
 
 
@@ -198,6 +201,7 @@ _POSITIVE: _Range = ("more than 0", lambda n: 0 < n < math.inf)
 _LIMIT: _Range = ("more than 0; leave it out for no limit", lambda n: 0 < n < math.inf)
 _COUNT: _Range = ("0 or more", lambda n: 0 <= n < math.inf)
 _SHARE: _Range = ("more than 0 and at most 1", lambda n: 0 < n <= 1)
+_PART: _Range = ("from 0 to 1", lambda n: 0 <= n <= 1)
 _NUMBERS: Mapping[type[msgspec.Struct], Mapping[str, _Range]] = {
     Team: {"weight": _POSITIVE, "max_running": _LIMIT, "max_in_flight": _LIMIT, "max_prompt_tokens": _LIMIT,
         "max_output_tokens": _LIMIT},
@@ -207,6 +211,9 @@ _NUMBERS: Mapping[type[msgspec.Struct], Mapping[str, _Range]] = {
     Capacity: {"slots": _POSITIVE, "tokens": _LIMIT, "queue": _COUNT, "queue_tokens": _COUNT, "waiting": _COUNT,
         "kv_usage": _SHARE,
                "stale_s": _POSITIVE, "min_slots": _POSITIVE},
+    Canary: {"share": _PART, "final": _PART, "tolerance": _POSITIVE, "margin": _POSITIVE, "alpha": _SHARE,
+        "max_error_ratio": _SHARE, "block_requests": _POSITIVE, "block_s": _POSITIVE, "settle_s": _COUNT,
+        "step_s": _COUNT, "decide_s": _COUNT, "limit_s": _POSITIVE},
     ServedModel: {"max_model_len": _LIMIT},
     Upstream: {"weight": _POSITIVE, "min_prompt_tokens": _COUNT, "max_prompt_tokens": _LIMIT},
 }  # fmt: skip
@@ -274,6 +281,16 @@ def _upstream_mistakes(place: str, upstream: Upstream) -> Iterator[str]:
             read_key(Path(upstream.key_file), f"{place}.key_file")
         except BadConfig as error:
             yield str(error)
+
+
+def _canary_mistakes(policy: Policy) -> Iterator[str]:
+    if policy.canary is None:
+        return
+    variants = {upstream.variant for upstream in policy.upstreams.values() if upstream.kind == "engine"}
+    if (variant := policy.canary.variant) not in variants:
+        yield f"canary.variant: {variant!r} is no variant of an engine among upstreams{meant(variant, variants)}"
+    elif len(variants) == 1:
+        yield f"canary.variant: every engine is of variant {variant!r}; nothing is left to compare it with"
 
 
 def _gaps(policy: Policy) -> Iterator[str]:

@@ -358,15 +358,25 @@ def test_arms_of_one_variant_are_added(tmp_path: Path):
     ]
 
 
+def test_shares_follow_that_of_the_canary(tmp_path: Path):
+    """Also for a size of prompts that only the canary of share 0 takes, which it then gets."""
+    found = told(written(tmp_path, teams=TEAMS + "canary: {share: 0.2}\n"))["shares"]
+    (share,) = (row["variant_share"] for row in found if (row["model"], row["variant"]) == ("small", "canary"))
+    assert 0.2 == pytest.approx(share, abs=0.01)  # c, which takes longer prompts, has a part of the rest
+    found = told(written(tmp_path, teams=TEAMS.replace(", max_prompt_tokens: 4000}}\n  c", "}}\n  c") + "canary: {}\n"))
+    assert 1.0 == pytest.approx(sum(row["share"] for row in found["shares"] if row["model"] == "small") / 2)
+
+
 def test_the_policy_of_the_json_is_the_whole_policy(tmp_path: Path):
     """A field that is added to teams.yaml shows without anybody thinking of it."""
-    found = told(written(tmp_path, teams=TEAMS))
-    one = {"capacity": found["capacity"]} | {
+    found = told(written(tmp_path, teams=TEAMS + "canary: {share: 0.2}\n"))
+    one = {"capacity": found["capacity"], "canary": found["canary"]} | {
         section: found[section][0] for section in ("bands", "teams", "models", "upstreams")
     }
     policy = load_policy(tmp_path / "teams.yaml")
     for section, row in one.items():
-        struct = policy.capacity if section == "capacity" else next(iter(getattr(policy, section).values()))
+        part = getattr(policy, section)
+        struct = part if section in ("capacity", "canary") else next(iter(part.values()))
         assert set() == set(struct.__struct_fields__) - row.keys()
     assert set(one) == set(Policy.__struct_fields__)
 

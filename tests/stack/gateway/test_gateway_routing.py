@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stack.gateway.policy import Policy, ServedModel, Team, Upstream
+from stack.gateway.policy import Canary, Policy, ServedModel, Team, Upstream
 from stack.gateway.routing import Names, RequestedModel, Router, UpstreamChoice, address_of, may_ask, name_at
 
 STICKY = [b"team\0%d" % number for number in range(20_000)]
@@ -118,6 +118,57 @@ def test_a_canary_of_5_percent_gets_5_percent():
     got = Counter(spread(fleet(stable=95, canary=5)))
     sigma = math.sqrt(20_000 * 0.05 * 0.95)
     assert 20_000 * 0.05 == pytest.approx(got["canary"], abs=4 * sigma)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.5, 1.0])
+def test_a_canary_gets_the_share_of_the_policy(share: float):
+    """Whatever the weights are, which hold among the engines of one variant."""
+    upstreams = {
+        "a": Upstream(url="http://a", weight=3),
+        "b": Upstream(url="http://b", weight=1),
+        "new": Upstream(url="http://new", weight=50, variant="canary"),
+    }
+    router = Router(Policy(upstreams=upstreams, canary=Canary(share=share)))
+    got = Counter(
+        choice.name for sticky in STICKY if (choice := router.choose(None, None, sticky, {"a", "b", "new"})) is not None
+    )
+    part = {"a": 0.75 * (1 - share), "b": 0.25 * (1 - share), "new": share}
+    for name, expected in part.items():
+        sigma = math.sqrt(len(STICKY) * expected * (1 - expected))
+        assert len(STICKY) * expected == pytest.approx(got[name], abs=4 * sigma)
+
+
+def test_a_canary_of_share_0_answers_when_nothing_else_is_left():
+    upstreams = {name: Upstream(url=f"http://{name}", variant="canary") for name in ("b", "c")}
+    upstreams["a"] = Upstream(url="http://a")
+    router = Router(Policy(upstreams=upstreams, canary=Canary(share=0.0)))
+    got = Counter(
+        choice.name for sticky in STICKY if (choice := router.choose(None, None, sticky, {"b", "c"})) is not None
+    )
+    assert len(STICKY) / 2 == pytest.approx(got["b"], abs=4 * math.sqrt(len(STICKY) / 4))
+    assert len(STICKY) == got["b"] + got["c"]
+
+
+def test_a_higher_share_of_a_canary_moves_requests_to_it_only():
+    upstreams = {
+        "a": Upstream(url="http://a"),
+        "b": Upstream(url="http://b"),
+        "new": Upstream(url="http://new", variant="canary"),
+    }
+    routers = [Router(Policy(upstreams=upstreams, canary=Canary(share=share))) for share in (0.05, 0.2)]
+    for sticky in STICKY[:4000]:
+        low, high = (router.choose(None, None, sticky, set(upstreams)) for router in routers)
+        assert low is not None
+        assert high is not None
+        assert low.name == high.name or high.name == "new"
+
+
+def test_a_model_that_only_the_canary_serves_is_not_shared():
+    upstreams = {"new": Upstream(url="http://new", variant="canary", weight=2), "a": Upstream(url="http://a")}
+    policy = Policy(upstreams=upstreams, models={"m": ServedModel(upstreams=["new"])}, canary=Canary(share=0.0))
+    choice = Router(policy).choose("m", None, b"x", {"new", "a"})
+    assert choice is not None
+    assert "new" == choice.name
 
 
 def test_shares_follow_weights_that_are_no_whole_numbers():

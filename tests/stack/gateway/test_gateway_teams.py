@@ -267,6 +267,21 @@ MISTAKES = {
         4,
         "teams.a.keys[0] is no hash of a key; `vllm-watch gateway key a` makes a key and its sha256:... entry",
     ),
+    "share of a canary": (
+        "upstreams:\n  u: {url: 'http://h:1'}\n  v: {url: 'http://h:2', variant: canary}\ncanary:\n  share: 1.5",
+        5,
+        "canary.share: 1.5 should be from 0 to 1",
+    ),
+    "unknown variant": (
+        "upstreams:\n  u: {url: 'http://h:1'}\n  v: {url: 'http://h:2', variant: canary}\ncanary:\n  variant: canry",
+        5,
+        "canary.variant: 'canry' is no variant of an engine among upstreams; did you mean canary?",
+    ),
+    "nothing but a canary": (
+        "upstreams:\n  v: {url: 'http://h:2', variant: canary}\ncanary:\n  variant: canary",
+        4,
+        "canary.variant: every engine is of variant 'canary'; nothing is left to compare it with",
+    ),
     "again": ("teams:\n  a: {}\n  b: {}\n  a: {weight: 2}", 4, "invalid YAML: duplicate key a, first in line 2"),
     "merged": (
         "teams:\n  a: &both\n    band: demo\n  b:\n    <<: *both\n    band: x",
