@@ -20,7 +20,7 @@ ALONGSIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Else every process that the tests start compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help lab cli test check lint bench-dashboards bench-rules bench-admission bench-gateway bench-replicas bench-judge bench-runner bench-crosscheck bench-truth bench-golden bench-tuning bench-faults bench-sidecar bench-fleet bench-histograms bench-soak bench-data
+.PHONY: help lab cli test check lint bench-dashboards bench-rules bench-admission bench-gateway bench-replicas bench-judge bench-canary bench-runner bench-crosscheck bench-truth bench-golden bench-tuning bench-faults bench-sidecar bench-fleet bench-histograms bench-soak bench-data
 .PHONY: drills screenshots mutants
 .PHONY: release image audit pins import-graph
 .DEFAULT_GOAL := help
@@ -43,6 +43,7 @@ help:
 	@echo 'make bench-replicas            the wait of a small team beside a flood, through one gateway and through three; ARGS="--seconds 60"'
 	@echo 'make bench-sidecar             how fast the sidecar reads, how long a scrape waits, what it all takes; ARGS="--soak 50000000" only that'
 	@echo 'make bench-judge               2,000 simulated experiments a line: its false alarms, and the effects that it finds'
+	@echo 'make bench-canary              400 simulated days a line: false alarms of a canary that is looked at each minute, and time to a verdict; ARGS=--quick 40'
 	@echo 'make bench-crosscheck          our TTFT, TPOT and throughput beside those of `vllm bench serve`, in turns on one real engine'
 	@echo 'make bench-truth               percentiles by PromQL beside the request log and three clients, on one real engine; ARGS=--quick shorter'
 	@echo 'make bench-golden              200 checks of golden prompts on a real engine: false alarms, cost; ARGS="--noise strong --damage flip,nan"'
@@ -164,6 +165,9 @@ bench-runner: $(VENV)/dev.done
 
 bench-judge: $(VENV)/dev.done
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_judge.py $(ARGS)
+
+bench-canary: $(VENV)/dev.done
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_canary.py $(ARGS)
 
 bench-faults: $(VENV)/dev.done
 	@$(RUN) lab install mtail

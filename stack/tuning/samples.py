@@ -78,14 +78,15 @@ def collect_samples(
         if spans and not any(start <= ended_s < end for start, end in spans):
             log.outside += 1
         elif log.share == 1.0 or rng.random() < log.share:
-            log.samples.append(_sample(record, ended_s, names))
+            log.samples.append(sample_of(record, ended_s, names))
             if len(log.samples) > most:
                 log.samples = [each for each in log.samples if rng.random() < 0.5]
                 log.share /= 2
     return log
 
 
-def _sample(record: RequestRecord, ended_s: float, names: dict[str | None, str | None]) -> RequestSample:
+def sample_of(record: RequestRecord, ended_s: float, names: dict[str | None, str | None]) -> RequestSample:
+    """Return the sample of a record. names: texts of earlier records."""
     model, team, variant, upstream, outcome = (  # one text for each name, however many records have it
         names.setdefault(name, name)
         for name in (record.model, record.team, record.variant, record.upstream, record.outcome)
