@@ -86,6 +86,25 @@ def source(text: str, place: str) -> YamlFile:
     return YamlFile(place, data, root if "\n" in text.strip() else None)
 
 
+def with_scalar(text: str, place: str, path: tuple[str, ...], value: str) -> str:
+    """Return YAML text in which the value at a path of keys is another, and everything else, comments too, as it was.
+
+    Raises BadConfig if there is no such value, or it is an alias or not a scalar."""
+    try:
+        node: yaml.Node | None = _Loader(text).get_single_node()
+    except (RecursionError, yaml.YAMLError):
+        node = None
+    after = 0
+    for name in path:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        found = [(key.end_mark.index, child) for key, child in pairs if key.value == name]
+        after, node = found[-1] if found else (0, None)
+    if not isinstance(node, yaml.ScalarNode) or node.start_mark.index < after:
+        dotted = ".".join(path)
+        raise BadConfig(f"{place}: {dotted} is not written there as a value; write it as `{path[-1]}: {value}`")
+    return text[: node.start_mark.index] + value + text[node.end_mark.index :]
+
+
 class _Mistake(yaml.MarkedYAMLError):
     """Mistake found by this module, reported as is."""
 

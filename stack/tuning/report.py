@@ -21,7 +21,7 @@ from stack.board import pages
 from stack.tuning import charts
 from stack.tuning.derived import Material
 from stack.tuning.lab_rows import LabRow
-from stack.tuning.report_blocks import Pictures
+from stack.tuning.report_blocks import Pictures, ReportSection
 from stack.tuning.report_data import as_csv, as_json
 from stack.tuning.report_sections import sections, summary
 
@@ -31,12 +31,17 @@ COMMENT_CHARACTERS = 60_000  # a comment on a pull request may have 65,536
 def page(material: Material, lab: Sequence[LabRow] = ()) -> str:
     """Return one HTML file with its scripts and figures inside, which may load nothing."""
     bench = material.bench
-    title = bench.title or bench.id
-    body = templates.html("stack.tuning").get_template("report.html")
     scripts = [pages.static("plotly.min.js").decode(), _static("report.js")]
+    return page_of(bench.title or bench.id, summary(bench), sections(material, lab), charts.drawn(material), scripts)
+
+
+def page_of(
+    title: str, lines: Sequence[str], shown: Sequence[ReportSection], data: object = None, scripts: Sequence[str] = ()
+) -> str:
+    """Return one HTML file of sections. lines: below the title. data: what the scripts find in the element `data`."""
+    body = templates.html("stack.tuning").get_template("report.html")
     style = pages.static(pages.STYLE).decode() + _static("report.css")
-    main = body.render(title=title, summary=summary(bench), sections=sections(material, lab))
-    return pages.standing_alone(title, style, scripts, charts.drawn(material), main)
+    return pages.standing_alone(title, style, scripts, data, body.render(title=title, summary=lines, sections=shown))
 
 
 def _static(name: str) -> str:

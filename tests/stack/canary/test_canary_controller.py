@@ -1,0 +1,318 @@
+"""The controller of a canary on a log and a clock of the test: acts, advice, other people's changes, and kill -9."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from exporters.events import log as events
+from stack.canary.controller import CanaryController, Guard, Outside, new_state
+from stack.canary.state import read_state
+from stack.canary.teams_file import read_teams
+from stack.config import BadConfig
+from stack.tuning.annotate import FileLog
+
+ROOT = Path(__file__).parents[3]
+START_S = 1_700_000_040.0  # the beginning of a minute
+TEAMS = """\
+# the teams
+teams:
+  chat: {{}}   # nobody yet
+upstreams:
+  old: {{url: "http://127.0.0.1:1"}}
+  new: {{url: "http://127.0.0.1:2", variant: canary}}
+canary:
+  share: {share}      # written by vllm-watch canary
+  steps: [0.05, 0.2, 0.5]
+  block_requests: 5
+  settle_s: 60
+  step_s: 600
+  decide_s: {decide_s}
+  limit_s: 20000
+"""
+
+
+@dataclass
+class Scene:
+    """A folder with teams.yaml and a log, and a clock. slower: the canary's first tokens, as a ratio."""
+
+    folder: Path
+    slower: float = 1.0
+    acts: bool = True
+    guards: tuple[Guard, ...] = ()
+    now_s: float = START_S
+    reloads: int = 0
+    rng: random.Random = field(default_factory=lambda: random.Random(1))
+    on_reload: Callable[[], None] = lambda: None
+
+    @property
+    def teams(self) -> Path:
+        return self.folder / "teams.yaml"
+
+    def reload(self) -> None:
+        self.reloads += 1
+        self.on_reload()
+
+    def controller(self) -> CanaryController:
+        outside = Outside(
+            self.teams, (self.folder / "requests.jsonl",), self.folder / "state.json", self.folder / "report.html",
+            FileLog(self.folder / "events.jsonl", lambda: self.now_s), lambda: self.now_s, lambda: self.now_s,
+            self.reload if self.acts else None, self.guards,
+        )  # fmt: skip
+        state = read_state(outside.state, self.teams, "canary")
+        return CanaryController(outside, state or new_state(read_teams(self.teams), self.now_s))
+
+    def minute(self) -> None:
+        """Write a minute of requests, by the share of the file, and let it pass."""
+        share = read_teams(self.teams).canary.share
+        lines = []
+        for number in range(60):
+            variant = "canary" if number < math.ceil(60 * share) else "stable"
+            at = datetime.fromtimestamp(self.now_s + 0.5 + 0.99 * number, UTC).isoformat(timespec="milliseconds")
+            ttft_ms = 100 * (self.slower if variant == "canary" else 1) * math.exp(self.rng.gauss(0, 0.1))
+            lines.append(
+                {"request_id": f"{self.now_s}-{number}", "ts": at, "variant": variant, "ttft_ms": ttft_ms,
+                 "outcome": "ok", "status": 200, "e2e_ms": 200.0}
+            )  # fmt: skip
+        with (self.folder / "requests.jsonl").open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+        self.now_s += 60
+
+    def run(self, minutes: int = 300) -> CanaryController:
+        controller = self.controller()
+        while not controller.look() and minutes:
+            minutes -= 1
+            self.minute()
+            self.now_s += 3  # the log of a minute is complete
+            controller.look()
+            self.now_s -= 3
+        return controller
+
+    def happened(self) -> list[tuple[str, str]]:
+        """Steps and what changed, of the events."""
+        found = events.read(self.folder / "events.jsonl")[0]
+        steps = [next(tag.removeprefix("step=") for tag in event.tags if tag.startswith("step=")) for event in found]
+        return [
+            (step, "->".join(map(str, event.diff.get("canary.share", ()))))
+            for step, event in zip(steps, found, strict=True)
+        ]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    (tmp_path / "teams.yaml").write_text(TEAMS.format(share="0", decide_s="6000"))
+    (tmp_path / "requests.jsonl").touch()
+    return Scene(tmp_path)
+
+
+def test_an_equal_canary_is_raised_and_good(scene: Scene):
+    controller = scene.run()
+    assert "promote" == controller.state.done
+    expected = [("start", "0->0.05"), ("raise", "0.05->0.2"), ("raise", "0.2->0.5"), ("promote", "")]
+    assert expected == scene.happened()
+    assert 3 == scene.reloads
+    assert TEAMS.format(share="0.5", decide_s="6000") == scene.teams.read_text()
+    page = (scene.folder / "report.html").read_text()
+    for text in ("The canary is better than the other engines, or equivalent", "TTFT", "equivalent", "raise"):
+        assert text in page
+    assert scene.controller().look()  # started once more, it is over
+    assert expected == scene.happened()
+
+
+def test_a_slower_canary_is_rolled_back(scene: Scene):
+    scene.slower = 2.0
+    assert "roll_back" == scene.run().state.done
+    assert [("start", "0->0.05"), ("roll_back", "0.05->0")] == scene.happened()
+    assert TEAMS.format(share="0", decide_s="6000") == scene.teams.read_text()
+    assert "TTFT" in events.read(scene.folder / "events.jsonl")[0][-1].what
+
+
+def test_without_a_verdict_it_is_undecided_at_the_end(scene: Scene):
+    scene.teams.write_text(TEAMS.format(share="0", decide_s="19999").replace("limit_s: 20000", "limit_s: 1200"))
+    assert "undecided" == scene.run(30).state.done
+    assert ("undecided", "0.05->0") == scene.happened()[-1]
+
+
+def test_a_guard_acts_at_once(scene: Scene):
+    reasons: list[str] = []
+    scene.guards = (lambda: reasons,)
+    controller = scene.run(5)
+    assert controller.state.done is None
+    reasons.append("new: hung (steps_stopped)")
+    assert controller.look()
+    assert ("roll_back", "0.05->0") == scene.happened()[-1]
+    assert "hung (steps_stopped)" in controller.state.steps[-1].why
+
+
+def test_advice_is_given_once_and_changes_nothing(scene: Scene):
+    scene.acts, before = False, TEAMS.format(share="0.05", decide_s="18000")
+    scene.teams.write_text(before)
+    controller = scene.run(150)
+    assert [("start", ""), ("raise", "")] == scene.happened()
+    assert "advice: raise the share (5 % to 20 %)" in events.read(scene.folder / "events.jsonl")[0][-1].what
+    scene.teams.write_text(before.replace("share: 0.05", "share: 0.2"))  # as advised
+    controller.look()
+    assert ("set", 0.05, 0.2) == (
+        controller.state.steps[-1].action,
+        controller.state.steps[-1].was,
+        controller.state.share,
+    )
+    scene.slower = 3.0
+    assert "roll_back" == scene.run(60).state.done
+    assert "share: 0.2 " in scene.teams.read_text()
+    assert 0 == scene.reloads
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "words"),
+    [
+        ("share: 0.05 ", "share: 0.9 ", "somebody else changed canary.share (0.9)"),
+        ("http://127.0.0.1:2", "http://127.0.0.1:3", "somebody else changed the canary or the upstreams"),
+        ("step_s: 600", "step_s: 1", "somebody else changed the canary or the upstreams"),
+    ],
+)
+def test_somebody_elses_change_ends_the_run(scene: Scene, was: str, now: str, words: str):
+    controller = scene.run(5)
+    changed = scene.teams.read_text().replace(was, now)
+    scene.teams.write_text(changed)
+    assert controller.look()
+    assert ("interrupted", changed) == (controller.state.done, scene.teams.read_text())
+    assert words in controller.state.steps[-1].why
+    assert ("interrupted", "") == scene.happened()[-1]
+
+
+def test_other_changes_of_the_file_are_kept(scene: Scene):
+    controller = scene.run(5)
+    scene.teams.write_text(scene.teams.read_text().replace("  chat:", "  batch: {}\n  chat:"))
+    assert not controller.look()
+    assert "promote" == scene.run().state.done
+    assert "  batch: {}\n  chat: {}   # nobody yet\n" in scene.teams.read_text()
+
+
+def test_a_file_that_cannot_be_read_waits(scene: Scene, caplog: pytest.LogCaptureFixture):
+    controller = scene.run(5)
+    text = scene.teams.read_text()
+    scene.teams.write_text("teams: [")
+    for _ in range(3):
+        assert not controller.look()
+    assert 1 == sum("invalid YAML" in record.message for record in caplog.records)
+    scene.teams.write_text(text)
+    assert "promote" == scene.run().state.done
+
+
+def test_a_failed_reload_is_tried_again(scene: Scene):
+    def fail() -> None:
+        if scene.reloads < 3:
+            raise OSError("--reload failed")
+
+    scene.on_reload = fail
+    assert "promote" == scene.run().state.done
+    assert 5 == scene.reloads
+    assert [("start", "0->0.05"), ("raise", "0.05->0.2")] == scene.happened()[:2]
+
+
+def test_a_state_of_another_canary_is_refused(scene: Scene):
+    scene.run(2)
+    with pytest.raises(BadConfig, match=r"belongs to the canary 'canary' of .*teams.yaml; name another file"):
+        read_state(scene.folder / "state.json", scene.teams, "blue")
+    (scene.folder / "state.json").write_text("{")
+    with pytest.raises(BadConfig, match="it is no state of a canary; name another file with --state"):
+        read_state(scene.folder / "state.json", scene.teams, "canary")
+
+
+# ---- kill -9
+
+# Runs a scene in a process that kills itself in the middle: at the Nth of what it does to the world.
+DRIVER = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from test_canary_controller import Scene
+from stack.canary import controller, teams_file
+import exporters.events.log as events
+
+left = int(sys.argv[2])
+def deadly(work):
+    def run(*args, **kwargs):
+        global left
+        for _ in range(2):  # before it and after it
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if _ == 0:
+                done = work(*args, **kwargs)
+        return done
+    return run
+
+scene = Scene(Path(sys.argv[1]), slower=float(sys.argv[3]), now_s=float(sys.argv[4]))
+controller.write_state, controller.write_share = deadly(controller.write_state), deadly(controller.write_share)
+controller.report.write = deadly(controller.report.write)
+events.record = deadly(events.record)
+scene.on_reload = deadly(lambda: (scene.folder / "reloads").open("a").write(scene.teams.read_text().split("share: ")[1][:5] + chr(10)))
+made = scene.controller()
+made.look()
+made.look()
+"""  # noqa: E501
+
+
+def killed(folder: Path, at: int, slower: float, now_s: float) -> int:
+    driver = DRIVER.format(tests=str(Path(__file__).parent))
+    command = [sys.executable, "-c", driver, str(folder), str(at), str(slower), str(now_s)]
+    return subprocess.run(command, check=False, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}).returncode
+
+
+def kills(folder: Path, slower: float, now_s: float) -> Iterator[int]:
+    """Kill the controller at each point of one act in turn, each time from where the last one left it."""
+    for at in itertools.count(1):
+        code = killed(folder, at, slower, now_s)
+        yield code
+        if code != -signal.SIGKILL:
+            return
+
+
+def test_kill_at_any_point_of_the_start_does_nothing_twice(tmp_path: Path):
+    (tmp_path / "teams.yaml").write_text(TEAMS.format(share="0", decide_s="6000"))
+    (tmp_path / "requests.jsonl").touch()
+    codes = list(kills(tmp_path, 1.0, START_S))
+    assert len(codes) > 5
+    assert {-signal.SIGKILL} == set(codes[:-1])
+    found = events.read(tmp_path / "events.jsonl")[0]
+    assert [("start", "0->0.05")] == Scene(tmp_path).happened()
+    assert 1 == (tmp_path / "events.jsonl").read_bytes().count(found[0].id.encode())
+    assert "share: 0.05 " in (tmp_path / "teams.yaml").read_text()
+
+
+def test_kill_at_any_point_of_a_rollback_does_nothing_twice(tmp_path: Path):
+    (tmp_path / "teams.yaml").write_text(TEAMS.format(share="0", decide_s="6000"))
+    (tmp_path / "requests.jsonl").touch()
+    scene = Scene(tmp_path, slower=2.0)
+    controller = scene.controller()
+    while len(controller.state.steps) < 2:
+        before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        controller.look()
+        scene.minute()
+        scene.now_s += 3
+        written = (tmp_path / "requests.jsonl").read_bytes()
+        controller.look()
+        scene.now_s -= 3
+    for name, content in {**before, "requests.jsonl": written}.items():  # as it was before the roll-back
+        (tmp_path / name).write_bytes(content)
+    codes = list(kills(tmp_path, 2.0, scene.now_s + 3))
+    assert len(codes) > 6
+    assert [("start", "0->0.05"), ("roll_back", "0.05->0")] == scene.happened()
+    lines = (tmp_path / "events.jsonl").read_text().splitlines()
+    assert len(lines) == len({json.loads(line)["id"] for line in lines})
+    assert TEAMS.format(share="0", decide_s="6000") == scene.teams.read_text()
+    assert {"0    "} == {line for line in (tmp_path / "reloads").read_text().splitlines() if line}
+    assert (tmp_path / "report.html").exists()
