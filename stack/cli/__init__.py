@@ -48,6 +48,7 @@ GROUPS: dict[str, tuple[Later, ...]] = {
     "Serve": (
         Later("gateway", "gateway:gateway", "Run the gateway: auth, admission, request log."),
         Later("kubernetes", "kubernetes:kubernetes", "Export the stack as Kubernetes manifests."),
+        Later("canary", "canary:canary_command", "Compare a canary with other engines; raise or stop it."),
         Later("secrets", "deploy:secrets", "Print the passwords and keys of the compose stack."),
     ),
     "Measure": (

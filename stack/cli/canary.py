@@ -1,0 +1,155 @@
+"""`vllm-watch canary`: options, and the loop around the controller."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import click
+
+from stack.canary import watch
+from stack.canary.controller import CanaryController, Guard, Outside, new_state
+from stack.canary.guards import BudgetGuard, RotationGuard
+from stack.canary.state import CanaryState, read_state, write_state
+from stack.canary.teams_file import TeamsFile, read_teams
+from stack.cli.common import log_to_stderr, mistakes_as_errors
+from stack.cli.events import EventLogOptions, log_of
+from stack.cli.options import PROMETHEUS_URL
+from stack.cli.struct_options import options_of
+from stack.option import Opt
+
+LOOK_S = 1.0
+WATCH_S = 15.0
+RELOAD_WITHIN_S = 60.0
+WATCHING = "watching"  # of a state before its first run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryOptions:
+    """Options of `vllm-watch canary`."""
+
+    logs: Annotated[tuple[Path, ...], Opt(name="--log", file=True, help="Request log of a gateway; repeatable.")] = ()
+    act: Annotated[bool, Opt(help="Change canary.share in TEAMS; otherwise only advise.")] = False
+    reload: Annotated[
+        str | None, Opt(metavar="COMMAND", help="With --act: makes the gateways read TEAMS, such as 'kill -HUP 4711'.")
+    ] = None
+    gateways: Annotated[
+        tuple[str, ...],
+        Opt(
+            name="--gateway",
+            metavar="URL",
+            help="Metrics address of a gateway, which reports hung engines; repeatable.",
+        ),
+    ] = ()
+    prometheus: Annotated[
+        str | None,
+        Opt(metavar="URL", envvar=PROMETHEUS_URL, help="Prometheus whose alerts report a burning error budget."),
+    ] = None
+    watch: Annotated[bool, Opt(help="Wait for a new version or configuration of the canary, each time.")] = False
+    state: Annotated[
+        Path | None, Opt(file=True, help="State of the run.  [default: canary-state.json beside TEAMS]")
+    ] = None
+    report: Annotated[
+        Path | None, Opt(file=True, help="Report page at the end.  [default: canary-report.html beside TEAMS]")
+    ] = None
+    events: EventLogOptions = field(default_factory=EventLogOptions)
+
+    def __post_init__(self) -> None:
+        if not self.logs:
+            raise ValueError("name the request log with --log; it is requests_log in gateway.yaml")
+        if missing := next((path for path in self.logs if not path.exists()), None):
+            raise ValueError(f"{missing} does not exist; --log is requests_log in gateway.yaml")
+        if self.act != (self.reload is not None):
+            raise ValueError("--act and --reload COMMAND go together: a share counts when the gateways have read it")
+
+
+@click.command("canary")
+@click.argument("teams", type=click.Path(path_type=Path, dir_okay=False))
+@options_of(CanaryOptions, "asked")
+def canary_command(teams: Path, asked: CanaryOptions) -> None:
+    """Compare a canary with other engines; raise or stop it.
+
+    TEAMS is teams.yaml with `canary`: the variant, its share and the steps; see docs/guides/canary.md. Runs until the
+    canary is better, worse, equivalent or out of time, and continues after a restart. Each act is a tuning event.
+    Without --act it only advises.
+
+    Exit 0 when the canary is good, 3 when it was rolled back, 4 when it is undecided or was interrupted.
+
+    \b
+    Example:  vllm-watch canary teams.yaml --log requests.jsonl --gateway http://127.0.0.1:8010 --events events.jsonl
+    """
+    log_to_stderr()
+    with mistakes_as_errors():
+        teams = teams.resolve()
+        file = read_teams(teams)
+        place = asked.state or teams.with_name("canary-state.json")
+        state = read_state(place, teams, file.canary.variant)
+        outside = Outside(
+            teams=teams, logs=asked.logs, state=place,
+            report=asked.report or teams.with_name("canary-report.html"),
+            events=log_of(asked.events), clock=time.time, steady=time.monotonic,
+            reload=_reloader(asked.reload), guards=tuple(_guards(asked, file)),
+        )  # fmt: skip
+        if not asked.watch and (state is None or state.done == WATCHING):
+            state = new_state(file, time.time())
+        while True:
+            if asked.watch and (state is None or state.done is not None):
+                state = _until_changed(place, teams, state)
+            if state is None:
+                continue
+            controller = CanaryController(outside, state)
+            while not controller.look():
+                time.sleep(LOOK_S)
+            if not asked.watch:
+                break
+    click.echo(f"{state.steps[-1].action.replace('_', ' ')}: {state.steps[-1].why}; see {outside.report}")
+    if state.done is not None and state.done != "promote":
+        raise SystemExit(3 if state.done == "roll_back" else 4)
+
+
+def _reloader(command: str | None) -> Callable[[], None] | None:
+    if command is None:
+        return None
+    words = shlex.split(command)
+
+    def reload() -> None:
+        try:
+            subprocess.run(words, check=True, timeout=RELOAD_WITHIN_S, stdin=subprocess.DEVNULL)
+        except (subprocess.SubprocessError, OSError) as error:
+            raise OSError(f"--reload {command!r} failed: {error}") from error
+
+    return reload
+
+
+def _guards(asked: CanaryOptions, file: TeamsFile) -> Iterator[Guard]:
+    if asked.gateways:
+        yield RotationGuard(asked.gateways, tuple(file.engines))
+    if asked.prometheus:
+        from exporters.net.prometheus import address
+
+        yield BudgetGuard(address(asked.prometheus), tuple(file.policy.models), time.monotonic)
+
+
+def _until_changed(place: Path, teams: Path, state: CanaryState | None) -> CanaryState:
+    """Return the state of a new run, once an engine of the canary has another version or configuration."""
+    file = read_teams(teams)
+    if state is None:
+        state = new_state(file, time.time())
+        state.done = WATCHING
+    while True:
+        engines, changed = watch.look(state.engines, file.engines.values())
+        if engines != state.engines:
+            state.engines = engines
+            if not changed:
+                write_state(place, state)
+        if changed:
+            started = new_state(read_teams(teams), time.time())
+            started.engines = engines
+            write_state(place, started)
+            return started
+        time.sleep(WATCH_S)

@@ -1,0 +1,243 @@
+"""`vllm-watch canary`: mistakes as one sentence, its guards, and the watch of engines."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from test_canary_controller import TEAMS
+
+from exporters.config import with_scalar
+from exporters.net.prometheus import address
+from stack import cli
+from stack.canary import watch
+from stack.canary.controller import new_state
+from stack.canary.guards import BudgetGuard, RotationGuard
+from stack.canary.state import EngineVersion, write_state
+from stack.canary.teams_file import read_teams
+from stack.config import BadConfig
+
+ROOT = Path(__file__).parents[3]
+GOOD = TEAMS.format(share="0", decide_s="6000")
+
+
+@contextmanager
+def answering(answer: Callable[[str], tuple[int, bytes]]) -> Iterator[tuple[str, list[str]]]:
+    """A server whose answer to a GET is `answer(path)`; its address, and the paths that were asked for."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            status, body = answer(self.path)
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def run(folder: Path, *options: str) -> Result:
+    teams, events = folder / "teams.yaml", folder / "events.jsonl"
+    return CliRunner().invoke(cli.main, ["canary", str(teams), "--events", str(events), *options])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (GOOD.replace("share: 0 ", "share: 1.2 "), "teams.yaml, line 8: canary.share: 1.2 should be from 0 to 1"),
+        (
+            GOOD.replace("share: 0 ", "variant: canery\n  share: 0 "),
+            "canary.variant: 'canery' is no variant of an engine",
+        ),
+        (GOOD.replace("steps: [0.05, 0.2, 0.5]", "steps: [0.5, 0.2]"), "steps should be rising shares"),
+        (GOOD.partition("canary:\n")[0], "canary is missing; add `canary: {variant: NAME, share: 0}`"),
+        ("teams: [", "invalid YAML"),
+        (None, "teams.yaml cannot be read: No such file or directory"),
+    ],
+)
+def test_a_mistake_in_teams_is_one_sentence(tmp_path: Path, text: str | None, words: str):
+    if text is not None:
+        (tmp_path / "teams.yaml").write_text(text)
+    (tmp_path / "requests.jsonl").touch()
+    result = run(tmp_path, "--log", str(tmp_path / "requests.jsonl"))
+    assert 2 == result.exit_code
+    assert words in result.stderr
+    assert 1 == result.stderr.count("Error: ")
+    assert {"teams.yaml", "requests.jsonl"} >= {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "name the request log with --log; it is requests_log in gateway.yaml"),
+        (("--log", "no.jsonl"), "no.jsonl does not exist; --log is requests_log in gateway.yaml"),
+        (("--log", "teams.yaml", "--act"), "--act and --reload COMMAND go together"),
+    ],
+)
+def test_a_mistake_in_options_is_one_sentence(tmp_path: Path, monkeypatch, options: tuple[str, ...], words: str):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "teams.yaml").write_text(GOOD)
+    result = run(tmp_path, *options)
+    assert 2 == result.exit_code
+    assert words in result.stderr
+    assert ["teams.yaml"] == [path.name for path in tmp_path.iterdir()]
+
+
+def test_a_state_of_another_canary_stops_the_command(tmp_path: Path):
+    (tmp_path / "teams.yaml").write_text(GOOD)
+    (tmp_path / "canary-state.json").write_text("[]")
+    result = run(tmp_path, "--log", str(tmp_path / "teams.yaml"))
+    assert 2 == result.exit_code
+    assert (
+        "canary-state.json cannot be read: it is no state of a canary; name another file with --state" in result.stderr
+    )
+    assert GOOD == (tmp_path / "teams.yaml").read_text()
+
+
+def test_help_ends_with_an_example(tmp_path: Path):
+    text = CliRunner().invoke(cli.main, ["canary", "--help"]).stdout
+    assert "Example:  vllm-watch canary teams.yaml --log requests.jsonl" in text
+
+
+def test_a_run_over_is_over_after_a_restart(tmp_path: Path):
+    """A guard's act needs no log: the process ends by itself, and once more says the same."""
+    (tmp_path / "teams.yaml").write_text(
+        GOOD.replace("limit_s: 20000", "limit_s: 1").replace("decide_s: 6000", "decide_s: 1")
+    )
+    (tmp_path / "requests.jsonl").touch()
+    command = [
+        sys.executable, "-m", "stack.cli", "canary", "teams.yaml", "--log", "requests.jsonl", "--events",
+        "events.jsonl", "--act", "--reload", "touch reloaded",
+    ]  # fmt: skip
+    done = [
+        subprocess.run(
+            command, check=False, cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+            capture_output=True, text=True, timeout=60,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    assert [4, 4] == [one.returncode for one in done]
+    assert done[0].stdout == done[1].stdout
+    assert done[0].stdout.startswith("undecided: no metric has enough requests; see ")
+    assert 2 == len((tmp_path / "events.jsonl").read_text().splitlines())
+    assert (tmp_path / "reloaded").exists()
+
+
+def test_a_command_that_only_watched_starts_without_watch(tmp_path: Path):
+    """Interrupted while it waited, and started again without --watch."""
+    (tmp_path / "teams.yaml").write_text(GOOD.replace("limit_s: 20000", "limit_s: 1"))
+    (tmp_path / "requests.jsonl").touch()
+    state = new_state(read_teams((tmp_path / "teams.yaml").resolve()), 1.0)
+    state.done = "watching"
+    write_state(tmp_path / "canary-state.json", state)
+    result = run(tmp_path, "--log", str(tmp_path / "requests.jsonl"))
+    assert 4 == result.exit_code
+    assert result.stdout.startswith("undecided: ")
+
+
+# ---- the share in the file
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a:\n  b: 1   # one\n  c: 2\n", "a:\n  b: 0.25   # one\n  c: 2\n"),
+        ("a: {c: [1, 2], b: 0.05}  # x", "a: {c: [1, 2], b: 0.25}  # x"),
+        ('{"a": {"b": "1"}}', '{"a": {"b": 0.25}}'),
+        ("é: é\r\na:\r\n  b:   1\r\n", "é: é\r\na:\r\n  b:   0.25\r\n"),
+    ],
+)
+def test_only_the_value_changes(text: str, expected: str):
+    assert expected == with_scalar(text, "f", ("a", "b"), "0.25")
+
+
+@pytest.mark.parametrize("text", ["a: {}", "a: {b: [1]}", "x: &x 1\na: {b: *x}", "a: [", ""])
+def test_a_value_that_is_not_there_is_a_mistake(text: str):
+    with pytest.raises(BadConfig, match=r"f: a\.b is not written there as a value; write it as `b: 0\.25`"):
+        with_scalar(text, "f", ("a", "b"), "0.25")
+
+
+# ---- guards
+
+
+def test_the_guard_of_the_rotation_asks_each_gateway():
+    answers = {"new": (503, b"new: suspect (steps_stopped)\n"), "soon": (503, b"soon: loading (starting)\n")}
+
+    def answer(path: str) -> tuple[int, bytes]:
+        return answers.get(path.rpartition("=")[2], (200, b"ok"))
+
+    with answering(answer) as (url, requests):
+        guard = RotationGuard([url, "http://127.0.0.1:1"], ["new", "soon", "other"])
+        assert ["the gateway takes it out of rotation: new: suspect (steps_stopped)"] == guard()
+        assert 3 == len(requests)
+
+
+def test_the_guard_of_the_budget_reads_fast_burns_of_its_models():
+    def alert(name: str, model: str, state: str = "firing") -> dict[str, object]:
+        return {"labels": {"alertname": name, "model_name": model}, "state": state}
+
+    alerts = [
+        alert("VLLMTTFTBudgetBurn", "chat"), alert("VLLMTTFTBudgetSlowBurn", "chat"),
+        alert("VLLMTTFTBudgetBurn", "other"), alert("VLLMSuccessBudgetBurn", "chat", "pending"),
+    ]  # fmt: skip
+    body = json.dumps({"status": "success", "data": {"alerts": alerts}}).encode()
+    now = [0.0]
+    with answering(lambda _: (200, body)) as (url, requests):
+        guard = BudgetGuard(address(url), ["chat"], lambda: now[0])
+        assert ["VLLMTTFTBudgetBurn fires for chat"] == guard()
+        assert [] == guard()  # asked again after 15 s
+        now[0] = 15.0
+        assert 1 == len(guard())
+        assert 2 == len(requests)
+    now[0] = 30.0
+    assert [] == guard()  # nobody answers
+
+
+# ---- the watch
+
+
+def test_a_new_version_or_configuration_starts_a_run(monkeypatch: pytest.MonkeyPatch):
+    text, version = ['vllm:cache_config_info{engine="0",block_size="16",num_gpu_blocks="100"} 1\n'], ["0.32.0"]
+
+    async def scrape(url: str) -> tuple[str, str | None]:
+        if not text[0]:
+            raise OSError(f"{url} does not answer")
+        return text[0], version[0]
+
+    monkeypatch.setattr(watch, "scrape_engine", scrape)
+    known: dict[str, EngineVersion] = {}
+
+    def look() -> list[str]:
+        nonlocal known
+        known, changed = watch.look(known, ["http://new"])
+        return changed
+
+    assert [] == look()
+    assert [] == look()
+    version[0] = "0.33.0"
+    assert ["http://new went from vLLM 0.32.0 to 0.33.0"] == look()
+    kept, text[0] = text[0], ""
+    assert [] == look()  # it starts anew, and then has other blocks
+    text[0] = kept.replace("16", "32")
+    assert ["http://new changed block_size"] == look()
+    assert [] == look()
