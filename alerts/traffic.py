@@ -22,6 +22,9 @@ _REQUESTS = 'kind="requests"'
 _UNEXPLAINED = 'cause!~"restart|start"'
 
 
+_CANARY = ("cluster", "variant")
+
+
 def alerts(s: Settings) -> tuple[Alert, ...]:
     five, hour = (s.window(w) for w in ("5m", "1h"))
     errors, refusals, refused, cut, lag = (
@@ -267,7 +270,44 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             ),
             panel=PanelRef("cost", "cost-per-1k"),
         ),
+        Alert(
+            "VLLMCanaryRolledBack",
+            Severity.WARNING,
+            _canary_ended(s, "roll_back"),
+            hold="1m",
+            summary="Canary rolled back: variant {{ $labels.variant }}",
+            description=(
+                "vllm-watch canary stopped variant {{ $labels.variant }} within the last day ({{ $value |"
+                " humanizeDuration }} ago), or advises to: it was worse than the other engines, failed, or hung. Read"
+                " the reason in its newest event (First five minutes, step 1), and check that its share is 0."
+            ),
+            panel=PanelRef("gateway", "canary-steps"),
+        ),
+        Alert(
+            "VLLMCanaryUndecided",
+            Severity.WARNING,
+            f"{_canary_ended(s, 'undecided|interrupted')} or time() - ({_canary('start|raise')}) > {s.seconds('8d')}",
+            hold="1m",
+            summary="Canary without a verdict: variant {{ $labels.variant }}",
+            description=(
+                "vllm-watch canary ended without a verdict on variant {{ $labels.variant }} within the last day, or has"
+                " not acted within the last week (last act: {{ $value | humanizeDuration }} ago): too little traffic,"
+                " teams.yaml changed meanwhile, or the command no longer runs. Read the newest event (First five"
+                " minutes, step 1), and decide on the share by hand."
+            ),
+            panel=PanelRef("gateway", "canary-steps"),
+        ),
     )
+
+
+def _canary_ended(s: Settings, steps: str) -> str:
+    """Return the age of a canary's newest act, where it is one of the steps and younger than a day."""
+    return f"time() - ({_canary(steps)}) < {s.seconds('1d')}"
+
+
+def _canary(steps: str) -> str:
+    where = (f'step=~"{steps}"',)
+    return f"{promql.current(sidecar.CANARY_TIME, _CANARY, where)} > 0"
 
 
 def _disconnects(s: Settings) -> str:

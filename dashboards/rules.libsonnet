@@ -662,6 +662,36 @@
       "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMCostOverBudget?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
       "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-cost?viewPanel=52251"
      }
+    },
+    {
+     "alert": "VLLMCanaryRolledBack",
+     "expr": "    time()\n  -\n    (max by (cluster, variant) (vllm_watch_canary_step_timestamp_seconds{step=~\"roll_back\"}) > 0)\n<\n  86400",
+     "for": "1m",
+     "labels": {
+      "severity": "warning",
+      "owner": "serving"
+     },
+     "annotations": {
+      "summary": "Canary rolled back: variant {{ $labels.variant }}",
+      "description": "vllm-watch canary stopped variant {{ $labels.variant }} within the last day ({{ $value | humanizeDuration }} ago), or advises to: it was worse than the other engines, failed, or hung. Read the reason in its newest event (First five minutes, step 1), and check that its share is 0.",
+      "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMCanaryRolledBack?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
+      "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-gateway?viewPanel=567920"
+     }
+    },
+    {
+     "alert": "VLLMCanaryUndecided",
+     "expr": "      time()\n    -\n      (\n          max by (cluster, variant) (vllm_watch_canary_step_timestamp_seconds{step=~\"undecided|interrupted\"})\n        >\n          0\n      )\n  <\n    86400\nor\n      time()\n    -\n      (max by (cluster, variant) (vllm_watch_canary_step_timestamp_seconds{step=~\"start|raise\"}) > 0)\n  >\n    691200",
+     "for": "1m",
+     "labels": {
+      "severity": "warning",
+      "owner": "serving"
+     },
+     "annotations": {
+      "summary": "Canary without a verdict: variant {{ $labels.variant }}",
+      "description": "vllm-watch canary ended without a verdict on variant {{ $labels.variant }} within the last day, or has not acted within the last week (last act: {{ $value | humanizeDuration }} ago): too little traffic, teams.yaml changed meanwhile, or the command no longer runs. Read the newest event (First five minutes, step 1), and decide on the share by hand.",
+      "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMCanaryUndecided?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
+      "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-gateway?viewPanel=567920"
+     }
     }
    ]
   },

@@ -264,6 +264,23 @@ _VARIANTS = (
         full_scale=False,
         detail="overview",
     ),
+    Panel(
+        "canary-steps",
+        "Last act on a canary",
+        "How long ago `vllm-watch canary` last started, raised, stopped or decided on the canary of each variant.",
+        "promote, or a raise within the last days.",
+        "roll_back: its share should be 0. undecided or interrupted: nobody decides on it now; see the runbook.",
+        (
+            Query(
+                "time() -"
+                f" {promql.current(sidecar.CANARY_TIME, ('variant', 'step'), queries.where(sidecar.CANARY_TIME))}",
+                "Ago",
+                shown_unit(Unit.SECONDS),
+            ),
+        ),
+        Shape.TABLE,
+        optional="Only with vllm-watch canary, whose events the sidecar reads.",
+    ),
 )
 
 _ITSELF = (

@@ -330,7 +330,17 @@ EVENT_TIME = Metric(
 EVENTS = Metric(
     "vllm_watch_tuning_events_total", Kind.COUNTER, Unit.COUNT, "Recorded tuning events, by kind.", labels=("kind",)
 )
-TUNING = (EVENT_TIME, EVENTS)
+CANARY_TIME = Metric(
+    "vllm_watch_canary_step_timestamp_seconds",
+    Kind.GAUGE,
+    Unit.TIMESTAMP,
+    "Time of the newest act on a canary of `vllm-watch canary`, by variant and act: start, raise, roll_back, promote,"
+    " undecided, interrupted.",
+    labels=("variant", "step"),
+    across=Across.MAX,
+    notes=("Only the newest act of a variant has a series. From the tags canary=... and step=... of tuning events.",),
+)
+TUNING = (EVENT_TIME, EVENTS, CANARY_TIME)
 
 # Spans, one for each record that can be one: sent + dropped + left out + waiting = records since the start.
 _TRACING = "`otlp` in the sidecar's configuration"

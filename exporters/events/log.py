@@ -275,8 +275,17 @@ def since(events: Iterable[TuningEvent], since_s: float) -> list[TuningEvent]:
 
 
 def samples(events: list[TuningEvent]) -> Iterator[Sample]:
-    """Yield the newest time and the count of each kind. A region counts once; its end is newer than its start."""
+    """Yield the newest time and the count of each kind, and the newest act on each canary.
+
+    A region counts once; its end is newer than its start."""
     for kind in sorted({event.kind for event in events}):
         times = [event.latest_s for event in events if event.kind == kind]
         yield sidecar.EVENT_TIME, {"kind": kind}, max(times)
         yield sidecar.EVENTS, {"kind": kind}, len(times)
+    steps: dict[str, tuple[float, str]] = {}
+    for event in events:
+        said = dict(tag.split("=", 1) for tag in event.tags if "=" in tag)
+        if "canary" in said and "step" in said:
+            steps[said["canary"]] = max(steps.get(said["canary"], (0.0, "")), (event.at_s, said["step"]))
+    for variant, (at_s, step) in steps.items():
+        yield sidecar.CANARY_TIME, {"variant": variant, "step": step}, at_s

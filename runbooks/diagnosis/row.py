@@ -36,8 +36,8 @@ def filled(label: str) -> str:
     return f'{label}=~"{{{{{label}}}}}"'
 
 
-CLUSTER, INSTANCE, JOB, MODEL, PATH, TEAM, UPSTREAM, UUID = map(
-    filled, ("cluster", "instance", "job", "model_name", "path", "team", "upstream", "uuid")
+CLUSTER, INSTANCE, JOB, MODEL, PATH, TEAM, UPSTREAM, UUID, VARIANT = map(
+    filled, ("cluster", "instance", "job", "model_name", "path", "team", "upstream", "uuid", "variant")
 )
 HERE = (INSTANCE, MODEL)
 # By what a query adds up: the engine of an alert, each engine of its model, or one label.

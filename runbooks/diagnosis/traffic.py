@@ -13,6 +13,7 @@ from runbooks.diagnosis.row import (
     INSTANCE,
     MODEL,
     TEAM,
+    VARIANT,
     DiagnosisRow,
     at,
     eq,
@@ -23,6 +24,11 @@ _5XX_HERE = promql.growth(
     vllm.HTTP_REQUESTS, "10m", ("instance", "handler"), (*vllm.HTTP_INFERENCE, *vllm.HTTP_FAILED, INSTANCE)
 )
 _ENGINES = f"group by (instance) ({at(vllm.NUM_REQUESTS_RUNNING, MODEL)})"
+_FAILED = promql.growth(
+    gateway.ATTEMPTS, "1h", ("variant",), (VARIANT, 'result!~"ok|engine_busy|bad_request|(client|gateway)_.*"')
+)
+_HUNG = f"{at(gateway.ENGINE_STATE, eq('state', 'suspect|hung'))} == 1"
+_STOPPED = at(sidecar.CANARY_TIME, VARIANT, eq("step", "roll_back"))
 
 ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
     "VLLMHTTPErrorRatioHigh": (
@@ -415,6 +421,46 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             f"{at(prometheus.UP, eq('job', 'vllm.*'))} == 0",
             "its tokens are missing, its GPUs still cost",
             "[VLLMEngineUnreachable](VLLMEngineUnreachable.md)",
+        ),
+    ),
+    "VLLMCanaryRolledBack": (
+        DiagnosisRow(
+            "an engine hangs, or is out of rotation",
+            _HUNG,
+            "the canary's engine stopped making progress",
+            "[VLLMEngineFrozen](VLLMEngineFrozen.md)",
+        ),
+        DiagnosisRow(
+            "attempts at the canary failed within the hour",
+            f"{_FAILED} > 0",
+            "the canary answers with errors",
+            "Mitigation 1",
+        ),
+        DiagnosisRow(
+            "neither: the canary answered, and was slower",
+            f"{_STOPPED} > 0 unless on (variant) ({_FAILED} > 0) unless on () ({_HUNG})",
+            "the new version or configuration is slower, or has less capacity for its share",
+            "Mitigation 2",
+        ),
+    ),
+    "VLLMCanaryUndecided": (
+        DiagnosisRow(
+            "the time is over",
+            f"{at(sidecar.CANARY_TIME, VARIANT, eq('step', 'undecided'))} > 0",
+            "too few requests at the canary's share, or latencies vary too much",
+            "Mitigation 1",
+        ),
+        DiagnosisRow(
+            "it was interrupted",
+            f"{at(sidecar.CANARY_TIME, VARIANT, eq('step', 'interrupted'))} > 0",
+            "somebody changed the canary or an upstream in teams.yaml",
+            "Mitigation 2",
+        ),
+        DiagnosisRow(
+            "it never ended",
+            f"{at(sidecar.CANARY_TIME, VARIANT, eq('step', 'start|raise'))} > 0",
+            "vllm-watch canary no longer runs, or cannot read the request log",
+            "Mitigation 3",
         ),
     ),
 }

@@ -158,6 +158,10 @@ WHY_NOT = {
     "VLLMDatasetDiffers": (
         "a complete day has to pass first; tests/exporters/accounting/test_conservation.py compares a recorded one"
     ),
+    **dict.fromkeys(
+        ("VLLMCanaryRolledBack", "VLLMCanaryUndecided"),
+        "the lab has one engine; tests/live/test_canary_live.py rolls a canary back",
+    ),
     "VLLMScrapeNearLimit": (
         "no page of the lab's comes near its sample_limit; one that does is in tests/stack/deploy/test_fleet.py"
     ),

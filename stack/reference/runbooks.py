@@ -61,6 +61,7 @@ SYMPTOMS: Mapping[str, tuple[str, ...]] = {
     "several gateways do not share their limits, or one of them is down": (
         "VLLMGatewayNotSharing", "VLLMGatewayReplicaDown",
     ),
+    "a canary was stopped, or has no verdict": ("VLLMCanaryRolledBack", "VLLMCanaryUndecided", "canary"),
     "several alerts at once, or none that names the cause": ("incident-flow",),
     "something is about to change, or has to be taken back": ("edit-teams", "canary", "rollback"),
 }  # fmt: skip

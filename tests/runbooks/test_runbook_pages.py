@@ -549,6 +549,7 @@ _STRUCTS: tuple[type[msgspec.Struct], ...] = (
     policy.Policy,
     policy.Team,
     policy.Band,
+    policy.Canary,
     policy.Capacity,
     policy.ServedModel,
     policy.Upstream,

@@ -1843,6 +1843,32 @@ _WATCHERS = (
         below={_written("vllm_watch_ship_unexplained", {**SHIP, "kind": "prompt", "model_name": "chat"}): "0x43"},
     ),
     Case(
+        "VLLMCanaryRolledBack",
+        {sidecar("canary_step_timestamp_seconds", variant="canary", step="roll_back"): "_x3 180x40"},
+        silent_at="3m",
+        fires_at="4m",
+        labels={"variant": "canary"},
+        description=(
+            "vllm-watch canary stopped variant canary within the last day (1m 0s ago), or advises to: it was worse than"
+            " the other engines, failed, or hung. Read the reason in its newest event (First five minutes, step 1), and"
+            " check that its share is 0."
+        ),
+        below={sidecar("canary_step_timestamp_seconds", variant="canary", step="promote"): "_x3 180x40"},
+    ),
+    Case(
+        "VLLMCanaryUndecided",
+        {sidecar("canary_step_timestamp_seconds", variant="canary", step="undecided"): "_x3 180x40"},
+        silent_at="3m",
+        fires_at="4m",
+        labels={"variant": "canary"},
+        description=(
+            "vllm-watch canary ended without a verdict on variant canary within the last day, or has not acted within"
+            " the last week (last act: 1m 0s ago): too little traffic, teams.yaml changed meanwhile, or the command no"
+            " longer runs. Read the newest event (First five minutes, step 1), and decide on the share by hand."
+        ),
+        below={sidecar("canary_step_timestamp_seconds", variant="canary", step="raise"): "_x3 180x40"},
+    ),
+    Case(
         "VLLMSpansDropped",
         {
             sidecar("spans_dropped_total", reason="refused"): "0x3 1+1x40",

@@ -227,6 +227,9 @@ SETS: dict[Metric, tuple[Labels, ...]] = {
     sidecar.SOURCE_AGE: _SIDECAR_SOURCES,
     sidecar.SOURCE_DURATION: _SIDECAR_SOURCES,
     sidecar.SOURCE_ERRORS: tuple({**source, "reason": "timeout"} for source in _SIDECAR_SOURCES),
+    sidecar.CANARY_TIME: tuple(
+        {"variant": f"canary-{step}", "step": step} for step in ("raise", "roll_back", "undecided", "interrupted")
+    ),
     ship.SHIP_UP: tuple({"kind": kind} for kind in ("store", "disk")),
     ship.SHIPPED_TOKENS: tuple({"type": kind} for kind in ("prompt", "completion", "cached")),
     ship.SHIP_UNEXPLAINED: tuple({"kind": kind} for kind in ("requests", "prompt", "cached", "completion")),
@@ -687,8 +690,8 @@ def _watchers(engines: Sequence[Engine], setting: Setting, there: Sequence[str])
             for labels, weight in list(_label_sets(metric, empty)):
                 for more in _per_engine(metric, engines):
                     line = {**target, **more, **labels}
-                    if metric is sidecar.EVENT_TIME:
-                        yield _event(line)
+                    if metric in (sidecar.EVENT_TIME, sidecar.CANARY_TIME):
+                        yield _event(metric, line)
                     else:
                         name = metric.formerly[0] if setting.bare and metric.formerly else metric.name
                         yield from _family(metric, line, weight, setting.pace, _bounds(metric, empty), name=name)
@@ -717,10 +720,11 @@ def _per_engine(metric: Metric, engines: Sequence[Engine]) -> Iterator[Labels]:
         yield {}
 
 
-def _event(labels: Labels) -> Line:
-    """A change near the end of the hour; the other kinds are older."""
-    fresh = labels["kind"] == "change"
-    return Line(sidecar.EVENT_TIME.name, labels, LONG_AGO_S, restarts=fresh, after=RESTART_AT * HOUR_S, clock=True)
+def _event(metric: Metric, labels: Labels) -> Line:
+    """A change near the end of the hour; the other kinds are older, and canaries of days ago raise no alert."""
+    fresh = labels.get("kind") == "change"
+    at_s = 36 * LONG_AGO_S if metric is sidecar.CANARY_TIME else LONG_AGO_S
+    return Line(metric.name, labels, at_s, restarts=fresh, after=RESTART_AT * HOUR_S, clock=True)
 
 
 def _alerts(engines: Sequence[Engine], setting: Setting) -> Iterator[Line]:
