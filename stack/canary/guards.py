@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from alerts.slo import default_objectives
+from exporters.engine.probe_endpoints import ENGINE_READY
 from exporters.net.bounded_read import read_bounded
 from exporters.net.prometheus import Address, Prometheus, PrometheusError
-from stack.gateway.metrics import ENGINE_READY
 
 TIMEOUT_S = 3.0
 BURN_EVERY_S = 15.0
