@@ -14,13 +14,14 @@ import click
 
 from stack.canary import watch
 from stack.canary.controller import CanaryController, Guard, Outside, new_state
-from stack.canary.guards import BudgetGuard, RotationGuard
+from stack.canary.guards import BudgetGuard, GoldenGuard, RotationGuard
 from stack.canary.state import CanaryState, read_state, write_state
 from stack.canary.teams_file import TeamsFile, read_teams
 from stack.cli.common import log_to_stderr, mistakes_as_errors
 from stack.cli.events import EventLogOptions, log_of
 from stack.cli.options import PROMETHEUS_URL
 from stack.cli.struct_options import options_of
+from stack.gateway.config import read_key
 from stack.option import Opt
 
 LOOK_S = 1.0
@@ -50,6 +51,14 @@ class CanaryOptions:
         str | None,
         Opt(metavar="URL", envvar=PROMETHEUS_URL, help="Prometheus whose alerts report a burning error budget."),
     ] = None
+    golden: Annotated[
+        Path | None,
+        Opt(file=True, metavar="FILE", help="Baseline of golden prompts; a canary that is wrong is rolled back."),
+    ] = None
+    probe_log: Annotated[
+        Path | None,
+        Opt(file=True, metavar="FILE", help="With --golden: append a record of each request, for the sidecar."),
+    ] = None
     watch: Annotated[bool, Opt(help="Wait for a new version or configuration of the canary, each time.")] = False
     state: Annotated[
         Path | None, Opt(file=True, help="State of the run.  [default: canary-state.json beside TEAMS]")
@@ -66,6 +75,8 @@ class CanaryOptions:
             raise ValueError(f"{missing} does not exist; --log is requests_log in gateway.yaml")
         if self.act != (self.reload is not None):
             raise ValueError("--act and --reload COMMAND go together: a share counts when the gateways have read it")
+        if self.probe_log and not self.golden:
+            raise ValueError("--probe-log goes with --golden, whose requests it records")
 
 
 @click.command("canary")
@@ -133,6 +144,17 @@ def _guards(asked: CanaryOptions, file: TeamsFile) -> Iterator[Guard]:
         from exporters.net.prometheus import address
 
         yield BudgetGuard(address(asked.prometheus), tuple(file.policy.models), time.monotonic)
+    if asked.golden:
+        from stack.golden.baseline import load
+
+        yield GoldenGuard(load(asked.golden), _access(file), asked.probe_log, time.monotonic)
+
+
+def _access(file: TeamsFile) -> dict[str, tuple[str, str | None]]:
+    """Return URL and key of the canary's engines, by name."""
+    paths = {name: file.policy.upstreams[name].key_file for name in file.engines}
+    keys = {name: read_key(Path(path), f"upstreams.{name}.key_file") for name, path in paths.items() if path}
+    return {name: (url, keys.get(name)) for name, url in file.engines.items()}
 
 
 def _until_changed(place: Path, teams: Path, state: CanaryState | None) -> CanaryState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -13,17 +14,21 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from scoring_engine import ScoringEngine
 from test_canary_controller import TEAMS
 
 from exporters.config import with_scalar
 from exporters.net.prometheus import address
+from exporters.requests.record import PROBE_TEAM
 from stack import cli
 from stack.canary import watch
 from stack.canary.controller import new_state
-from stack.canary.guards import BudgetGuard, RotationGuard
+from stack.canary.guards import BudgetGuard, GoldenGuard, RotationGuard
 from stack.canary.state import EngineVersion, write_state
 from stack.canary.teams_file import read_teams
 from stack.config import BadConfig
+from stack.golden.prompts import PromptSet, TextPrompt
+from stack.golden.record import RecordPlan, record
 
 ROOT = Path(__file__).parents[3]
 GOOD = TEAMS.format(share="0", decide_s="6000")
@@ -211,6 +216,62 @@ def test_the_guard_of_the_budget_reads_fast_burns_of_its_models():
         assert 2 == len(requests)
     now[0] = 30.0
     assert [] == guard()  # nobody answers
+
+
+@pytest.mark.parametrize(
+    ("engine", "reasons"),
+    [
+        (ScoringEngine(key="k", version="0.33.0"), []),
+        (ScoringEngine(key="k", nan="400"), ["golden prompts: new is wrong: "]),
+        (ScoringEngine(), ["down"]),
+    ],
+)
+async def test_golden_prompts_stop_a_canary_that_is_wrong(
+    tmp_path: Path, engine: ScoringEngine, reasons: list[str], caplog: pytest.LogCaptureFixture
+):
+    """Another release is none of the reasons; an engine that does not answer is left to the other guards."""
+    prompts = PromptSet(prompts=(TextPrompt("one", "the quick brown fox"), TextPrompt("two", "3.14159 and 2.7")))
+    async with ScoringEngine().running() as url:
+        baseline = await record(url, RecordPlan(prompts=prompts, runs=12))
+    now = [0.0]
+    down = reasons == ["down"]
+    async with engine.running() as url:
+        address = "http://127.0.0.1:1" if down else url
+        guard = GoldenGuard(baseline, {"new": (address, engine.key)}, tmp_path / "probes.jsonl", lambda: now[0])
+        for number in range(2):
+            found = guard()
+            assert number or [] == found  # a check takes longer than a look
+            assert guard._checks is not None
+            await asyncio.to_thread(guard._checks.join)
+            now[0] += 450.0  # the second look has nothing to do
+        asked = len(engine.bodies)
+        assert ([] if down else reasons) == [
+            sentence[: len(reason)] for sentence, reason in zip(guard(), reasons, strict=False)
+        ]
+        assert guard._checks is not None
+        await asyncio.to_thread(guard._checks.join)
+    assert down == (asked == 0) == ("golden prompts: " in caplog.text and "127.0.0.1:1" in caplog.text)
+    assert down or 2 * asked == len(engine.bodies), "again after 15 min"
+    if not down:
+        assert PROBE_TEAM in (tmp_path / "probes.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--golden", "none.json"), "none.json"),
+        (("--golden", "teams.yaml"), "teams.yaml"),
+        (("--probe-log", "p.jsonl"), "--probe-log goes with --golden"),
+    ],
+)
+def test_a_mistake_about_golden_prompts_is_one_sentence(tmp_path, monkeypatch, options, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "teams.yaml").write_text(GOOD)
+    (tmp_path / "requests.jsonl").touch()
+    result = run(tmp_path, "--log", "requests.jsonl", *options)
+    assert (2, 1) == (result.exit_code, result.stderr.count("Error: ")), result.stderr
+    assert words in result.stderr
+    assert {"teams.yaml", "requests.jsonl"} == {path.name for path in tmp_path.iterdir()}
 
 
 # ---- the watch
