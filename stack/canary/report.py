@@ -35,7 +35,7 @@ def write(path: Path, state: CanaryState) -> None:
 
 def page(state: CanaryState) -> str:
     """Return the page of a run: of one that goes on, as it stands."""
-    last = state.pending or (state.steps[-1] if state.steps else None)
+    last = state.steps[-1] if state.steps else None
     action = last.action if last else "start"
     evidence, policy = state.evidence, state.policy
     canary, others = evidence.requests
@@ -65,7 +65,6 @@ def _metrics(state: CanaryState) -> Table:
 
 
 def _steps(state: CanaryState) -> Table:
-    steps = [*state.steps, *([state.pending] if state.pending else ())]
     rows = tuple(
         (
             timestamp(step.at_s),
@@ -74,6 +73,6 @@ def _steps(state: CanaryState) -> Table:
             percent_text(step.share),
             step.why,
         )
-        for step in steps
+        for step in state.steps
     )
     return Table(("time", "act", "share before", "share after", "reason"), rows)

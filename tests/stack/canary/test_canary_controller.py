@@ -124,6 +124,7 @@ def test_an_equal_canary_is_raised_and_good(scene: Scene):
     assert 3 == scene.reloads
     assert TEAMS.format(share="0.5", decide_s="6000") == scene.teams.read_text()
     page = (scene.folder / "report.html").read_text()
+    assert 1 == page.count("<td>promote</td>"), "each step has one row"
     for text in ("The canary is better than the other engines, or equivalent", "TTFT", "equivalent", "raise"):
         assert text in page
     assert scene.controller().look()  # started once more, it is over
