@@ -96,9 +96,8 @@ def in_seconds(rule: dict[str, str], faster: int = 1) -> dict[str, str]:
         if name in rule
     }
     expr = re.sub(r"\s", "", times["expr"])
-    expr = re.sub(
-        r"(time\(\)-[^<>]*[<>]=?)(\d+)(?![\d*])", lambda found: f"{found[1]}{round(int(found[2]) / faster)}", expr
-    )
+    age = r"(time\(\)-(?:[^<>]|>0\))*[<>]=?)(\d+)(?![\d*])"
+    expr = re.sub(age, lambda found: f"{found[1]}{round(int(found[2]) / faster)}", expr)
     return {**rule, **times, "expr": expr}
 
 
