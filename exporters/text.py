@@ -62,18 +62,25 @@ def escaped_letter(letter: str) -> str:
 
 
 def write_atomically(
-    path: Path, content: str | bytes, mode: int | None = None, once: bool = False, sync: bool = False
+    path: Path,
+    content: str | bytes,
+    mode: int | None = None,
+    once: bool = False,
+    sync: bool = False,
+    owner: tuple[int, int] | None = None,
 ) -> None:
     """Replace a file as a whole, so that readers see the old content or the new and a full disk leaves nothing behind.
 
-    mode: of the file, whatever the umask; never more than 0600 before it is complete. once: the file is synced to disk
-    and never replaces another. sync: file and folder are synced to disk. Raises OSError; FileExistsError with
-    `once`."""
+    mode: of the file, whatever the umask; never more than 0600 before it is complete. owner: user and group of the
+    file. once: the file is synced to disk and never replaces another. sync: file and folder are synced to disk. Raises
+    OSError; FileExistsError with `once`."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         with os.fdopen(os.open(partial, flags, 0o666 if mode is None else 0o600), "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
+            if owner is not None and owner != (os.geteuid(), os.getegid()):
+                os.fchown(file.fileno(), *owner)
             if mode is not None:
                 os.fchmod(file.fileno(), mode)
             if once or sync:

@@ -84,8 +84,10 @@ def read_states(path: Path) -> tuple[GoldenState, ...]:
 
 
 def keep_result(path: Path, result: GoldenResult, interval_s: float | None) -> None:
-    """Put a result into the file, in place of the former one of that engine and model. One process at a time. Raises
-    OSError, and ValueError for a file that is something else."""
+    """Put a result into the file, in place of the former one of that engine and model. One process at a time.
+
+    interval_s: None for a check on demand, which leaves the interval of scheduled ones as it is. Raises OSError, and
+    ValueError for a file that is something else."""
     try:
         states = read_states(path)
     except FileNotFoundError:
@@ -94,6 +96,8 @@ def keep_result(path: Path, result: GoldenResult, interval_s: float | None) -> N
     former = next((one for one in states if (one.result.address, one.result.model) == key), None)
     others = tuple(one for one in states if one is not former)
     total = result.tokens + (former.tokens_total if former else 0)
+    if interval_s is None and former is not None:
+        interval_s = former.interval_s
     state = GoldenState(result=result, tokens_total=total, interval_s=interval_s)
     write_atomically(path, msgspec.json.encode(_StateFile((*others, state))) + b"\n")
 

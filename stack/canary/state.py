@@ -2,10 +2,14 @@
 
 Invariant: an act is written here before it is done (`pending`), and every part of it may be done again: the share is
 compared before it is written, an event has the id of its act. So a controller that was killed at any point finishes
-the act it had begun, and begins no other twice."""
+the act it had begun, and begins no other twice. One process at a time has the state, by a lock beside the file."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -19,7 +23,8 @@ from stack.gateway.policy import Canary
 
 
 class CanaryStep(msgspec.Struct, frozen=True):
-    """One act. number: in its run. action: as decided, or `interrupted`. was, share: 0 to 1, before and after it."""
+    """One act. number: in its run. action: as decided, or `interrupted`. was, share: 0 to 1, before and after it.
+    acted: the controller changes the share, and does not only advise to."""
 
     number: int
     at_s: float
@@ -27,6 +32,7 @@ class CanaryStep(msgspec.Struct, frozen=True):
     was: float
     share: float
     why: str
+    acted: bool = False
 
 
 class EngineVersion(msgspec.Struct, frozen=True):
@@ -41,7 +47,8 @@ class CanaryState(msgspec.Struct):
     changed.
 
     pending: an act that may be done in part. done: the action that ended the run. advised: the latest advice, which is
-    given once. positions: in the request logs, where evidence ends. engines: by address, of --watch."""
+    given once. positions: in the request logs, where evidence ends. recorded: number of steps whose event is recorded.
+    closed: the report of a run that is over is written. engines: by address, of --watch."""
 
     teams: str
     variant: str
@@ -55,6 +62,8 @@ class CanaryState(msgspec.Struct):
     done: str | None = None
     advised: str = ""
     steps: list[CanaryStep] = []
+    recorded: int = 0
+    closed: bool = False
     positions: dict[str, tuple[Position, ...]] = {}
     evidence: CanaryEvidence = msgspec.field(default_factory=CanaryEvidence)
     engines: dict[str, EngineVersion] = {}
@@ -75,6 +84,24 @@ def read_state(path: Path, teams: Path, variant: str) -> CanaryState | None:
             f"{path} belongs to the canary {state.variant!r} of {state.teams}; name another file with --state"
         )
     return state
+
+
+@contextlib.contextmanager
+def held_state(path: Path) -> Iterator[None]:
+    """Hold the lock of the state. Raises BadConfig if another process has it, or the folder cannot be written."""
+    try:
+        lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise BadConfig(f"{path} cannot be written: {error.strerror}; name another file with --state") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise BadConfig(
+            f"{path} is in use by another `vllm-watch canary`; stop that, or name another file with --state"
+        ) from None
+    finally:
+        os.close(lock)
 
 
 def write_state(path: Path, state: CanaryState) -> None:

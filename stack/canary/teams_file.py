@@ -40,18 +40,46 @@ class TeamsFile:
             if upstream.variant == self.canary.variant and upstream.kind == "engine"
         }
 
+    @property
+    def models(self) -> frozenset[str] | None:
+        """Return the models that both the canary and other upstreams serve, which are compared; None for all."""
+        if not self.policy.models:
+            return None
+        upstreams = self.policy.upstreams
+        engines = [name for name, upstream in upstreams.items() if upstream.kind == "engine"]
+        return frozenset(
+            name
+            for name, model in self.policy.models.items()
+            if 2 == len({upstreams[each].variant == self.canary.variant for each in model.upstreams or engines})
+        )
+
 
 def read_teams(path: Path) -> TeamsFile:
     """Read and check teams.yaml. Raises BadConfig."""
     policy = load_policy(path)
     if policy.canary is None:
         raise BadConfig(f"{path}: canary is missing; add `canary: {{variant: NAME, share: 0}}` (docs/guides/canary.md)")
-    return TeamsFile(path, policy, policy.canary)
+    file = TeamsFile(path, policy, policy.canary)
+    if file.models is not None and not file.models:
+        raise BadConfig(
+            f"{path}: no model is served by the canary {file.canary.variant!r} and by another upstream as well; add one"
+            " of each to `upstreams` of a model"
+        )
+    return file
 
 
 def write_share(file: TeamsFile, share: float) -> None:
-    """Write the file with another share, as a whole. Raises BadConfig and OSError."""
-    path = file.path
-    text = path.read_text(encoding="utf-8")
-    changed = with_scalar(text, str(path), ("canary", "share"), f"{share:g}")
-    write_atomically(path, changed, mode=path.stat().st_mode & 0o777, sync=True)
+    """Write the file with another share, as a whole, with its mode and owner. A link stays, and its target changes.
+
+    Raises BadConfig and OSError."""
+    path = file.path.resolve()
+    text, owner = path.read_text(encoding="utf-8"), path.stat()
+    changed = with_scalar(text, str(path), ("canary", "share"), share_text(share))
+    write_atomically(path, changed, owner.st_mode & 0o777, sync=True, owner=(owner.st_uid, owner.st_gid))
+
+
+def share_text(share: float) -> str:
+    """Return a share as YAML reads it back: without an exponent, and to the last bit where that has one."""
+    if share == int(share):
+        return str(int(share))
+    return repr(share) if "e" not in repr(share) else f"{share:.20f}".rstrip("0")

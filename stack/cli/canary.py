@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import time
@@ -9,15 +10,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import click
 
 from stack.canary import watch
 from stack.canary.controller import CanaryController, Guard, Outside, new_state
-from stack.canary.guards import BudgetGuard, GoldenGuard, RotationGuard
-from stack.canary.state import CanaryState, read_state, write_state
+from stack.canary.guards import BURN_EVERY_S, GOLDEN_EVERY_S, BackgroundGuard, BudgetQuery, GoldenQuery, RotationGuard
+from stack.canary.state import CanaryState, held_state, read_state, write_state
 from stack.canary.teams_file import TeamsFile, read_teams
-from stack.cli.common import log_to_stderr, mistakes_as_errors
+from stack.cli.common import UsageMistake, log_to_stderr, mistakes_as_errors
 from stack.cli.events import EventLogOptions, log_of
 from stack.cli.options import PROMETHEUS_URL
 from stack.cli.struct_options import options_of
@@ -77,6 +79,11 @@ class CanaryOptions:
             raise ValueError("--act and --reload COMMAND go together: a share counts when the gateways have read it")
         if self.probe_log and not self.golden:
             raise ValueError("--probe-log goes with --golden, whose requests it records")
+        for url in self.gateways:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+                shown = url.rpartition("@")[2]
+                raise ValueError(f"--gateway {shown!r} is no address; write it like http://127.0.0.1:8010")
 
 
 @click.command("canary")
@@ -96,31 +103,36 @@ def canary_command(teams: Path, asked: CanaryOptions) -> None:
     """
     log_to_stderr()
     with mistakes_as_errors():
-        teams = teams.resolve()
-        file = read_teams(teams)
+        teams = teams.absolute()  # not where a link leads to: a mounted secret becomes another file
         place = asked.state or teams.with_name("canary-state.json")
-        state = read_state(place, teams, file.canary.variant)
-        outside = Outside(
-            teams=teams, logs=asked.logs, state=place,
-            report=asked.report or teams.with_name("canary-report.html"),
-            events=log_of(asked.events), clock=time.time, steady=time.monotonic,
-            reload=_reloader(asked.reload), guards=tuple(_guards(asked, file)),
-        )  # fmt: skip
-        if not asked.watch and (state is None or state.done == WATCHING):
-            state = new_state(file, time.time())
-        while True:
-            if asked.watch and (state is None or state.done is not None):
-                state = _until_changed(place, teams, state)
-            if state is None:
-                continue
-            controller = CanaryController(outside, state)
-            while not controller.look():
-                time.sleep(LOOK_S)
-            if not asked.watch:
-                break
-    click.echo(f"{state.steps[-1].action.replace('_', ' ')}: {state.steps[-1].why}; see {outside.report}")
+        page = asked.report or teams.with_name("canary-report.html")
+        if not os.access(page.parent, os.W_OK):
+            raise UsageMistake(f"{page} cannot be written; name another file with --report")
+        file = read_teams(teams)
+        _outside(asked, file, place, page)  # mistakes in options, before anything is written
+        with held_state(place):
+            state = read_state(place, teams, file.canary.variant)
+            while True:
+                if asked.watch and (state is None or state.done is not None):
+                    state = _until_changed(place, teams, state)
+                elif state is None or state.done == WATCHING:
+                    state = new_state(file, time.time())
+                controller = CanaryController(_outside(asked, read_teams(teams), place, page), state)
+                while not controller.look():
+                    time.sleep(LOOK_S)
+                if not asked.watch:
+                    break
+    click.echo(f"{state.steps[-1].action.replace('_', ' ')}: {state.steps[-1].why}; see {page}")
     if state.done is not None and state.done != "promote":
         raise SystemExit(3 if state.done == "roll_back" else 4)
+
+
+def _outside(asked: CanaryOptions, file: TeamsFile, place: Path, page: Path) -> Outside:
+    return Outside(
+        teams=file.path, logs=asked.logs, state=place, report=page,
+        events=log_of(asked.events), clock=time.time, steady=time.monotonic,
+        reload=_reloader(asked.reload), guards=tuple(_guards(asked, file)),
+    )  # fmt: skip
 
 
 def _reloader(command: str | None) -> Callable[[], None] | None:
@@ -143,11 +155,12 @@ def _guards(asked: CanaryOptions, file: TeamsFile) -> Iterator[Guard]:
     if asked.prometheus:
         from exporters.net.prometheus import address
 
-        yield BudgetGuard(address(asked.prometheus), tuple(file.policy.models), time.monotonic)
+        yield BackgroundGuard(BudgetQuery(address(asked.prometheus), file.models), BURN_EVERY_S, time.monotonic)
     if asked.golden:
         from stack.golden.baseline import load
 
-        yield GoldenGuard(load(asked.golden), _access(file), asked.probe_log, time.monotonic)
+        query = GoldenQuery(load(asked.golden), _access(file), asked.probe_log)
+        yield BackgroundGuard(query, GOLDEN_EVERY_S, time.monotonic)
 
 
 def _access(file: TeamsFile) -> dict[str, tuple[str, str | None]]:
@@ -159,12 +172,11 @@ def _access(file: TeamsFile) -> dict[str, tuple[str, str | None]]:
 
 def _until_changed(place: Path, teams: Path, state: CanaryState | None) -> CanaryState:
     """Return the state of a new run, once an engine of the canary has another version or configuration."""
-    file = read_teams(teams)
     if state is None:
-        state = new_state(file, time.time())
+        state = new_state(read_teams(teams), time.time())
         state.done = WATCHING
     while True:
-        engines, changed = watch.look(state.engines, file.engines.values())
+        engines, changed = watch.look(state.engines, read_teams(teams).engines.values())
         if engines != state.engines:
             state.engines = engines
             if not changed:

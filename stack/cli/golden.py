@@ -20,7 +20,7 @@ from stack.cli.struct_options import options_of
 from stack.gateway.config import read_key
 from stack.golden import baseline as baselines
 from stack.golden import prompts, schedule
-from stack.golden.baseline import Baseline
+from stack.golden.baseline import Baseline, GoldenError
 from stack.golden.check import check_engine
 from stack.golden.client import CHAT, COMPLETIONS
 from stack.golden.record import RecordPlan, record
@@ -154,7 +154,8 @@ def golden_check(
     """Compare engines with a baseline.
 
     Names what differs: tokenizer, chat template, values that are no numbers, dtype, model, numeric damage. Give the
-    URL of each engine itself: behind a balancer one check sees one of them. Exit 1 when an engine is not the same.
+    URL of each engine itself: behind a balancer one check sees one of them. Exit 1 when an engine is not the same, 2
+    when one cannot be checked and the others are the same.
 
     \b
     Example:  vllm-watch golden check http://127.0.0.1:8000 --baseline chat.golden.json
@@ -181,7 +182,7 @@ def golden_check(
                 click.echo(msgspec.json.encode(found).decode() if as_json else as_text(found))
 
         if timing.every_s is None:
-            asyncio.run(_once(urls, check, on_result))
+            complete = asyncio.run(_once(urls, check, on_result))
         else:
             budget = schedule.budget_of(baseline, timing.tokens_per_hour)
             need = schedule.most_tokens(baseline)
@@ -189,7 +190,8 @@ def golden_check(
             return
     if as_json:
         click.echo(json_text([msgspec.to_builtins(found) for found in results]))
-    raise SystemExit(1 if any(found.verdict is not GoldenVerdict.SAME for found in results) else 0)
+    same = all(found.verdict is GoldenVerdict.SAME for found in results)
+    raise SystemExit((0 if complete else 2) if same else 1)
 
 
 def as_text(found: GoldenResult) -> str:
@@ -200,9 +202,18 @@ def as_text(found: GoldenResult) -> str:
     return printable(f"{found.address} {found.model}: {found.verdict}{cause}: {found.sentence}{first} [{cost}]")
 
 
-async def _once(urls: tuple[str, ...], check: schedule.Checker, on_result: schedule.OnResult) -> None:
+async def _once(urls: tuple[str, ...], check: schedule.Checker, on_result: schedule.OnResult) -> bool:
+    """Check each engine; return whether all could be checked."""
+    complete = True
     for url in urls:
-        on_result(await check(url))
+        try:
+            found = await check(url)
+        except GoldenError as error:
+            complete = False
+            click.echo(f"Error: {error}", err=True)
+        else:
+            on_result(found)
+    return complete
 
 
 async def _repeated(

@@ -23,7 +23,7 @@ from exporters.requests.record import PROBE_TEAM
 from stack import cli
 from stack.canary import watch
 from stack.canary.controller import new_state
-from stack.canary.guards import BudgetGuard, GoldenGuard, RotationGuard
+from stack.canary.guards import BackgroundGuard, BudgetQuery, GoldenQuery, RotationGuard
 from stack.canary.state import EngineVersion, write_state
 from stack.canary.teams_file import read_teams
 from stack.config import BadConfig
@@ -97,6 +97,9 @@ def test_a_mistake_in_teams_is_one_sentence(tmp_path: Path, text: str | None, wo
         ((), "name the request log with --log; it is requests_log in gateway.yaml"),
         (("--log", "no.jsonl"), "no.jsonl does not exist; --log is requests_log in gateway.yaml"),
         (("--log", "teams.yaml", "--act"), "--act and --reload COMMAND go together"),
+        (("--log", "teams.yaml", "--gateway", "http://u:secret@h:1"), "--gateway 'h:1' is no address; write it like"),
+        (("--log", "teams.yaml", "--report", "no/page.html"), "page.html cannot be written; name another file"),
+        (("--log", "teams.yaml", "--state", "no/state.json"), "state.json cannot be written: No such file"),
     ],
 )
 def test_a_mistake_in_options_is_one_sentence(tmp_path: Path, monkeypatch, options: tuple[str, ...], words: str):
@@ -185,7 +188,7 @@ def test_a_value_that_is_not_there_is_a_mistake(text: str):
 # ---- guards
 
 
-def test_the_guard_of_the_rotation_asks_each_gateway():
+def test_the_guard_of_the_rotation_asks_each_gateway(caplog: pytest.LogCaptureFixture):
     answers = {"new": (503, b"new: suspect (steps_stopped)\n"), "soon": (503, b"soon: loading (starting)\n")}
 
     def answer(path: str) -> tuple[int, bytes]:
@@ -193,8 +196,15 @@ def test_the_guard_of_the_rotation_asks_each_gateway():
 
     with answering(answer) as (url, requests):
         guard = RotationGuard([url, "http://127.0.0.1:1"], ["new", "soon", "other"])
-        assert ["the gateway takes it out of rotation: new: suspect (steps_stopped)"] == guard()
-        assert 3 == len(requests)
+        for _ in range(2):
+            assert ["the gateway takes it out of rotation: new: suspect (steps_stopped)"] == guard()
+        assert 6 == len(requests)
+        assert 3 == caplog.text.count("http://127.0.0.1:1 cannot be asked about"), "once for each engine"
+        answers["new"], answers["other"] = (200, b"ok"), (503, b"other: loading (refused)\n")
+        assert ["the gateway takes it out of rotation: other: loading (refused)"] == guard(), "it was ready before"
+        answers["other"] = (404, b"name one engine")
+        assert [] == guard()
+    assert f"{url} answers 404 about other, so a hang is not noticed" in caplog.text
 
 
 def test_the_guard_of_the_budget_reads_fast_burns_of_its_models():
@@ -206,23 +216,39 @@ def test_the_guard_of_the_budget_reads_fast_burns_of_its_models():
         alert("VLLMTTFTBudgetBurn", "other"), alert("VLLMSuccessBudgetBurn", "chat", "pending"),
     ]  # fmt: skip
     body = json.dumps({"status": "success", "data": {"alerts": alerts}}).encode()
-    now = [0.0]
-    with answering(lambda _: (200, body)) as (url, requests):
-        guard = BudgetGuard(address(url), ["chat"], lambda: now[0])
-        assert ["VLLMTTFTBudgetBurn fires for chat"] == guard()
-        assert [] == guard()  # asked again after 15 s
-        now[0] = 15.0
-        assert 1 == len(guard())
-        assert 2 == len(requests)
-    now[0] = 30.0
-    assert [] == guard()  # nobody answers
+    with answering(lambda _: (200, body)) as (url, _):
+        assert ["VLLMTTFTBudgetBurn fires for chat"] == asyncio.run(BudgetQuery(address(url), {"chat"})())
+        assert 2 == len(asyncio.run(BudgetQuery(address(url), None)()))
+    assert [] == asyncio.run(BudgetQuery(address(url), None)()), "nobody answers"
+
+
+def test_a_guard_in_the_background_delays_nothing():
+    now, answers, asked, go = [0.0], [["worse"], []], threading.Event(), threading.Event()
+
+    async def ask() -> list[str]:
+        asked.set()
+        await asyncio.to_thread(go.wait)
+        return answers.pop(0)
+
+    guard = BackgroundGuard(ask, 15.0, lambda: now[0])
+    assert [] == guard()
+    assert asked.wait(5)
+    assert [] == guard(), "no answer yet, and no second question"
+    go.set()
+    guard.wait()
+    assert ["worse"] == guard()
+    assert 1 == len(answers)
+    now[0] = 15.0
+    guard()
+    guard.wait()
+    assert [] == guard(), "a reason that is over stops no later run"
 
 
 @pytest.mark.parametrize(
     ("engine", "reasons"),
     [
         (ScoringEngine(key="k", version="0.33.0"), []),
-        (ScoringEngine(key="k", nan="400"), ["golden prompts: new is wrong: "]),
+        (ScoringEngine(key="k", nan="400"), ["golden prompts: new is wrong (not_finite): "]),
         (ScoringEngine(), ["down"]),
     ],
 )
@@ -233,25 +259,12 @@ async def test_golden_prompts_stop_a_canary_that_is_wrong(
     prompts = PromptSet(prompts=(TextPrompt("one", "the quick brown fox"), TextPrompt("two", "3.14159 and 2.7")))
     async with ScoringEngine().running() as url:
         baseline = await record(url, RecordPlan(prompts=prompts, runs=12))
-    now = [0.0]
     down = reasons == ["down"]
     async with engine.running() as url:
         address = "http://127.0.0.1:1" if down else url
-        guard = GoldenGuard(baseline, {"new": (address, engine.key)}, tmp_path / "probes.jsonl", lambda: now[0])
-        for number in range(2):
-            found = guard()
-            assert number or [] == found  # a check takes longer than a look
-            assert guard._checks is not None
-            await asyncio.to_thread(guard._checks.join)
-            now[0] += 450.0  # the second look has nothing to do
-        asked = len(engine.bodies)
-        assert ([] if down else reasons) == [
-            sentence[: len(reason)] for sentence, reason in zip(guard(), reasons, strict=False)
-        ]
-        assert guard._checks is not None
-        await asyncio.to_thread(guard._checks.join)
-    assert down == (asked == 0) == ("golden prompts: " in caplog.text and "127.0.0.1:1" in caplog.text)
-    assert down or 2 * asked == len(engine.bodies), "again after 15 min"
+        found = await GoldenQuery(baseline, {"new": (address, engine.key)}, tmp_path / "probes.jsonl")()
+    assert ([] if down else reasons) == [sentence[: len(reasons[0])] for sentence in found], found
+    assert down == ("golden prompts: " in caplog.text and "127.0.0.1:1" in caplog.text)
     if not down:
         assert PROBE_TEAM in (tmp_path / "probes.jsonl").read_text()
 

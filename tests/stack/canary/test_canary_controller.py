@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
+import os
 import random
 import signal
 import subprocess
@@ -17,11 +19,12 @@ from pathlib import Path
 import pytest
 
 from exporters.events import log as events
-from stack.canary.controller import CanaryController, Guard, Outside, new_state
-from stack.canary.state import read_state
-from stack.canary.teams_file import read_teams
+from exporters.requests.record import RequestRecord, parse_line
+from stack.canary.controller import CanaryController, Guard, Outside, new_state, samples_of
+from stack.canary.state import held_state, read_state
+from stack.canary.teams_file import read_teams, write_share
 from stack.config import BadConfig
-from stack.tuning.annotate import FileLog
+from stack.tuning.annotate import FileLog, Unwritten
 
 ROOT = Path(__file__).parents[3]
 START_S = 1_700_000_040.0  # the beginning of a minute
@@ -232,6 +235,159 @@ def test_a_state_of_another_canary_is_refused(scene: Scene):
         read_state(scene.folder / "state.json", scene.teams, "canary")
 
 
+def test_a_failed_event_or_report_stops_no_guard(scene: Scene, monkeypatch: pytest.MonkeyPatch):
+    """The share counts, so the canary is watched; what failed is tried again, and the run ends in a minute without."""
+    reasons: list[str] = []
+    scene.guards = (lambda: reasons,)
+    record = FileLog.record
+
+    def fail(*_: object) -> None:
+        raise Unwritten("http://127.0.0.1:1 cannot be reached")
+
+    monkeypatch.setattr(FileLog, "record", fail)
+    controller = scene.controller()
+    for _ in range(3):
+        assert not controller.look()
+    assert (1, 0.05) == (scene.reloads, read_teams(scene.teams).canary.share)
+    reasons.append("new: hung (steps_stopped)")
+    assert not controller.look(), "its events are not recorded yet"
+    assert (2, 0.0, "roll_back") == (scene.reloads, read_teams(scene.teams).canary.share, controller.state.done)
+    monkeypatch.setattr(FileLog, "record", record)
+    assert scene.controller().look()
+    assert [("start", "0->0.05"), ("roll_back", "0.05->0")] == scene.happened()
+
+
+def test_a_run_ends_without_a_report(scene: Scene):
+    scene.guards = (lambda: ["new: hung"],)
+    (scene.folder / "report.html").mkdir()
+    controller = scene.controller()
+    assert not controller.look()
+    assert not controller.look()
+    assert "roll_back" == controller.state.done
+    scene.now_s += 61
+    assert controller.look()
+    assert 2 == len(scene.happened()) == len(controller.state.steps)
+
+
+def test_a_guard_stops_a_step_whose_reload_fails(scene: Scene):
+    """One gateway has read the share, and the other does not answer."""
+    reasons: list[str] = []
+    scene.guards = (lambda: reasons,)
+
+    def fail() -> None:
+        if read_teams(scene.teams).canary.share:
+            raise OSError("--reload failed")
+
+    scene.on_reload = fail
+    controller = scene.controller()
+    for _ in range(2):
+        assert not controller.look()
+    assert 0.05 == read_teams(scene.teams).canary.share
+    reasons.append("new: hung (steps_stopped)")
+    assert controller.look()
+    assert 0.0 == read_teams(scene.teams).canary.share
+    assert [("roll_back", "0.05->0")] == scene.happened()
+
+
+def test_the_first_share_is_advised(scene: Scene):
+    scene.acts = False
+    controller = scene.run(3)
+    assert [("start", "")] == scene.happened()
+    assert (
+        "canary advice: set the share (0 % to 5 %): compared" in events.read(scene.folder / "events.jsonl")[0][0].what
+    )
+    assert 0.0 == controller.state.share == read_teams(scene.teams).canary.share
+
+
+def test_the_owner_of_the_file_and_a_link_stay(scene: Scene, monkeypatch: pytest.MonkeyPatch):
+    """A mounted secret is a link, and becomes another file at each change."""
+    real = scene.folder / "data" / "teams.yaml"
+    real.parent.mkdir()
+    scene.teams.rename(real)
+    real.chmod(0o640)
+    if os.geteuid() == 0:
+        os.chown(real, 65534, 65533)
+    owner = real.stat()
+    scene.teams.symlink_to(real)
+    scene.run(2)
+    assert scene.teams.is_symlink()
+    assert "share: 0.05 " in real.read_text()
+    now = real.stat()
+    assert (owner.st_uid, owner.st_gid, owner.st_mode) == (now.st_uid, now.st_gid, now.st_mode)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, 0.05, 1 / 3, 0.3333333, 0.00005, 1e-9])
+def test_a_share_is_read_back_as_it_was_written(scene: Scene, share: float):
+    write_share(read_teams(scene.teams), share)
+    assert share == read_teams(scene.teams).canary.share
+
+
+MODELS = """models:
+  large: {upstreams: [old, new]}
+  small: {upstreams: [old]}
+"""
+
+
+def record(**values: object) -> RequestRecord:
+    return parse_line(
+        json.dumps({"request_id": "r", "model": "large", "ts": "2023-11-14T22:14:10Z", **values}).encode()
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ({"variant": "canary", "outcome": "ok", "ttft_ms": 5.0}, [("canary", "ok", 5.0)]),
+        ({"variant": "stable", "outcome": "ok", "ttft_ms": 5.0, "model": "small"}, []),
+        ({"outcome": "rejected", "reason": "body_timeout"}, []),
+        (
+            {"variant": "stable", "outcome": "ok", "ttft_ms": 900.0, "tried": "new:engine_error"},
+            [("canary", "upstream_error", None), ("stable", "ok", None)],
+        ),
+        ({"variant": "canary", "outcome": "rejected", "reason": "bad_request"}, [("canary", "upstream_error", None)]),
+        ({"variant": "canary", "outcome": "rejected", "reason": "queue_full"}, [("canary", "rejected", None)]),
+    ],
+)
+def test_what_a_record_says_of_the_canary(scene: Scene, line: dict[str, object], expected: list[object]):
+    """A model that the canary does not serve says nothing; the failure before a fallback is the canary's."""
+    scene.teams.write_text(MODELS + scene.teams.read_text())
+    found = samples_of(record(**line), 1.0, read_teams(scene.teams), {})
+    assert expected == [(each.variant, each.outcome, each.ttft_ms) for each in found]
+
+
+def test_a_canary_without_a_shared_model_is_a_mistake(scene: Scene):
+    scene.teams.write_text(MODELS.replace("[old, new]", "[new]") + scene.teams.read_text())
+    with pytest.raises(BadConfig, match="no model is served by the canary 'canary' and by another upstream as well"):
+        read_teams(scene.teams)
+
+
+def test_a_state_has_one_process(scene: Scene):
+    state = scene.folder / "state.json"
+    with held_state(state), pytest.raises(BadConfig, match="is in use by another"), held_state(state):
+        pass
+    with held_state(state):
+        pass
+
+
+def test_guards_are_asked_while_a_long_log_is_read(scene: Scene, monkeypatch: pytest.MonkeyPatch):
+    """The clock moves at each question, so one look reads a part; nothing is decided on that, but a guard acts."""
+    scene.run(2)
+    for _ in range(3):
+        scene.minute()
+    controller = scene.controller()
+    ticks = itertools.count(0.0, 1.5)
+    controller.outside = dataclasses.replace(controller.outside, steady=lambda: next(ticks))
+    monkeypatch.setattr("stack.canary.controller.LINES_BYTES", 2000)
+    before = controller.state.evidence.minutes
+    assert not controller.look()
+    assert before == controller.state.evidence.minutes
+    assert controller._read
+    reasons = ["new: hung"]
+    controller.outside = dataclasses.replace(controller.outside, guards=(lambda: reasons,))
+    assert controller.look()
+    assert "new: hung" == controller.state.steps[-1].why
+
+
 # ---- kill -9
 
 # Runs a scene in a process that kills itself in the middle: at the Nth of what it does to the world.
@@ -273,25 +429,36 @@ def killed(folder: Path, at: int, slower: float, now_s: float) -> int:
     return subprocess.run(command, check=False, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}).returncode
 
 
-def kills(folder: Path, slower: float, now_s: float) -> Iterator[int]:
-    """Kill the controller at each point of one act in turn, each time from where the last one left it."""
+def kills(folder: Path, slower: float, now_s: float) -> Iterator[None]:
+    """Kill the controller at each point of one act in turn, each time from the same files, and then let it finish."""
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
     for at in itertools.count(1):
-        code = killed(folder, at, slower, now_s)
-        yield code
-        if code != -signal.SIGKILL:
+        for path in folder.iterdir():
+            path.unlink()
+        for name, content in before.items():
+            (folder / name).write_bytes(content)
+        if killed(folder, at, slower, now_s) != -signal.SIGKILL:
+            assert at > 10, "as many points at least"
             return
+        killed(folder, at + 1, slower, now_s)  # once more, from what that left
+        assert 0 == killed(folder, 1000, slower, now_s)
+        yield
+
+
+def once(folder: Path) -> None:
+    """Each event has one line."""
+    lines = (folder / "events.jsonl").read_text().splitlines()
+    assert len(lines) == len({json.loads(line)["id"] for line in lines})
 
 
 def test_kill_at_any_point_of_the_start_does_nothing_twice(tmp_path: Path):
     (tmp_path / "teams.yaml").write_text(TEAMS.format(share="0", decide_s="6000"))
     (tmp_path / "requests.jsonl").touch()
-    codes = list(kills(tmp_path, 1.0, START_S))
-    assert len(codes) > 5
-    assert {-signal.SIGKILL} == set(codes[:-1])
-    found = events.read(tmp_path / "events.jsonl")[0]
-    assert [("start", "0->0.05")] == Scene(tmp_path).happened()
-    assert 1 == (tmp_path / "events.jsonl").read_bytes().count(found[0].id.encode())
-    assert "share: 0.05 " in (tmp_path / "teams.yaml").read_text()
+    for _ in kills(tmp_path, 1.0, START_S):
+        assert [("start", "0->0.05")] == Scene(tmp_path).happened()
+        once(tmp_path)
+        assert "share: 0.05 " in (tmp_path / "teams.yaml").read_text()
+        assert {"0.05 "} == set((tmp_path / "reloads").read_text().splitlines())
 
 
 def test_kill_at_any_point_of_a_rollback_does_nothing_twice(tmp_path: Path):
@@ -307,13 +474,13 @@ def test_kill_at_any_point_of_a_rollback_does_nothing_twice(tmp_path: Path):
         written = (tmp_path / "requests.jsonl").read_bytes()
         controller.look()
         scene.now_s -= 3
-    for name, content in {**before, "requests.jsonl": written}.items():  # as it was before the roll-back
+    for path in tmp_path.iterdir():  # as it was before the roll-back
+        path.unlink()
+    for name, content in {**before, "requests.jsonl": written}.items():
         (tmp_path / name).write_bytes(content)
-    codes = list(kills(tmp_path, 2.0, scene.now_s + 3))
-    assert len(codes) > 6
-    assert [("start", "0->0.05"), ("roll_back", "0.05->0")] == scene.happened()
-    lines = (tmp_path / "events.jsonl").read_text().splitlines()
-    assert len(lines) == len({json.loads(line)["id"] for line in lines})
-    assert TEAMS.format(share="0", decide_s="6000") == scene.teams.read_text()
-    assert {"0    "} == {line for line in (tmp_path / "reloads").read_text().splitlines() if line}
-    assert (tmp_path / "report.html").exists()
+    for _ in kills(tmp_path, 2.0, scene.now_s + 3):
+        assert [("start", "0->0.05"), ("roll_back", "0.05->0")] == scene.happened()
+        once(tmp_path)
+        assert TEAMS.format(share="0", decide_s="6000") == scene.teams.read_text()
+        assert {"0    "} == {line for line in (tmp_path / "reloads").read_text().splitlines() if line}
+        assert (tmp_path / "report.html").exists()

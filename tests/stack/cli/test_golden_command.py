@@ -57,6 +57,11 @@ def test_exit_status_is_the_verdict(baseline):
     assert (0, True) == (same.exit_code, "tiny: same: all" in same.output), same.output
     wrong = invoked(ScoringEngine(template="[{}]"), "check", "{url}", "--baseline", str(baseline))
     assert (1, True) == (wrong.exit_code, "wrong (template)" in wrong.output), wrong.output
+    down = ("check", "http://127.0.0.1:9", "{url}", "--baseline", str(baseline))
+    for engine, status in ((ScoringEngine(), 2), (ScoringEngine(template="[{}]"), 1)):
+        done = invoked(engine, *down)
+        assert (status, 1) == (done.exit_code, done.stderr.count("Error: http://127.0.0.1:9/")), done.output
+        assert "tiny: " in done.stdout, "the other engines are checked"
     told = invoked(ScoringEngine(), "check", "{url}", "--baseline", str(baseline), "--json")
     (row,) = json.loads(told.stdout)
     assert ("same", "none", 0.0, True) == (row["verdict"], row["cause"], row["max_abs"], row["tokens"] > 0)
@@ -102,6 +107,9 @@ def test_result_file_continues_over_checks(baseline, tmp_path):
     keep_result(kept, first.result, 3600.0)
     again = next(state for state in read_states(kept) if state.result.address == first.result.address)
     assert (2 * first.tokens_total, 3600.0) == (again.tokens_total, again.interval_s)
+    keep_result(kept, first.result, None)
+    again = next(state for state in read_states(kept) if state.result.address == first.result.address)
+    assert 3600.0 == again.interval_s, "a check on demand leaves the schedule as it is"
     page = exposition_parser.parse(render(golden_state.samples(read_states(kept))))
     name = {"model_name": "tiny", "address": first.result.address}
     assert 1 == page.total(golden.GOLDEN_VERDICT.name, **name, verdict="same", cause="none")
