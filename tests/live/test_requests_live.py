@@ -34,7 +34,7 @@ from stack.lab import plan
 pytestmark = pytest.mark.engine
 
 SMALL = ("--max-model-len", "3000", "--num-gpu-blocks-override", "96", "--max-num-seqs", "4", "--max-logprobs", "1000")
-TOLERANCE, TOLERANCE_MS = 0.02, 2.0  # of the client's time; the larger one counts
+TOLERANCE, TOLERANCE_MS = 0.02, 5.0  # of the client; 2 ms where the machine is idle; 3.5 ms were seen where it is not
 FAILS_AFTER_S = 1.5
 POLICY = {
     "teams": {
@@ -190,7 +190,7 @@ def longest(found: dict[str, Any]) -> tuple[str, str]:
 
 
 def measured(attempt: Callable[[], Sent], gate: Gate) -> dict[str, Any]:
-    """Return what is shown of a short request. A busy machine may add more to the client's time than 2 ms, so the
+    """Return what is shown of a short request. A busy machine may add more to the client's time than 5 ms, so the
     nearest of some attempts counts."""
     for left in range(9, -1, -1):
         sent = attempt()
