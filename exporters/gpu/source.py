@@ -1,8 +1,8 @@
 """GPU readings by NVML in a child process that can be killed, or by nvidia-smi where NVML is missing.
 
-Invariant: missing values are omitted, never reported as 0. A driver that hangs costs one deadline: the child is killed
-and the loop goes on, even when the kernel does not let the child die (state D); as long as such a child is left, no
-second one is started."""
+Invariant: missing values are omitted, never reported as 0. A driver that hangs costs one deadline and the loop goes on.
+The child is killed only when a question gets old, because a driver that handles a fault stalls for seconds and a killed
+child takes its XID with it. Where the kernel does not let a child die (state D), no second one is started."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 NVML_COMMAND = module_command("exporters.gpu.nvml_child")
 SMI_COMMAND = ("nvidia-smi",)
 
+# An H100 (driver 580) answered nothing for more than 2 s while it handled an XID 31.
+KILL_AFTER_S = 8.0
 _MOST_BACKOFF_S = 30.0
 _LETTING_GO_S = 0.2  # how long a killed child is waited for; one in state D stays longer
 
@@ -50,6 +52,7 @@ class GpuSource:
     backoff_s: pause after a first failure, doubled each time up to 30 s; reads in between fail at once, with the same
     reason.
     reprobe_s: how often a missing driver, or NVML behind a working nvidia-smi, is looked for again.
+    kill_after_s: age of an unanswered question from which its child is killed at a deadline.
     energy_gap_s: see Integral; keep it above the time between two reads."""
 
     def __init__(
@@ -61,12 +64,16 @@ class GpuSource:
         backoff_s: float = 1.0,
         reprobe_s: float = 30.0,
         energy_gap_s: float = 30.0,
+        kill_after_s: float = KILL_AFTER_S,
     ) -> None:
         self.method: Literal["nvml", "nvidia-smi"] | None = None
         self._nvml, self._smi, self._env, self._clock = nvml, smi, env, clock
         self._backoff_s, self._reprobe_s, self._energy_gap_s = backoff_s, reprobe_s, energy_gap_s
+        self._kill_after_s = kill_after_s
         self._busy = asyncio.Lock()
         self._child: ChildProcess | None = None
+        self._question: asyncio.Future[bytes] | None = None  # not answered yet; its read may have given up
+        self._asked_at = 0.0
         self._dying: list[ChildProcess] = []
         self._no_nvml_before = self._nothing_before = 0.0
         self._failures = 0
@@ -210,7 +217,11 @@ class GpuSource:
         except msgspec.DecodeError as error:
             self._drop_child()
             raise GpuUnavailable("parse", f"the NVML process answered what is no reading: {error}") from error
-        except BaseException:  # a deadline or a cancellation above all: half an answer must not meet the next question
+        except asyncio.CancelledError:  # a deadline, above all
+            if self._question is None or self._clock() - self._asked_at >= self._kill_after_s:
+                self._drop_child()
+            raise
+        except BaseException:  # half an answer must not meet the next question
             self._drop_child()
             raise
         if answer.error:
@@ -235,17 +246,30 @@ class GpuSource:
         try:
             if self._child is None:
                 self._child = await ChildProcess.start(self._nvml, self._env, asyncio.subprocess.PIPE)
-            stdin = self._child.process.stdin
-            assert stdin is not None  # noqa: S101  # it was started with a pipe
-            stdin.write(b"read\n")
-            await stdin.drain()
-            return await self._child.out.readline()
+            late = self._question is not None
+            line = await self._answered(self._child)
+            if late and line and not (answer := _answers.decode(line)).error:
+                self._hear(answer.xids)  # its values are those of an earlier read, so ask again
+                line = await self._answered(self._child)
+            return line
         except ConnectionError:
             return b""
         except OSError as error:
             raise GpuUnavailable("exit", f"the NVML process cannot be started: {error}") from error
         except ValueError as error:
             raise GpuUnavailable("parse", f"the NVML process answered without an end: {error}") from error
+
+    async def _answered(self, child: ChildProcess) -> bytes:
+        """The answer to the open question, or to a new one. A cancelled wait leaves the question open."""
+        if self._question is None:
+            stdin = child.process.stdin
+            assert stdin is not None  # noqa: S101  # it was started with a pipe
+            stdin.write(b"read\n")
+            await stdin.drain()
+            self._question, self._asked_at = asyncio.ensure_future(child.out.readline()), self._clock()
+        line = await asyncio.shield(self._question)
+        self._question = None
+        return line
 
     async def _obituary(self) -> str:
         if self._child is None:
@@ -289,6 +313,9 @@ class GpuSource:
     # ends
 
     def _drop_child(self) -> None:
+        if self._question:
+            self._question.cancel()
+            self._question = None
         if self._child:
             self._end(self._child)
             self._child = None

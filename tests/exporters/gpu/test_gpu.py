@@ -27,7 +27,7 @@ from mig_instances import H200 as H200_INSTANCES
 from exporters import sidecar
 from exporters.catalogue import gpu as catalogue
 from exporters.gpu import series
-from exporters.gpu.nvidia_smi import FIELDS, BadReport, parse_csv
+from exporters.gpu.nvidia_smi import FIELDS, BadReport, parse_csv, refused_fields
 from exporters.gpu.readings import _NUMBERS, REASONS, GpuReading, GpuUnavailable, Integral, MigReading
 from exporters.gpu.series import families
 from exporters.gpu.source import GpuSource
@@ -116,6 +116,30 @@ def test_cards_of_other_makes_are_read_as_well():
         idle.absent,
     )
     assert (None, 0x24, {"memory_temperature_celsius": "not_available"}) == (busy.mig, busy.event_reasons, busy.absent)
+
+
+def test_a_captured_h100_has_every_field():
+    [idle] = parse_csv((GOLDEN / "h100-80gb-idle.csv").read_text())
+    [busy] = parse_csv((GOLDEN / "h100-80gb-busy.csv").read_text())
+    assert ({}, {}, "NVIDIA H100 80GB HBM3", "580.159.04") == (idle.absent, busy.absent, busy.name, busy.driver_version)
+    assert (0.0, 71.84, 345e6, 1) == (idle.utilization_ratio, idle.power_watts, idle.sm_clock_hertz, idle.event_reasons)
+    assert (1.0, 0.31, 697.0, 700.0, pytest.approx(13.779634), series.THROTTLES["sw_power_cap"]) == (
+        busy.utilization_ratio,
+        busy.memory_busy_ratio,
+        busy.power_watts,
+        busy.power_limit_watts,
+        busy.throttle_sw_power_cap_seconds,
+        busy.event_reasons,
+    )
+    for card in (idle, busy):
+        parts = (card.memory_used_bytes, card.memory_free_bytes, card.memory_reserved_bytes)
+        assert abs(sum(parts) - card.memory_total_bytes) <= 2 * 2**20  # each is rounded to MiB
+
+
+def test_a_captured_refusal_names_the_field():
+    said = (GOLDEN / "unknown-field.txt").read_text()
+    unknown = "clocks_event_reasons_counters.nonsense"
+    assert {unknown} == refused_fields(said, ("uuid", unknown, "name"))
 
 
 @pytest.mark.parametrize(
@@ -336,11 +360,15 @@ def fake_nvml(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[st
 
 @pytest.fixture
 async def source() -> AsyncIterator[Callable[..., GpuSource]]:
-    """GpuSources without pauses, closed at the end."""
+    """GpuSources without pauses and without patience, closed at the end."""
     made: list[GpuSource] = []
 
     def make(**options: object) -> GpuSource:
-        made.append(GpuSource(**{"smi": ("/nonexistent/smi",), "backoff_s": 0.0, "reprobe_s": 0.0, **options}))  # type: ignore[arg-type]
+        made.append(
+            GpuSource(
+                **{"smi": ("/nonexistent/smi",), "backoff_s": 0.0, "reprobe_s": 0.0, "kill_after_s": 0.0, **options}
+            )
+        )  # type: ignore[arg-type]
         return made[-1]
 
     yield make
@@ -532,6 +560,30 @@ async def test_a_hung_driver_costs_one_deadline(fake_nvml, source):
         assert 2.0 > time.monotonic() - start
         assert ("hang", "the GPU driver did not answer within 0.3 s") == (error.reason, str(error))
         assert (None, [], before) == (gpus._child, gpus._dying, children())
+
+
+async def test_a_driver_that_stalls_keeps_its_child_and_its_xid(fake_nvml, source):
+    """An H100 answered nothing for seconds while it handled a page fault; a killed child would lose the XID."""
+    gpus = source(env=fake_nvml("stall"), kill_after_s=8.0)
+    assert "hang" == (await failure(gpus, 0.3)).reason
+    child = gpus._child
+    assert {31: 1} == (await gpus.read(10))[0].xids
+    assert {31: 1} == (await gpus.read(10))[0].xids
+    assert child is gpus._child is not None
+
+
+async def test_an_old_question_ends_its_child(fake_nvml, source):
+    now = [0.0]
+    gpus = source(env=fake_nvml("hang"), clock=lambda: now[0], kill_after_s=8.0)
+    before = children()
+    await failure(gpus, 0.3)
+    child = gpus._child
+    now[0] = 7.9
+    assert "hang" == (await failure(gpus, 0.3)).reason
+    assert child is gpus._child is not None
+    now[0] = 8.1
+    assert "hang" == (await failure(gpus, 0.3)).reason
+    assert (None, before) == (gpus._child, children())
 
 
 async def test_twenty_hangs_leave_no_process_and_no_pipe(fake_nvml, source):
