@@ -46,7 +46,7 @@ NATIVE, CLASSIC = 0.02, 0.10  # how far a quantile may be from that of the reque
 NEAR_MS = 1.0  # or so far
 REQUESTS = 511  # of each client and shape; no quantile's rank is a whole number, so none lies between two requests
 LADDERS = {"sidecar": "coarse", "fine": "fine"}  # a sidecar with each, by scrape job, on the same log
-FIRST = 40  # requests of each team that are not compared
+FIRST = 80  # requests of each team that are not compared
 KNOWN = 0.8  # of the records have a time and are known by id; on a busy machine more replies come in one piece
 SLOTS = 24  # of the gateway; the engine runs 16 at once, so a burst of 40 waits in both
 GUIDELLM = ("torch==2.13.0+cpu", "guidellm==0.8.1")  # the engine's torch: any other build brings CUDA libraries along
@@ -245,7 +245,7 @@ class Scene:
 
         rate() extrapolates a counter to before its first sample, but not below 0: of classic buckets that are near 0
         some grow more than others, so that requests appear between them. These requests are therefore like those that
-        follow."""
+        follow, and so many that those of an engine which is still warming up are the smaller part."""
         for team, shape in shapes.items():
             await OpenAI().run(self, team, replace(shape, every_s=None), FIRST)
         self._until(lambda: all(FIRST == self._counted(team) for team in self.keys), "the first requests of each team")
