@@ -10,6 +10,7 @@ then a clock that runs 1/n as fast while n requests of a model run is read at ea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -37,7 +38,7 @@ _TOKENS = {
     "est_completion_tokens": f"CASE WHEN {_GUESSED} THEN est_completion_tokens END",
 }
 _SUMS = ", ".join(f"coalesce(sum({sql}), 0)" for sql in _TOKENS.values())
-_LARGEST = 2**63  # beyond it sorted numbers need 128 bits
+_BIGINT_BITS = 63
 
 Name = str | None
 Busy = dict[tuple[str, str, bool], float]  # seconds by model, team and aborted flag
@@ -75,6 +76,20 @@ class _Window:
         return f"ts > make_timestamptz({self.from_us}) AND ts <= make_timestamptz({self.to_us}) AND {_RAN}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Bits:
+    """A start or end as one number, from its lowest bit on: team in `who` bits, a bit that is set for starts,
+    microsecond, and from bit `model` on the model."""
+
+    who: int
+    model: int
+    of_model: int
+
+    @property
+    def kind(self) -> str:
+        return "HUGEINT" if self.model + self.of_model > _BIGINT_BITS else "BIGINT"
+
+
 @dataclass(slots=True)
 class _Names:
     """Numbers of teams and models for sorting; 0 is for rows without a name."""
@@ -91,10 +106,11 @@ class _Names:
             rows = data.select(f"SELECT name FROM {kind}_names ORDER BY enum_code(CAST(name AS {kind}_name))")[1]
             known += [name for (name,) in rows]
 
-    @property
-    def who(self) -> int:
-        """Return the number of teams, each with and without the aborted flag."""
-        return 2 * len(self.teams)
+    def bits(self, window: _Window) -> _Bits:
+        """Return how the starts and ends in a window are packed."""
+        who = (2 * len(self.teams) - 1).bit_length()  # a team, with or without the aborted flag
+        moment = (window.to_us - window.from_us).bit_length()
+        return _Bits(who, who + 1 + moment, (len(self.models) - 1).bit_length())
 
 
 _MODEL = "coalesce(CAST(enum_code(CAST(model AS model_name)) AS BIGINT) + 1, 0)"
@@ -118,6 +134,7 @@ class _Reading:
             for start, end in edges
         ]
         self._from_us, self._to_us = edges[0][0], edges[-1][1]
+        self._longest_us = _longest_us(data)
         self._outside = data.relation(
             [path for path, first, last in files if first <= self._from_us or last > self._to_us]
         )
@@ -179,6 +196,8 @@ class _Reading:
             for number, window in reversed([*enumerate(self._windows)]):
                 self._sort(f"moments_{number}", window)
                 early = f"{window.where} AND e2e_ms IS NOT NULL AND {_START_US} < {window.from_us}"
+                if self._longest_us is not None:  # so that most rows are left out by their first column
+                    early += f" AND ts <= make_timestamptz({window.from_us + self._longest_us})"
                 self._data.select(f"INSERT INTO carried {start} FROM ({window.rows}) WHERE {early}")
                 if found:
                     found[-1].result()
@@ -188,19 +207,20 @@ class _Reading:
 
     def _sort(self, table: str, window: _Window) -> None:
         """Create a table of the starts and ends in a segment, in order; of two at once the end is first."""
-        scale, teams = window.to_us - window.from_us + 1, self._names.who
-        wide = "HUGEINT" if len(self._names.models) * scale * 2 * teams >= _LARGEST else "BIGINT"
-        start, end = (
-            f"((CAST(model AS {wide}) * {scale} + {moment} - {window.from_us}) * 2 + {begins}) * {teams} + who"
-            for moment, begins in ((f"greatest(start_us, {window.from_us})", 1), ("end_us", 0))
-        )
+        bits = self._names.bits(window)
+        scale = 2 ** (bits.who + 1)
         rows = (
             f"SELECT {_MODEL} AS model, {_WHO} AS who, {_START_US} AS start_us, epoch_us(ts) AS end_us"
             f" FROM ({window.rows}) WHERE {window.where} AND e2e_ms IS NOT NULL"
             f" UNION ALL SELECT *, {window.to_us} AS end_us FROM carried"
         )
-        inside = f"greatest(start_us, {window.from_us}) < end_us"
-        self._data.select(f"CREATE TABLE pairs AS SELECT {start} AS a, {end} AS b FROM ({rows}) WHERE {inside}")
+        packed = (
+            f"SELECT CAST(model AS {bits.kind}) * {2**bits.model} + who AS name,"
+            f" greatest(start_us, {window.from_us}) - {window.from_us} AS start_us,"
+            f" end_us - {window.from_us} AS end_us FROM ({rows}) WHERE start_us < end_us"
+        )
+        pairs = f"SELECT name + start_us * {scale} + {2**bits.who} AS a, name + end_us * {scale} AS b FROM ({packed})"
+        self._data.select(f"CREATE TABLE pairs AS {pairs}")
         moments = "SELECT a AS x FROM pairs UNION ALL SELECT b FROM pairs"
         self._data.select(f"CREATE TABLE {table} AS SELECT x FROM ({moments}) ORDER BY x")
         self._data.select("DROP TABLE pairs")
@@ -209,8 +229,9 @@ class _Reading:
         """Return the busy seconds of a segment, and drop its table.
 
         The windows have no ORDER BY: rows are read as they are stored."""
-        scale, who = window.to_us - window.from_us + 1, self._names.who
-        parts = f"SELECT x, x // {2 * who} AS moment, CAST((x // {who}) % 2 * 2 - 1 AS DOUBLE) AS step FROM {table}"
+        bits = self._names.bits(window)
+        step = f"CASE WHEN x & {2**bits.who} = 0 THEN -1.0::DOUBLE ELSE 1.0 END"
+        parts = f"SELECT x, x >> {bits.who + 1} AS moment, {step} AS step FROM {table}"
         running = (
             "SELECT x, step, sum(step) OVER (ROWS UNBOUNDED PRECEDING) - step AS running,"
             f" CAST(moment - lag(moment) OVER () AS DOUBLE) AS passed FROM ({parts})"
@@ -219,7 +240,8 @@ class _Reading:
             "SELECT x, step, sum(CASE WHEN running > 0 THEN passed / running ELSE 0 END)"
             f" OVER (ROWS UNBOUNDED PRECEDING) AS clock FROM ({running})"
         )
-        sql = f"SELECT x // {2 * who * scale}, x % {who}, -fsum(step * clock) / 1e6 FROM ({clock}) GROUP BY 1, 2"
+        name = f"x >> {bits.model}, x & {2**bits.who - 1}"
+        sql = f"SELECT {name}, -fsum(step * clock) / 1e6 FROM ({clock}) GROUP BY 1, 2"
         busy: Busy = {}
         for model, number, seconds in cursor.select(sql)[1]:
             team = self._names.teams[number // 2] or UNKNOWN_TEAM
@@ -239,3 +261,13 @@ def _ends_by_file(data: RequestData) -> Iterator[tuple[Path, float, float]]:
     for name, first, last, nulls in data.select(f"{sql} WHERE path_in_schema = 'ts' GROUP BY 1", [paths])[1]:
         known = first is not None and last is not None and nulls == 0
         yield Path(name), first if known else float("-inf"), last if known else float("inf")
+
+
+def _longest_us(data: RequestData) -> int | None:
+    """Return a bound of all durations in microseconds, by the statistics of the files; None where some have none."""
+    paths: list[Any] = [str(path) for path in data.files]
+    if not paths:
+        return None
+    sql = "SELECT max(CAST(stats_max_value AS DOUBLE)), count(*) = count(stats_max_value) FROM parquet_metadata(?)"
+    longest_ms, known = data.select(f"{sql} WHERE path_in_schema = 'e2e_ms'", [paths])[1][0]
+    return math.ceil(longest_ms * 1000) + 1 if known and longest_ms is not None else None

@@ -67,7 +67,7 @@ def test_equal_to_the_log(tmp_path: Path, period: BillingPeriod | None, seed: in
 
 def test_names_that_need_wide_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """As with a million teams: 64 bits cannot hold model, moment and team."""
-    monkeypatch.setattr(cost_from_data, "_LARGEST", 1)
+    monkeypatch.setattr(cost_from_data, "_BIGINT_BITS", 1)
     one, other = both(tmp_path, long_requests(7), PERIODS[1])
     assert one.uses.keys() == other.uses.keys()
     for key, use in one.uses.items():
