@@ -11,12 +11,12 @@ then a clock that runs 1/n as fast while n requests of a model run is read at ea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from exporters.accounting.billing_period import PriceSegment
 from exporters.accounting.cost import TeamUse
@@ -79,15 +79,15 @@ class _Window:
 @dataclass(frozen=True, slots=True)
 class _Bits:
     """A start or end as one number, from its lowest bit on: team in `who` bits, a bit that is set for starts,
-    microsecond, and from bit `model` on the model."""
+    microsecond, and from bit `model` on the model. total: bits of all."""
 
     who: int
     model: int
-    of_model: int
+    total: int
 
     @property
     def kind(self) -> str:
-        return "HUGEINT" if self.model + self.of_model > _BIGINT_BITS else "BIGINT"
+        return "HUGEINT" if self.total > _BIGINT_BITS else "BIGINT"
 
 
 @dataclass(slots=True)
@@ -110,7 +110,8 @@ class _Names:
         """Return how the starts and ends in a window are packed."""
         who = (2 * len(self.teams) - 1).bit_length()  # a team, with or without the aborted flag
         moment = (window.to_us - window.from_us).bit_length()
-        return _Bits(who, who + 1 + moment, (len(self.models) - 1).bit_length())
+        model = who + 1 + moment
+        return _Bits(who, model, model + (len(self.models) - 1).bit_length())
 
 
 _MODEL = "coalesce(CAST(enum_code(CAST(model AS model_name)) AS BIGINT) + 1, 0)"
@@ -128,15 +129,17 @@ class _Reading:
         self._data = data
         self._names = _Names()
         edges = [(round(one.from_s * 1e6), round(one.to_s * 1e6)) for one in segments]
-        files = list(_ends_by_file(data))
+        files = _file_bounds(data)
         self._windows = [
-            _Window(start, end, data.relation([path for path, first, last in files if first <= end and last > start]))
+            _Window(
+                start, end, data.relation([path for path, first, last, _ in files if first <= end and last > start])
+            )
             for start, end in edges
         ]
         self._from_us, self._to_us = edges[0][0], edges[-1][1]
-        self._longest_us = _longest_us(data)
+        self._longest_us = max((file.longest for file in files), default=math.inf)
         self._outside = data.relation(
-            [path for path, first, last in files if first <= self._from_us or last > self._to_us]
+            [path for path, first, last, _ in files if first <= self._from_us or last > self._to_us]
         )
 
     def uses(self) -> list[SegmentUse]:
@@ -196,8 +199,8 @@ class _Reading:
             for number, window in reversed([*enumerate(self._windows)]):
                 self._sort(f"moments_{number}", window)
                 early = f"{window.where} AND e2e_ms IS NOT NULL AND {_START_US} < {window.from_us}"
-                if self._longest_us is not None:  # so that most rows are left out by their first column
-                    early += f" AND ts <= make_timestamptz({window.from_us + self._longest_us})"
+                if math.isfinite(self._longest_us):  # so that most rows are left out by their first column
+                    early += f" AND ts <= make_timestamptz({window.from_us + math.ceil(self._longest_us) + 1})"
                 self._data.select(f"INSERT INTO carried {start} FROM ({window.rows}) WHERE {early}")
                 if found:
                     found[-1].result()
@@ -251,23 +254,27 @@ class _Reading:
         return busy
 
 
-def _ends_by_file(data: RequestData) -> Iterator[tuple[Path, float, float]]:
-    """Yield each file with bounds of the ends of its requests in microseconds; infinite where some may have none."""
+class _FileBounds(NamedTuple):
+    """Bounds of a file's requests by its statistics, in microseconds: first and last end, longest duration. Infinite
+    where they are not known."""
+
+    path: Path
+    first: float
+    last: float
+    longest: float
+
+
+def _file_bounds(data: RequestData) -> list[_FileBounds]:
     paths: list[Any] = [str(path) for path in data.files]
     if not paths:
-        return
-    bounds = ", ".join(f"epoch_us({of}(CAST(stats_{of}_value AS TIMESTAMPTZ)))" for of in ("min", "max"))
-    sql = f"SELECT file_name, {bounds}, sum(stats_null_count) FROM parquet_metadata(?)"
-    for name, first, last, nulls in data.select(f"{sql} WHERE path_in_schema = 'ts' GROUP BY 1", [paths])[1]:
+        return []
+    of_ts, of_e2e = (f"FILTER (path_in_schema = '{name}')" for name in ("ts", "e2e_ms"))
+    ends = ", ".join(f"epoch_us({of}(TRY_CAST(stats_{of}_value AS TIMESTAMPTZ)) {of_ts})" for of in ("min", "max"))
+    longest = f"max(TRY_CAST(stats_max_value AS DOUBLE)) {of_e2e}, count(*) {of_e2e} = count(stats_max_value) {of_e2e}"
+    sql = f"SELECT file_name, {ends}, sum(stats_null_count) {of_ts}, {longest} FROM parquet_metadata(?) GROUP BY 1"
+    found = []
+    for name, first, last, nulls, longest_ms, all_known in data.select(sql, [paths])[1]:
         known = first is not None and last is not None and nulls == 0
-        yield Path(name), first if known else float("-inf"), last if known else float("inf")
-
-
-def _longest_us(data: RequestData) -> int | None:
-    """Return a bound of all durations in microseconds, by the statistics of the files; None where some have none."""
-    paths: list[Any] = [str(path) for path in data.files]
-    if not paths:
-        return None
-    sql = "SELECT max(CAST(stats_max_value AS DOUBLE)), count(*) = count(stats_max_value) FROM parquet_metadata(?)"
-    longest_ms, known = data.select(f"{sql} WHERE path_in_schema = 'e2e_ms'", [paths])[1][0]
-    return math.ceil(longest_ms * 1000) + 1 if known and longest_ms is not None else None
+        longest_us = longest_ms * 1000 if all_known and longest_ms is not None else math.inf
+        found.append(_FileBounds(Path(name), first if known else -math.inf, last if known else math.inf, longest_us))
+    return found

@@ -1,8 +1,8 @@
 """GPU readings by NVML in a child process that can be killed, or by nvidia-smi where NVML is missing.
 
 Invariant: missing values are omitted, never reported as 0. A driver that hangs costs one deadline and the loop goes on.
-The child is killed only when a question gets old, because a driver that handles a fault stalls for seconds and a killed
-child takes its XID with it. Where the kernel does not let a child die (state D), no second one is started."""
+The child is killed only after `kill_after_s`: a driver that handles a fault stalls for seconds, and an XID that a
+killed child has not reported is lost. Where the kernel does not let a child die (state D), no second one is started."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class GpuSource:
     backoff_s: pause after a first failure, doubled each time up to 30 s; reads in between fail at once, with the same
     reason.
     reprobe_s: how often a missing driver, or NVML behind a working nvidia-smi, is looked for again.
-    kill_after_s: age of an unanswered question from which its child is killed at a deadline.
+    kill_after_s: age of an unanswered request from which its child is killed at a deadline.
     energy_gap_s: see Integral; keep it above the time between two reads."""
 
     def __init__(
@@ -72,7 +72,7 @@ class GpuSource:
         self._kill_after_s = kill_after_s
         self._busy = asyncio.Lock()
         self._child: ChildProcess | None = None
-        self._question: asyncio.Future[bytes] | None = None  # not answered yet; its read may have given up
+        self._pending: asyncio.Future[bytes] | None = None  # request without an answer; its read may have given up
         self._asked_at = 0.0
         self._dying: list[ChildProcess] = []
         self._no_nvml_before = self._nothing_before = 0.0
@@ -218,10 +218,10 @@ class GpuSource:
             self._drop_child()
             raise GpuUnavailable("parse", f"the NVML process answered what is no reading: {error}") from error
         except asyncio.CancelledError:  # a deadline, above all
-            if self._question is None or self._clock() - self._asked_at >= self._kill_after_s:
+            if self._pending is None or self._clock() - self._asked_at >= self._kill_after_s:
                 self._drop_child()
             raise
-        except BaseException:  # half an answer must not meet the next question
+        except BaseException:  # half an answer must not meet the next request
             self._drop_child()
             raise
         if answer.error:
@@ -242,11 +242,11 @@ class GpuSource:
                 log.warning("GPU %s: the driver reports XID %s", uuid, ", ".join(map(str, heard)))
 
     async def _ask_child(self) -> bytes:
-        """One question, one line; empty when the child ended. The child is started when there is none."""
+        """One request, one line; empty when the child ended. The child is started when there is none."""
         try:
             if self._child is None:
                 self._child = await ChildProcess.start(self._nvml, self._env, asyncio.subprocess.PIPE)
-            late = self._question is not None
+            late = self._pending is not None
             line = await self._answered(self._child)
             if late and line and not (answer := _answers.decode(line)).error:
                 self._hear(answer.xids)  # its values are those of an earlier read, so ask again
@@ -260,15 +260,15 @@ class GpuSource:
             raise GpuUnavailable("parse", f"the NVML process answered without an end: {error}") from error
 
     async def _answered(self, child: ChildProcess) -> bytes:
-        """The answer to the open question, or to a new one. A cancelled wait leaves the question open."""
-        if self._question is None:
+        """The answer to the pending request, or to a new one. A cancelled wait leaves the request pending."""
+        if self._pending is None:
             stdin = child.process.stdin
             assert stdin is not None  # noqa: S101  # it was started with a pipe
             stdin.write(b"read\n")
             await stdin.drain()
-            self._question, self._asked_at = asyncio.ensure_future(child.out.readline()), self._clock()
-        line = await asyncio.shield(self._question)
-        self._question = None
+            self._pending, self._asked_at = asyncio.ensure_future(child.out.readline()), self._clock()
+        line = await asyncio.shield(self._pending)
+        self._pending = None
         return line
 
     async def _obituary(self) -> str:
@@ -313,9 +313,9 @@ class GpuSource:
     # ends
 
     def _drop_child(self) -> None:
-        if self._question:
-            self._question.cancel()
-            self._question = None
+        if self._pending:
+            self._pending.cancel()
+            self._pending = None
         if self._child:
             self._end(self._child)
             self._child = None

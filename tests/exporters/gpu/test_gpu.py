@@ -131,9 +131,9 @@ def test_a_captured_h100_has_every_field():
         busy.throttle_sw_power_cap_seconds,
         busy.event_reasons,
     )
-    for card in (idle, busy):
-        parts = (card.memory_used_bytes, card.memory_free_bytes, card.memory_reserved_bytes)
-        assert abs(sum(parts) - card.memory_total_bytes) <= 2 * 2**20  # each is rounded to MiB
+    for gpu in (idle, busy):
+        memory_parts = (gpu.memory_used_bytes, gpu.memory_free_bytes, gpu.memory_reserved_bytes)
+        assert abs(sum(memory_parts) - gpu.memory_total_bytes) <= 2 * 2**20  # each is rounded to MiB
 
 
 def test_a_captured_refusal_names_the_field():
@@ -572,7 +572,7 @@ async def test_a_driver_that_stalls_keeps_its_child_and_its_xid(fake_nvml, sourc
     assert child is gpus._child is not None
 
 
-async def test_an_old_question_ends_its_child(fake_nvml, source):
+async def test_an_old_request_ends_its_child(fake_nvml, source):
     now = [0.0]
     gpus = source(env=fake_nvml("hang"), clock=lambda: now[0], kill_after_s=8.0)
     before = children()

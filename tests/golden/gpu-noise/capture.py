@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+# The environment of the tests has neither.
 import torch  # type: ignore[import-not-found,unused-ignore]
 from transformers import LlamaConfig, LlamaForCausalLM  # type: ignore[import-not-found,unused-ignore]
 
