@@ -448,7 +448,7 @@ def test_where_nothing_can_be_derived_the_file_changes_nothing():
 # ---- from Prometheus
 
 HOURS, SCRAPE_S = 3, 15
-RATE = 4.0  # requests a second while there is a queue
+RATE = 4.1  # requests a second while there is a queue; times 5 s it is far from a whole number
 
 
 def history(end_s: int) -> Iterator[str]:
@@ -515,7 +515,7 @@ def test_what_was_recorded_becomes_a_file_that_an_export_takes(recorded, part, t
     command = ("derive", "--prometheus", recorded, "--window", "3h", "--bench", tmp_path, "--out", out)
     status, text = run(*command)
     assert 0 == status, text
-    assert "queue_length stays at 10 requests. While requests waited, chat on vllm-0:8000 finished 4 a second" in text
+    assert "queue_length stays at 10 requests. While requests waited, chat on vllm-0:8000 finished 4.1 a second" in text
     numbers = dict(config.load(out, Overrides).thresholds)
     assert {"kv_cache_usage": 0.91, TTFT: 0.75, INTER_TOKEN: 0.075} == numbers
     assert 0 == run("export", "--out", tmp_path / "rules", "--thresholds", out)[0]

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import IO
 
@@ -53,6 +53,12 @@ def test_a_list_of_replicas_is_refused():
 
 def started(words: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log)
+
+
+def first_port(free_port: Callable[[], int]) -> int:
+    """Return a port for the metrics of the first worker. The next ones are used too, so it is below those that
+    connections and other tests are given."""
+    return free_port() // 3
 
 
 @contextlib.asynccontextmanager
@@ -129,7 +135,7 @@ async def test_a_killed_worker_takes_only_its_own_requests(free_port, tmp_path: 
     teams = {"teams": {"demo": {"keys": [KEYS["demo"][1]]}}, "capacity": {"slots": SLOTS}}
     (tmp_path / "teams.yaml").write_text(json.dumps(teams))
     port = free_port()
-    metrics_port = free_port() // 3  # the next ones are used too, so below those that connections are given
+    metrics_port = first_port(free_port)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(runner.cleanup)
         process = await stack.enter_async_context(gateway(tmp_path, engine, port, metrics_port))
@@ -174,7 +180,7 @@ async def test_a_stopped_gateway_cuts_no_request_and_its_workers_end(free_port, 
     port = free_port()
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(runner.cleanup)
-        process = await stack.enter_async_context(gateway(tmp_path, engine, port, free_port()))
+        process = await stack.enter_async_context(gateway(tmp_path, engine, port, first_port(free_port)))
         headers = {"Authorization": f"Bearer {KEYS['demo'][0]}"}
         session = await stack.enter_async_context(aiohttp.ClientSession(headers=headers))
 
