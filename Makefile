@@ -101,15 +101,15 @@ audit: $(UPKEEP)/done $(VENV)/run.done
 
 bench-dashboards: $(VENV)/dev.done
 	@$(RUN) lab install prometheus promtool
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_dashboards.py $(ARGS)
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench/bench_dashboards.py $(ARGS)
 
 screenshots: $(VENV)/dev.done
 	@$(RUN) lab install prometheus promtool $(if $(findstring --docs,$(ARGS)),engine model)
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_screens.py $(ARGS)
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench/bench_screens.py $(ARGS)
 
 bench-rules: $(VENV)/dev.done
 	@$(RUN) lab install prometheus promtool
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_rules.py
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench/bench_rules.py
 
 drills: $(VENV)/run.done
 	@$(RUN) lab install
@@ -117,61 +117,61 @@ drills: $(VENV)/run.done
 
 bench-fleet: $(VENV)/dev.done
 	@$(RUN) lab install prometheus promtool
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_fleet.py $(ARGS)
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench/bench_fleet.py $(ARGS)
 
 bench-histograms: $(VENV)/dev.done
 	@$(RUN) lab install prometheus
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_histograms.py $(ARGS)
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench/bench_histograms.py $(ARGS)
 
 bench-soak: $(VENV)/dev.done
 	@$(RUN) lab install prometheus alertmanager engine model
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_soak.py $(ARGS)
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench/bench_soak.py $(ARGS)
 
 bench-replicas: $(VENV)/dev.done
 	@$(RUN) lab install engine model valkey haproxy
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_replicas.py $(ARGS)
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench/bench_replicas.py $(ARGS)
 
 bench-data: $(VENV)/dev.done
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_data.py $(ARGS)
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_data_queries.py $(ARGS)
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench/bench_data.py $(ARGS)
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench/bench_data_queries.py $(ARGS)
 
 bench-gateway: $(VENV)/dev.done
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_gateway.py $(ARGS)
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench/bench_gateway.py $(ARGS)
 
 bench-admission: $(VENV)/dev.done
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/admission_sim.py
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/admission_scenarios.py
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/support/admission_sim.py
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench/admission_scenarios.py
 	$(if $(findstring --leases,$(ARGS)),@$(RUN) lab install valkey)
-	$(if $(findstring --leases,$(ARGS)),PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_leases.py)
+	$(if $(findstring --leases,$(ARGS)),PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench/bench_leases.py)
 
 bench-crosscheck: $(VENV)/dev.done
 	@$(RUN) lab install engine model
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_crosscheck.py $(ARGS)
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench/bench_crosscheck.py $(ARGS)
 
 bench-truth: $(VENV)/dev.done
 	@$(RUN) lab install prometheus engine model
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_truth.py $(ARGS)
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench/bench_truth.py $(ARGS)
 
 bench-golden: $(VENV)/dev.done
 	@$(RUN) lab install engine model
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_golden.py $(ARGS)
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench/bench_golden.py $(ARGS)
 
 bench-tuning: $(VENV)/dev.done
 	@$(RUN) lab install engine model
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_tuning.py $(ARGS)
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench/bench_tuning.py $(ARGS)
 
 bench-runner: $(VENV)/dev.done
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_runner.py $(ARGS)
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench/bench_runner.py $(ARGS)
 
 bench-judge: $(VENV)/dev.done
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_judge.py $(ARGS)
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench/bench_judge.py $(ARGS)
 
 bench-canary: $(VENV)/dev.done
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_canary.py $(ARGS)
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench/bench_canary.py $(ARGS)
 
 bench-faults: $(VENV)/dev.done
 	@$(RUN) lab install mtail
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_faults.py
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench/bench_faults.py
 	PYTHONPATH=$(CURDIR) VLLM_WATCH_HISTORIES=$(if $(findstring --quick,$(ARGS)),200,10000) $(VENV)/bin/python -m pytest -q tests/exporters/test_sidecar_histories.py tests/stack/gateway/test_gateway_lease.py tests/stack/gateway/test_gateway_store.py
 	PYTHONPATH=$(CURDIR) VLLM_WATCH_HISTORIES=$(if $(findstring --quick,$(ARGS)),20,500) $(VENV)/bin/python -m pytest -q tests/exporters/test_ship_histories.py
 	@$(RUN) lab install valkey redis
@@ -179,7 +179,7 @@ bench-faults: $(VENV)/dev.done
 
 bench-sidecar: $(VENV)/dev.done
 	@$(RUN) lab install mtail
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_sidecar.py $(ARGS)
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench/bench_sidecar.py $(ARGS)
 
 lint: $(VENV)/dev.done
 	$(VENV)/bin/ruff check .

@@ -4,9 +4,7 @@ name."""
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,10 +13,12 @@ from typing import Any
 
 import hypothesis
 import pytest
-from engines import Engines
-from real_collector import Arrived, RealCollector, http_server
 
 from stack.lab import install
+from tests.support.engines import Engines
+from tests.support.ports import free_port
+from tests.support.real_collector import Arrived, RealCollector, http_server
+from tests.support.wait import eventually
 
 GOLDEN = Path(__file__).parent / "golden"
 # How long an example takes tells of the machine's other guests, not of us. In CI the examples of a commit are always
@@ -55,47 +55,10 @@ def as_root() -> None:
         pytest.fail(why) if os.environ.get("CI") else pytest.skip(why)
 
 
-@pytest.fixture(scope="session")
-def free_port() -> Callable[[], int]:
-    """Loopback ports that were free a moment ago and are not handed out twice, in whichever process the tests run: each
-    has its share of them."""
-    given: set[int] = set()
-    process, of = (
-        int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]),
-        int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")),
-    )
-
-    def port() -> int:
-        while True:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                number: int = probe.getsockname()[1]
-            if number not in given and number // 2 % of == process:  # Linux hands out odd ones only
-                given.add(number)
-                return number
-
-    return port
-
-
-@pytest.fixture(scope="session")
-def eventually() -> Callable[..., None]:
-    """Poll until a condition holds; the failure says what was seen last."""
-
-    def wait(condition: Callable[[], object], within_s: float = 30.0, what: str = "the condition") -> None:
-        deadline = time.monotonic() + within_s
-        last: object = None
-        while time.monotonic() < deadline:
-            try:
-                last = condition()
-            except (OSError, AssertionError, LookupError, ValueError) as error:
-                last = error
-            else:
-                if last:
-                    return
-            time.sleep(0.05)
-        raise AssertionError(f"{what} did not hold within {within_s} s; last seen: {last!r}")
-
-    return wait
+@pytest.fixture(scope="session", name="free_port")
+def free_port_() -> Callable[[], int]:
+    """Return a loopback port that is held until the session ends."""
+    return free_port
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -131,7 +94,7 @@ def real_engines(part, free_port, tmp_path_factory) -> Iterator[Engines]:
 
 
 @pytest.fixture(scope="session")
-def past(part, free_port, eventually, tmp_path_factory) -> Iterator[Callable[[Path], str]]:
+def past(part, tmp_path_factory) -> Iterator[Callable[[Path], str]]:
     """A real Prometheus that holds the series of an OpenMetrics file; its address."""
     servers: list[subprocess.Popen[bytes]] = []
 

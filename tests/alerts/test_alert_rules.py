@@ -18,7 +18,6 @@ from urllib.parse import quote_plus
 
 import pytest
 import yaml
-from alert_cases import CASES, MORE, QUIET, B, Case, engine, expanded, parsed, samples
 
 from alerts import printer, slo, transfers
 from alerts.registry import ALERTS, RECORDINGS, alerts
@@ -28,6 +27,7 @@ from exporters.catalogue import EVERYTHING, exposition_parser, gateway, promql_a
 from exporters.catalogue.metric import Kind, Metric
 from exporters.text import parse_window
 from runbooks import page as runbook_page
+from tests.support.alert_cases import CASES, MORE, QUIET, B, Case, engine, expanded, parsed, samples
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 METRICS: dict[str, Metric] = {sample: metric for metric in EVERYTHING for sample in metric.samples}

@@ -31,6 +31,7 @@ from alerts.slo import Objective, Objectives
 from exporters.catalogue import promql_ast, self_monitoring
 from exporters.catalogue.producers import Component, needed
 from stack.lab.install import InstalledPart
+from tests.support.wait import eventually
 
 ROOT = Path(__file__).parents[2]
 Labels = dict[str, str]
@@ -344,9 +345,7 @@ class Manager:
 
 
 @pytest.fixture
-def manager(
-    part: Callable[[str], InstalledPart], tmp_path: Path, free_port: Callable[[], int], eventually: Callable[..., None]
-) -> Any:
+def manager(part: Callable[[str], InstalledPart], tmp_path: Path, free_port: Callable[[], int]) -> Any:
     """Starts a real Alertmanager on a configuration. Waiting times are cut to half a second: the rest is as shipped."""
 
     @contextmanager
@@ -398,7 +397,7 @@ def bears(sample: str) -> Any:
 
 
 @pytest.mark.prometheus
-def test_alertmanager_mutes_same_subject_only(manager: Any, eventually: Callable[..., None]) -> None:
+def test_alertmanager_mutes_same_subject_only(manager: Any) -> None:
     """For every pair: the target with the source's labels, and one for each label that differs. Names in `test` are for
     this test alone."""
     posted: list[Post] = []
@@ -428,7 +427,7 @@ def test_alertmanager_mutes_same_subject_only(manager: Any, eventually: Callable
 
 
 @pytest.mark.prometheus
-def test_pages_of_another_model_come_through(manager: Any, eventually: Callable[..., None]) -> None:
+def test_pages_of_another_model_come_through(manager: Any) -> None:
     """In a deployment without the labels cluster and namespace, where Alertmanager takes them for equal on all alerts;
     all at once."""
     sources = [alert for alert in ALERTS if alert.severity is not Severity.INFO]
@@ -493,9 +492,7 @@ def test_watchdog_alone_mutes_no_information(part: Callable[[str], InstalledPart
 
 @pytest.mark.prometheus
 @pytest.mark.parametrize("place", [{}, {"namespace": "vllm"}], ids=["nowhere", "in a namespace"])
-def test_kube_prometheus_inhibitions_pass_the_watchdog(
-    place: Labels, manager: Any, sink: Sink, eventually: Callable[..., None]
-) -> None:
+def test_kube_prometheus_inhibitions_pass_the_watchdog(place: Labels, manager: Any, sink: Sink) -> None:
     """The operator may put a namespace on every alert; with or without it, an InfoInhibitor of the same place fires
     beside the watchdog."""
     inhibitor: Post = {"labels": {"alertname": "InfoInhibitor", "severity": "none", **place, "test": "inhibitor"}}
@@ -530,9 +527,7 @@ def on_webhooks(sink: Sink, folder: Path) -> str:
 
 
 @pytest.mark.prometheus
-def test_notifications_reach_their_receivers(
-    manager: Any, sink: Sink, tmp_path: Path, eventually: Callable[..., None]
-) -> None:
+def test_notifications_reach_their_receivers(manager: Any, sink: Sink, tmp_path: Path) -> None:
     """Pages tickets and the watchdog reach their receivers and information nobody."""
     job = {"job": "vllm-a", "instance": "10.0.0.1:8000"}
     with manager(on_webhooks(sink, tmp_path)) as real:
@@ -560,12 +555,7 @@ def test_notifications_reach_their_receivers(
 
 @pytest.mark.prometheus
 def test_failed_notifications_reach_the_other_receiver(
-    manager: Any,
-    sink: Sink,
-    tmp_path: Path,
-    eventually: Callable[..., None],
-    part: Callable[[str], InstalledPart],
-    free_port: Callable[[], int],
+    manager: Any, sink: Sink, tmp_path: Path, part: Callable[[str], InstalledPart], free_port: Callable[[], int]
 ) -> None:
     """The receiver of pages refuses. A real Prometheus sees that by the expression of the alert; the alert arrives as a
     ticket, and the service that expects the watchdog hears nothing any more, so it calls."""
@@ -601,9 +591,7 @@ def test_failed_notifications_reach_the_other_receiver(
 
 
 @pytest.mark.prometheus
-def test_failed_webhooks_keep_a_webhook_watchdog(
-    manager: Any, sink: Sink, tmp_path: Path, eventually: Callable[..., None]
-) -> None:
+def test_failed_webhooks_keep_a_webhook_watchdog(manager: Any, sink: Sink, tmp_path: Path) -> None:
     """Failed webhooks do not silence the watchdog whose receiver is one."""
     with manager(on_webhooks(sink, tmp_path)) as real:
         real.post(
@@ -639,9 +627,7 @@ def scraping(
 
 
 @pytest.mark.prometheus
-def test_muted_alert_is_sent_when_its_source_ends(
-    manager: Any, sink: Sink, tmp_path: Path, eventually: Callable[..., None]
-) -> None:
+def test_muted_alert_is_sent_when_its_source_ends(manager: Any, sink: Sink, tmp_path: Path) -> None:
     """What was kept back is told when the source is over and it still fires."""
     model, other = {"model_name": "m"}, {"model_name": "other"}
     with manager(on_webhooks(sink, tmp_path)) as real:
@@ -666,9 +652,7 @@ FULL = {"model_name": "tiny", "instance": "10.0.0.1:8000", "job": "vllm"}
 
 
 @pytest.mark.prometheus
-def test_slack_shows_what_it_is_and_both_links(
-    manager: Any, sink: Sink, tmp_path: Path, eventually: Callable[..., None]
-) -> None:
+def test_slack_shows_what_it_is_and_both_links(manager: Any, sink: Sink, tmp_path: Path) -> None:
     for name in ("page", "ticket"):
         Path(routing.secret_file(name, str(tmp_path))).write_text(f"{sink.url}/{name}")
     with manager(routing.configuration("slack", secrets=str(tmp_path))) as real:
@@ -683,9 +667,7 @@ def test_slack_shows_what_it_is_and_both_links(
 
 
 @pytest.mark.prometheus
-def test_pagerduty_gets_key_severity_and_both_links(
-    manager: Any, sink: Sink, tmp_path: Path, eventually: Callable[..., None]
-) -> None:
+def test_pagerduty_gets_key_severity_and_both_links(manager: Any, sink: Sink, tmp_path: Path) -> None:
     Path(routing.secret_file("ticket", str(tmp_path))).write_text("the-key\n")
 
     def here(found: dict[str, Any]) -> None:
@@ -726,7 +708,7 @@ class FakeMail(socketserver.StreamRequestHandler):
 
 
 @pytest.mark.prometheus
-def test_mail_has_links_and_a_password_file(manager: Any, tmp_path: Path, eventually: Callable[..., None]) -> None:
+def test_mail_has_links_and_a_password_file(manager: Any, tmp_path: Path) -> None:
     """Mail bears what it is and both links and the password comes from its file."""
     Path(routing.secret_file("ticket", str(tmp_path))).write_text("hunter2\n")
     handler = type("Handler", (FakeMail,), {"said": (said := [])})

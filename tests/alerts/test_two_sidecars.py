@@ -8,12 +8,12 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-import alert_cases as cases
 import pytest
 import yaml
-from alert_cases import grows
 
 from alerts import printer
+from tests.support import alert_cases as cases
+from tests.support.alert_cases import grows
 
 pytestmark = pytest.mark.prometheus
 

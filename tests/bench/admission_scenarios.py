@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from admission_sim import ANYBODY, Arrival, End, Simulation, percentile
-
 from stack.gateway.admission import Admission
 from stack.gateway.policy import Band, Capacity, Policy, Team
+from tests.support.admission_sim import ANYBODY, Arrival, End, Simulation, percentile
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/internals/admission.md"
 BEGIN, END = "<!-- printed: scenarios -->", "<!-- end -->"

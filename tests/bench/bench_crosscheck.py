@@ -7,7 +7,6 @@ between the tools would be called better or worse."""
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,21 +16,17 @@ from statistics import median
 from typing import NamedTuple
 
 import msgspec
-from bench_dashboards import free_port
-from bench_gateway import processor
-from engines import get, started
 
 from exporters.catalogue import exposition_parser, vllm
-from stack.bench import result
 from stack.bench.result import Run
-from stack.lab import install, plan
 from stack.tuning.comparison import metric_of
 from stack.tuning.run_comparison import compare_runs
+from tests.bench.bench_gateway import processor
+from tests.support.bench_server import free_port
+from tests.support.engines import get, started
+from tests.support.load_generator_pair import AT_ONCE, INPUT, OUTPUT, engine_parts, ours, theirs
 
-ROOT = Path(__file__).parents[2]
 ROUNDS = 6  # the least for a verdict
-INPUT, OUTPUT, AT_ONCE = 128, 64, 4  # short-short c4
-WARM_UP = 4  # requests, as many as ours sends before it counts
 TTFT, ENGINE = vllm.TIME_TO_FIRST_TOKEN.name, "engine_ttft_ms.mean"
 FIGURES = (
     "ttft_ms.mean",
@@ -43,60 +38,6 @@ FIGURES = (
     "qps",
     ENGINE,
 )
-
-
-def command(*arguments: object, within_s: float = 300.0) -> subprocess.CompletedProcess[str]:
-    """`vllm-watch` as people call it."""
-    argv = [sys.executable, "-m", "stack.cli", *map(str, arguments)]
-    return subprocess.run(
-        argv,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"},
-        capture_output=True,
-        text=True,
-        timeout=within_s,
-        check=False,
-    )
-
-
-def engine_parts() -> dict[str, Path]:
-    """The engine's own program and the model's folder."""
-    return {name: part.path for name, part in install.install(("engine", "model"), lambda _: None).items()}
-
-
-def ours(url: str, folder: Path, requests: int, seed: int) -> Run:
-    """One run of our own."""
-    shape = ("short-short", "--only", f"c{AT_ONCE}", "--runs", 1, "--requests", requests)
-    done = command("bench", "run", *shape, "--engine", url, "--seed", seed, "--out", folder)
-    assert 0 == done.returncode, done.stdout + done.stderr
-    return result.read(folder).runs[0]
-
-
-def theirs(url: str, folder: Path, requests: int, seed: int) -> tuple[Run, Path]:
-    """One run of `vllm bench serve`, taken in as `vllm-watch bench import` does, and the file it wrote."""
-    folder.mkdir(parents=True)
-    programs = engine_parts()
-    argv = [
-        programs["engine"], "bench", "serve", "--backend", "openai", "--endpoint", "/v1/completions", "--base-url", url,
-        "--model", plan.MODEL,
-        "--tokenizer", programs["model"], "--dataset-name", "random", "--random-input-len", INPUT,
-        "--random-output-len", OUTPUT,
-        "--random-range-ratio", 0, "--ignore-eos", "--temperature", 0, "--num-prompts", requests, "--max-concurrency",
-        AT_ONCE,
-        "--num-warmups", WARM_UP, "--seed", seed, "--disable-tqdm",
-        "--save-result", "--save-detailed", "--result-dir", folder, "--result-filename", "theirs.json",
-    ]  # fmt: skip
-    env = {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_TARGET_DEVICE": "cpu",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-    }
-    done = subprocess.run([*map(str, argv)], env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert 0 == done.returncode, done.stdout + done.stderr
-    done = command("bench", "import", folder / "theirs.json", "--out", folder / "taken-in")
-    assert 0 == done.returncode, done.stdout + done.stderr
-    return result.read(folder / "taken-in").runs[0], folder / "theirs.json"
 
 
 class Counted(NamedTuple):

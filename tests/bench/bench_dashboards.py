@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
-import json
 import random
-import socket
 import statistics
 import subprocess
 import sys
@@ -23,16 +21,15 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import memory
-
 from alerts.panel_ref import PanelRef
 from dashboards.boards import overview
 from dashboards.interpolate import ALL, Range, fill
-from dashboards.model import Shape
 from dashboards.registry import BOARDS
 from dashboards.variables import CHAIN
 from exporters.catalogue import exposition_parser
 from stack.lab import install
+from tests.support import memory
+from tests.support.bench_server import free_port, get, timed, until_ready, url_of
 
 ROOT = Path(__file__).parents[2]
 ENGINES, HOURS, SCRAPE_S, BLOCK_S, ROUNDS = 20, 24, 15, 7200, 5
@@ -134,23 +131,6 @@ def _measure(folder: Path, end: int, panels: Sequence[int]) -> None:
         server.wait(10)
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-def until_ready(base: str, path: str = "/-/ready") -> None:
-    for _ in range(300):
-        try:
-            urllib.request.urlopen(f"{base}{path}", timeout=1).read()
-        except OSError:
-            time.sleep(0.1)
-        else:
-            return
-    raise SystemExit(f"{base} did not start")
-
-
 def _report(base: str, over: Range) -> None:
     values = {name: [ALL] for name in CHAIN}
     asked = [(panel.slug, url_of(base, fill(query.expr, values, over), over, panel.shape))
@@ -192,24 +172,6 @@ def _board(prometheus: str, end: int, panels: Sequence[int]) -> None:
     finally:
         server.terminate()
         server.wait(10)
-
-
-def url_of(base: str, expr: str, over: Range, shape: Shape) -> str:
-    if shape in (Shape.NUMBER, Shape.TABLE):
-        return f"{base}/api/v1/query?{urllib.parse.urlencode({'query': expr, 'time': over.end_s - 1})}"
-    span = {"query": expr, "start": over.start_s, "end": over.end_s, "step": over.step_s}
-    return f"{base}/api/v1/query_range?{urllib.parse.urlencode(span)}"
-
-
-def timed(url: str) -> float:
-    began = time.monotonic()
-    get(url)
-    return time.monotonic() - began
-
-
-def get(url: str) -> None:
-    with urllib.request.urlopen(url, timeout=60) as answer:
-        assert "success" == json.loads(answer.read())["status"]
 
 
 if __name__ == "__main__":

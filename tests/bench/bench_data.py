@@ -20,9 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import memory
-from bench_sidecar_lines import Lines, record
-
 from exporters.dataset import catalog, parquet
 from exporters.dataset.columns import OF_RECORD
 from exporters.dataset.layout import total
@@ -30,6 +27,8 @@ from exporters.dataset.objects import FolderStore
 from exporters.dataset.ship import Shipper
 from exporters.dataset.ship_config import ShipConfig
 from exporters.requests.record import RequestRecord, timestamp, to_line
+from tests.bench.bench_sidecar_lines import Lines, record
+from tests.support import memory
 
 START_S = 1_795_608_000.0  # noon of a day
 ROTATED = 300_000  # lines, some 180 MB

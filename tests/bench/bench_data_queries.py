@@ -19,13 +19,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import engine_rows
-
 from exporters.dataset import columns, engine_sql, layout, views
 from exporters.dataset.objects import FolderStore
 from exporters.dataset.parquet import connect
 from exporters.dataset.query import RequestSource, open_requests
 from exporters.requests.record import timestamp
+from tests.support import engine_rows
 
 START_S = 1_764_028_800.0  # 2025-11-25T00:00:00Z
 DAY_S = 86_400.0

@@ -14,9 +14,8 @@ from pathlib import Path
 
 os.environ.setdefault("VLLM_WATCH_KILLS", "23")
 
-from fault_table import CASES, Case, Log, Mtail, Sidecar, run
-
 from stack.lab import install
+from tests.support.fault_table import CASES, Case, Log, Mtail, Sidecar, run
 
 
 def with_mtail(case: Case, root: Path, program: Path) -> str:

@@ -26,12 +26,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import memory
 import yaml
-from bench_dashboards import free_port, get, timed, until_ready, url_of
-from bench_fleet_page import Size, lines, targets, text
-from bench_gateway import cpu_s
-from panel_fixtures import Line
 
 from alerts import printer
 from alerts.registry import ALERTS, RECORDINGS
@@ -41,6 +36,11 @@ from dashboards.registry import BOARDS
 from dashboards.variables import CHAIN
 from exporters.catalogue import promql_ast
 from stack.lab import install
+from tests.bench.bench_fleet_page import Size, lines, targets, text
+from tests.bench.bench_gateway import cpu_s
+from tests.support import memory
+from tests.support.bench_server import free_port, get, timed, until_ready, url_of
+from tests.support.panel_fixtures import Line
 
 BLOCK_S, ROUNDS = 7200, 5
 RAW, RECORDED = ("overview", "fleet", "teams"), "fleet-weeks"
@@ -244,13 +244,7 @@ def configure(folder: Path, plan: Plan, every: Sequence[Line], pages: int, port:
 @contextmanager
 def process(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
     """Ends with the block, and with us."""
-    server = subprocess.Popen(
-        command,
-        env={
-            **os.environ,
-            "PYTHONPATH": ":".join((str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "support"))),
-        },
-    )
+    server = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})
     try:
         yield server
     finally:

@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from panel_fixtures import CARDS, TEAMS, Line, fleet
-
 from exporters.catalogue import gpu
+from tests.support.panel_fixtures import CARDS, TEAMS, Line, fleet
 
 FRESH_S = 5.0
 # of GPUs that are well they stand still

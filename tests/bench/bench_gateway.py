@@ -28,15 +28,15 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
-import memory
 import uvloop
 import yaml
-from bench_dashboards import free_port
-from bench_gateway_load import Load, Shape, answers, drive
-from bench_gateway_stub import reply
 
 from stack.gateway import make_key
 from stack.lab.install import cache_dir
+from tests.bench.bench_gateway_load import Load, Shape, answers, drive
+from tests.bench.bench_gateway_stub import reply
+from tests.support import memory
+from tests.support.bench_server import free_port
 
 ROOT = Path(__file__).parents[2]
 CONCURRENT, GAP_MS = 32, 20
@@ -505,7 +505,7 @@ def _gateway(folder: Path, upstream: str, core: int, **more: object) -> Iterator
         [sys.executable, "-m", "stack.cli", "gateway", "run", "--config", folder / "gateway.yaml"],
         port,
         core,
-        {"PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"},
+        {"PYTHONPATH": str(ROOT)},
     ) as process:
         yield Contender("vllm-watch gateway", told, port, process, key)
 

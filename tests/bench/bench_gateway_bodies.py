@@ -24,6 +24,7 @@ import uvloop
 import yaml
 
 from stack.gateway import make_key
+from tests.support.wait import eventually
 
 EVERY_S = 0.005
 ROOT = Path(__file__).parents[2]
@@ -136,14 +137,6 @@ def send(port: int, key: str, route: str, body: bytes) -> None:
         assert b" 200 " in wire.recv(1 << 16)[:20]
 
 
-def wait_for(port: int) -> None:
-    for _ in range(600):
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-            return
-        time.sleep(0.1)
-    raise TimeoutError(f"nothing listens on {port}")
-
-
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as one:
         return int(one.getsockname()[1])
@@ -180,16 +173,16 @@ def main(mib: int, count: int) -> None:
         behind = context.Process(target=run_engine, args=(ports[0],), daemon=True)
         behind.start()
         stack.callback(behind.terminate)
-        wait_for(ports[0])
+        eventually(ports[0])
         running = subprocess.Popen(
             [sys.executable, "-m", "stack.cli", "gateway", "run", "--config", "gateway.yaml"],
             cwd=at,
-            env={"PYTHONPATH": f"{ROOT}:{ROOT}/tests/support", "PATH": "/usr/bin"},
+            env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin"},
             stderr=subprocess.DEVNULL,
         )
         stack.callback(running.wait)
         stack.callback(running.terminate)
-        wait_for(ports[1])
+        eventually(ports[1])
         for name, (route, body) in ({"nothing": ("", b"")} | bodies((mib << 20) - (1 << 16))).items():
             stop, through, direct = context.Event(), context.Queue(), context.Queue()
             readers = [context.Process(target=read_stream, args=(port, keys["stream"][0], found, stop), daemon=True)

@@ -16,17 +16,15 @@ import time
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-from engines import Engine, Engines
-from golden_load import company
-from model_damage import KINDS
-
 from exporters.engine.golden_state import GoldenResult
 from stack.golden.baseline import Baseline
 from stack.golden.check import check_engine
 from stack.golden.prompts import DEFAULT_PROMPTS
 from stack.golden.record import RecordPlan, record
 from stack.lab import install
+from tests.support.engines import Engine, Engines
+from tests.support.golden_load import company
+from tests.support.model_damage import KINDS
 
 SIZES = (1, 2, 4, 8, 16, 32)
 NOISE = Path(__file__).parents[1] / "support" / "gpu_noise"

@@ -20,17 +20,17 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import memory
 import yaml
-from bench_dashboards import free_port, until_ready
-from bench_fleet import number, process, query, size_of
-from bench_sidecar_lines import record
 
 from exporters import scrape
 from exporters.requests.bounded_names import BoundedNames
 from exporters.requests.counters import RequestCounters
 from exporters.requests.store import CounterStore
 from stack.lab import install
+from tests.bench.bench_fleet import number, process, query, size_of
+from tests.bench.bench_sidecar_lines import record
+from tests.support import memory
+from tests.support.bench_server import free_port, until_ready
 
 TEAMS, MODELS = 10, 6
 # an hour of scrapes every 15 s; requests between two of them, 2 a second for each team and model

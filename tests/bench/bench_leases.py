@@ -17,9 +17,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import uvloop
-from bench_dashboards import free_port
-from bench_gateway import CONCURRENT, Bench, Contender, Sizes, _gateway, figure_of, module, processor, running
-from bench_gateway_load import Shape
 
 from stack.gateway import clock
 from stack.gateway.admission import Admission
@@ -30,6 +27,19 @@ from stack.gateway.lease_renewal import LeaseRenewal
 from stack.gateway.metrics import GatewayMetrics
 from stack.gateway.policy import Capacity, Policy, Team
 from stack.lab import install
+from tests.bench.bench_gateway import (
+    CONCURRENT,
+    Bench,
+    Contender,
+    Sizes,
+    _gateway,
+    figure_of,
+    module,
+    processor,
+    running,
+)
+from tests.bench.bench_gateway_load import Shape
+from tests.support.bench_server import free_port
 
 TEAMS = 100
 CPU_MOST, LOSS_MOST = 0.01, 0.02

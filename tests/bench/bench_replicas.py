@@ -12,12 +12,12 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from engines import Engines
-from gateway_fleet import FleetClients, GatewayFleet, until
-
 from exporters.statistics import quantile
 from stack.gateway.lease import PERIOD_S
 from stack.lab import install
+from tests.support.engines import Engines
+from tests.support.gateway_fleet import FleetClients, GatewayFleet
+from tests.support.wait import until
 
 SEATS, FLOOD, ASKED_EVERY_S = 4, 24, 0.2
 FACTOR = 1.2  # of the wait behind one gateway, beside one period of the leases

@@ -22,9 +22,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import yaml
-from bench_dashboards import free_port, until_ready
-from bench_fleet_page import well
-from panel_fixtures import Line, fleet
 
 from alerts import printer, recorded
 from alerts.registry import ALERTS, RECORDINGS
@@ -32,6 +29,9 @@ from exporters.catalogue import promql_ast
 from exporters.catalogue.bounds import TTFT_S as BOUNDS
 from exporters.text import parse_window
 from stack.lab import install
+from tests.bench.bench_fleet_page import well
+from tests.support.bench_server import free_port, until_ready
+from tests.support.panel_fixtures import Line, fleet
 
 ENGINES, MODELS, SCRAPE_S, BLOCK_S, WATCHED_S, LIMIT_MS = 20, 3, 15, 7200, 330, 100
 MADE_BY_RULES = {"ALERTS", *(recording.record for recording in RECORDINGS)}

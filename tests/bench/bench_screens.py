@@ -23,18 +23,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench_dashboards import ROOT, free_port, until_ready
-from panel_fixtures import HOUR_S
 from playwright.sync_api import sync_playwright
-from replayed_hour import ReplayedHour
 from rich.console import Console
 from rich.text import Text
 
-from alerts.panel_ref import board_uid
 from dashboards.registry import BOARDS
 from stack.lab import install
+from tests.bench.bench_dashboards import ROOT
+from tests.support.bench_server import free_port, until_ready
+from tests.support.panel_fixtures import HOUR_S
+from tests.support.replayed_hour import ReplayedHour
+from tests.support.screens import END_S, dashboard, whole
 
-END_S = 1_767_229_200  # a whole number of the two hours that a block spans, and an hour
 WIDTHS = (1440, 400)
 RUNBOOK = "VLLMTTFTHigh"
 OF_DOCS = (("overview", 1440, 900), ("teams", 1440, 900), ("teams", 400, 900))
@@ -60,10 +60,6 @@ arms:
 LARGEST_OF_DOCS = 150_000
 TERMINAL_PAGE = """<!doctype html><meta charset="utf-8"><style>body {{ background: #ffffff; margin: 16px; }}
 pre {{ font: 13px/1.35 "DejaVu Sans Mono", monospace; margin: 0; }}</style><pre>{code}</pre>"""
-DRAWN = (
-    "!document.querySelector('.panel:not([hidden]) .chart:not([data-state])') &&"
-    " !document.querySelector('.panel:not([hidden]).busy')"
-)
 BROWSER = (
     "--no-sandbox",
     "--disable-gpu",
@@ -216,11 +212,6 @@ def _unfiltered(data: bytes, length: int, pixel: int) -> Iterator[bytes]:
         above = row
 
 
-def dashboard(url: str, slug: str) -> str:
-    span = {"from": (END_S - HOUR_S) * 1000, "to": END_S * 1000, "refresh": "off"}
-    return f"{url}/d/{board_uid(slug)}?{urllib.parse.urlencode(span)}"
-
-
 def opened(chromium: Any, url: str, width: int, height: int = 900) -> Any:
     """A page whose clock stands at the end of the hour, with all that is on the screen drawn."""
     page = chromium.new_context(viewport={"width": width, "height": height}, timezone_id="UTC").new_page()
@@ -228,23 +219,6 @@ def opened(chromium: Any, url: str, width: int, height: int = 900) -> Any:
     page.goto(url)
     page.wait_for_load_state("networkidle")
     return page
-
-
-def whole(page: Any) -> None:
-    """Draw also what lies below the screen: the window becomes as high as the page."""
-    for _ in range(2):  # what is drawn may make the page higher
-        page.set_viewport_size(
-            {
-                "width": page.viewport_size["width"],
-                "height": page.evaluate("document.documentElement.scrollHeight") + 50,
-            }
-        )
-        deadline = time.monotonic() + 120
-        while not page.evaluate(DRAWN):  # the page's own policy forbids what wait_for_function does
-            if time.monotonic() > deadline:
-                raise SystemExit(f"{page.url}: not drawn within 120 s")
-            page.wait_for_timeout(100)
-    page.wait_for_timeout(300)
 
 
 @contextlib.contextmanager

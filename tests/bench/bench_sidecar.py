@@ -29,12 +29,7 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
-import memory
 import yaml
-from bench_dashboards import free_port
-from bench_gateway import QUIET, Figure, core_s, cpu_s, figure_of, module, processor, running
-from bench_sidecar_lines import Lines, record
-from bench_sidecar_peers import MTAIL
 from prometheus_client.parser import text_string_to_metric_families
 
 from exporters.catalogue import exposition_parser
@@ -44,6 +39,11 @@ from exporters.requests.counters import RequestCounters
 from exporters.requests.record import RequestRecord
 from exporters.requests.store import CounterStore
 from stack.lab import install
+from tests.bench.bench_gateway import QUIET, Figure, core_s, cpu_s, figure_of, module, processor, running
+from tests.bench.bench_sidecar_lines import Lines, record
+from tests.bench.bench_sidecar_peers import MTAIL
+from tests.support import memory
+from tests.support.bench_server import free_port
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests/golden/0.32.0-after-probe.prom"
@@ -230,9 +230,7 @@ class Bench:
         with tempfile.TemporaryDirectory(dir=self.folder) as name:
             port, log = free_port(), Path(name, "requests.jsonl")
             log.touch()
-            with running(
-                command(port, log), port, self.core, {"PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"}
-            ) as process:
+            with running(command(port, log), port, self.core, {"PYTHONPATH": str(ROOT)}) as process:
                 yield Reader(process, log, counted, http.client.HTTPConnection("127.0.0.1", port, timeout=60))
                 self.used_s += cpu_s(process.pid)
 
@@ -641,16 +639,9 @@ def main(arguments: list[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="bench-sidecar-", dir="/var/tmp") as name, contextlib.ExitStack() as stack:
         collector, engine = free_port(), free_port()
         stack.enter_context(
-            running(
-                module("bench_sidecar_peers", "collector", collector),
-                collector,
-                other,
-                {"PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"},
-            )
+            running(module("bench_sidecar_peers", "collector", collector), collector, other, {"PYTHONPATH": str(ROOT)})
         )
-        stack.enter_context(
-            running(module("bench_gateway_stub", engine), engine, other, {"PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"})
-        )
+        stack.enter_context(running(module("bench_gateway_stub", engine), engine, other, {"PYTHONPATH": str(ROOT)}))
         sizes = QUICK if options.quick else Sizes()
         bench = Bench(sizes, Path(name), core, collector, engine, mtail.path if mtail else None)
         before, began = core_s(core), time.monotonic()

@@ -23,12 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import bench_soak_judge as judge
-import memory
-from bench_soak_faults import LIMITED_TO, Scene, limited, schedule
-from bench_soak_judge import BOUNDS, Check, Flat
-from bench_soak_liveness import measure, of_liveness, verdict
-from bench_soak_load import Load
 from rich.console import Console
 
 from alerts.panel_ref import PanelRef
@@ -44,6 +38,12 @@ from stack.drill.traffic import meanwhile
 from stack.lab import headlines, install, plan, up
 from stack.lab.plan import LabConfig
 from stack.lab.supervisor import LabError, last_words
+from tests.bench import bench_soak_judge as judge
+from tests.bench.bench_soak_faults import LIMITED_TO, Scene, limited, schedule
+from tests.bench.bench_soak_judge import BOUNDS, Check, Flat
+from tests.bench.bench_soak_liveness import measure, of_liveness, verdict
+from tests.bench.bench_soak_load import Load
+from tests.support import memory
 
 OURS = ("gateway", "sidecar", "board")
 OF_THE_KERNEL = ("memory, MiB", "descriptors", "threads")

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from bench_soak_load import Load
 
 from stack.drill.faults import folder_instead_of, stopped
 from stack.drill.lab import DrillLab
 from stack.drill.monitoring_faults import full_disk
+from tests.bench.bench_soak_load import Load
 
 LIMITED_TO = 2
 GARBAGE = (

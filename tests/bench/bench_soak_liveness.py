@@ -19,8 +19,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from dataclasses import dataclass, field, replace
 
 import aiohttp
-from bench_soak_judge import Check
-from bench_soak_load import COMPLETIONS, Load
 
 from exporters.catalogue import exposition_parser, gateway, sidecar
 from exporters.catalogue.exposition_parser import BadExposition
@@ -30,6 +28,8 @@ from stack.drill.faults import stopped
 from stack.drill.lab import DrillLab, until
 from stack.drill.traffic import meanwhile
 from stack.lab.plan import MODEL, LabConfig
+from tests.bench.bench_soak_judge import Check
+from tests.bench.bench_soak_load import COMPLETIONS, Load
 
 EVERY_S = 0.5  # a state lasts a second at least
 PROMPT_TOKENS = 100_000

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench_gateway import processor
+from tests.bench.bench_gateway import processor
 
 ROOT = Path(__file__).parents[2]
 SCALE = 0.25
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str]) -> None:
             file, began = Path(folder) / f"{name}.yaml", time.monotonic()
             file.write_text(json.dumps(EXPERIMENTS[name]))
             argv = [sys.executable, "-m", "stack.cli", "tune", str(file), "--out", f"{folder}/out", *runs]
-            subprocess.run(argv, env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"}, check=True)
+            subprocess.run(argv, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
             print(f"{name}: {time.monotonic() - began:.0f} s\n", flush=True)
 
 

@@ -15,7 +15,6 @@ import contextlib
 import gzip
 import json
 import os
-import random
 import re
 import signal
 import sys
@@ -27,24 +26,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import yaml
-from bench_crosscheck import engine_parts
-from bench_dashboards import free_port
-from engines import Engine, get, started
-from test_gateway_live import Gate, running
 
 from exporters.catalogue import exposition_parser, vllm
 from exporters.catalogue.exposition_parser import Exposition
 from exporters.catalogue.metric import Metric
 from exporters.requests.record import ended_at, parse_line
 from stack.doctor import series
-from stack.lab import plan, supervisor
+from stack.lab import supervisor
 from stack.lab.install.engine import VLLM
+from tests.support.bench_server import free_port
+from tests.support.engines import Engine, get, started
+from tests.support.live_gateway import Gate, running
+from tests.support.load_generator_pair import engine_parts
+from tests.support.situation_load import Clients, Load, core_of
 
 FOLDER = Path(__file__).parents[1] / "situations"
 MADE_WITH = f"vLLM {VLLM}, CPU, tiny random model"
-WORDS = range(100, 300)  # token ids that prompts are made of
 LOG_LINES = 500
 LOOK_S = 2.0  # between two looks at the gauges, of which the pages keep only two
 Bounds = tuple[float, float]
@@ -52,22 +50,6 @@ MORE = float("inf")
 
 
 # ---- what a situation is
-
-
-@dataclass(frozen=True, slots=True)
-class Clients:
-    """So many clients that each ask again once they were answered. prompt, output: tokens, least and most. shared:
-    tokens that all prompts begin with. pause_s: between two requests, on average. hang_up: pieces of the answer after
-    which the stream is closed, least and most."""
-
-    number: int
-    prompt: tuple[int, int]
-    output: tuple[int, int]
-    shared: int = 0
-    pause_s: float = 0.0
-    hang_up: tuple[int, int] | None = None
-    team: str = "demo"
-    model: str = plan.MODEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -593,62 +575,6 @@ SITUATIONS = (
 # ---- the load
 
 
-class Load:
-    """Clients at work until they are stopped."""
-
-    def __init__(self, url: str, keys: Mapping[str, str], seed: str) -> None:
-        self._url, self._keys, self._seed = url, keys, seed
-        self._tasks: list[asyncio.Task[None]] = []
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
-        )
-
-    def start(self, groups: Sequence[Clients]) -> None:
-        for at, group in enumerate(groups):
-            shared = random.Random(f"{self._seed}/{at}").choices(WORDS, k=group.shared)
-            for number in range(group.number):
-                self._tasks.append(
-                    asyncio.create_task(self._client(group, shared, random.Random(f"{self._seed}/{at}/{number}")))
-                )
-
-    async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        ended = await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._session.close()
-        for wrong in (each for each in ended if not isinstance(each, asyncio.CancelledError) and each is not None):
-            raise RuntimeError("a client failed") from wrong
-
-    async def _client(self, group: Clients, shared: list[int], rng: random.Random) -> None:
-        await asyncio.sleep(rng.uniform(0, 0.2 + group.pause_s))
-        while True:
-            length = rng.randint(*group.prompt)
-            body = {
-                "model": group.model,
-                "prompt": [*shared, *rng.choices(WORDS, k=length - len(shared))],
-                "max_tokens": rng.randint(*group.output),
-                "ignore_eos": True,
-                "temperature": 1.0,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-            try:
-                await self._ask(body, group.team, rng.randint(*group.hang_up) if group.hang_up else None)
-            except (aiohttp.ClientError, OSError):  # refused while the engine starts again
-                await asyncio.sleep(0.5)
-            await asyncio.sleep(rng.uniform(0.5, 1.5) * group.pause_s)
-
-    async def _ask(self, body: Mapping[str, Any], team: str, pieces: int | None) -> None:
-        headers = {"Authorization": f"Bearer {self._keys[team]}"} if self._keys else {}
-        async with self._session.post(f"{self._url}/v1/completions", json=body, headers=headers) as answer:
-            async for line in answer.content:
-                if pieces is not None and line.startswith(b"data:"):
-                    pieces -= 1
-                    if pieces < 0:
-                        answer.close()
-                        return
-
-
 # ---- the recording
 
 
@@ -731,16 +657,6 @@ async def pages(engine: Engine, gate: Gate | None) -> tuple[str, str]:
     """Of the engine and, where there is one, of the gateway."""
     own = await asyncio.to_thread(get, f"{engine.spec.address}/metrics")
     return own, await asyncio.to_thread(get, f"{gate.metrics_url}/metrics") if gate else ""
-
-
-def core_of(engine: Engine) -> int:
-    """The process that schedules and computes; the one that answers HTTP is another."""
-    (found,) = (
-        int(path.parent.name)
-        for path in Path("/proc").glob("[0-9]*/comm")
-        if path.read_text().startswith("VLLM::EngineCor") and os.getpgid(int(path.parent.name)) == engine.process.pid
-    )
-    return found
 
 
 # ---- what the pages show

@@ -6,8 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import mutants
 import pytest
+
+from tests.bench import mutants
 
 SOURCE = '''"""A docstring stays."""
 
@@ -59,7 +60,7 @@ def test_killed_and_survived(tmp_path):
     (tmp_path / "m.py").write_text(SOURCE)
     (tmp_path / "test_m.py").write_text("from m import clip\n\n\ndef test_clip():\n    assert 8 == clip(9, 3, 4)\n")
     script = (
-        "import sys, mutants, pathlib\n"
+        "import sys, pathlib\nfrom tests.bench import mutants\n"
         f"mutants.ROOT = pathlib.Path({str(tmp_path)!r}); sys.path.insert(0, {str(tmp_path)!r})\n"
         "mutants.TESTS['m.py'] = ('test_m.py',)\n"
         "outcomes = mutants.run(mutants.mutants_of('m.py'), mutants.ROOT / 'runs', 1, 60)\n"
@@ -69,7 +70,7 @@ def test_killed_and_survived(tmp_path):
     ran = subprocess.run(
         [sys.executable, "-c", script],
         cwd=tmp_path,
-        env={"PYTHONPATH": str(Path(mutants.__file__).parent)},
+        env={"PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
         check=True,

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from fake_grafana import EDITOR, LOGIN, VIEWER, FakeGrafana, Stored, source
 
 from alerts.panel_ref import board_uid
 from alerts.registry import ALERTS
@@ -29,6 +28,8 @@ from dashboards.publish_plan import Changes, Create, Difference, Existing, Refus
 from dashboards.registry import boards
 from stack import cli
 from stack.cli import dashboards as commands
+from tests.support.fake_grafana import EDITOR, LOGIN, VIEWER, FakeGrafana, Stored, source
+from tests.support.wait import eventually
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
@@ -608,7 +609,7 @@ def test_who_may_not_list_data_sources_still_gets_the_checks(fake):
 
 
 @pytest.mark.prometheus
-def test_the_checks_read_a_real_prometheus(part, free_port, eventually, tmp_path):
+def test_the_checks_read_a_real_prometheus(part, free_port, tmp_path):
     """Scraped every second, which no timeInterval says; with our rules; with an engine's page and without a sidecar."""
     (tmp_path / "rules").symlink_to(ROOT / "alerts" / "prometheus")
     with answering(

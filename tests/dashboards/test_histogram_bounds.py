@@ -29,6 +29,7 @@ from stack.board import charts
 from stack.cli import main
 from stack.deploy.fleet import budget
 from stack.lab import headlines, plan
+from tests.support.wait import eventually
 
 ROOT = Path(__file__).parents[2]
 DEFAULT = {
@@ -187,7 +188,7 @@ def differing(part, free_port, tmp_path):
 
 
 @pytest.mark.prometheus
-async def test_mixed_bounds_give_no_invented_value(differing, eventually):
+async def test_mixed_bounds_give_no_invented_value(differing):
     """Engines with different bounds give no invented value and an alert."""
 
     def ask(query: str) -> dict[tuple[tuple[str, str], ...], float]:

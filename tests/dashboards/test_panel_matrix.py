@@ -23,9 +23,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import msgspec
-import panel_fixtures as fixtures
 import pytest
-from panel_fixtures import HOUR_S, NEW, STRANGER, Scene
 
 from alerts.panel_ref import PanelRef
 from dashboards import annotations, grafana_json, queries, variables
@@ -36,6 +34,9 @@ from dashboards.registry import BOARDS
 from exporters.catalogue import EVERYTHING, promql, promql_ast, sidecar, vllm
 from exporters.catalogue.metric import Unit
 from exporters.catalogue.producers import Component
+from tests.support import panel_fixtures as fixtures
+from tests.support.panel_fixtures import HOUR_S, NEW, STRANGER, Scene
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.prometheus
 
@@ -434,7 +435,7 @@ def write_blocks(promtool: Path, folder: Path, slots: Iterable[Slot], compared: 
 
 
 @pytest.fixture(scope="session")
-def matrix(part, eventually, tmp_path_factory, request) -> Iterator[Matrix]:
+def matrix(part, tmp_path_factory, request) -> Iterator[Matrix]:
     prometheus, promtool = part("prometheus").path, part("promtool").path
     folder = tmp_path_factory.mktemp("matrix")
     slots = planned()

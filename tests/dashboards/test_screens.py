@@ -9,9 +9,6 @@ import urllib.parse
 import urllib.request
 
 import pytest
-from bench_screens import END_S, dashboard, whole
-from replayed_hour import LOG, TEAMS, ReplayedHour
-from test_board import Served, get
 
 from alerts.panel_ref import PanelRef, board_uid
 from dashboards import grafana_json
@@ -22,6 +19,9 @@ from dashboards.model import ABSENT, Panel, Query
 from dashboards.registry import BOARDS
 from dashboards.variables import CHAIN
 from runbooks import page as runbook_page
+from tests.support.replayed_hour import LOG, TEAMS, ReplayedHour
+from tests.support.screens import END_S, dashboard, whole
+from tests.support.served_board import Served, get
 
 pytestmark = pytest.mark.prometheus
 OVER = Range(END_S - 3600, END_S, points=30, scrape_s=60, least_s=120)

@@ -24,7 +24,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
-import memory
 import pytest
 import yaml
 from aiohttp import web
@@ -48,6 +47,8 @@ from stack.doctor.diagnose import Diagnosis
 from stack.gateway import make_key
 from stack.lab import up
 from stack.tuning import annotate, experiment
+from tests.support import memory
+from tests.support.wait import eventually
 
 ROOT = Path(__file__).parents[2]
 KEY, HASH = make_key("demo")
@@ -88,7 +89,7 @@ class _Asked(socketserver.StreamRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory, free_port, eventually) -> Iterator[SimpleNamespace]:
+def scene(tmp_path_factory, free_port) -> Iterator[SimpleNamespace]:
     """Three processes of ours with one fake engine. ports: of gateway, figures, sidecar and board."""
     at = tmp_path_factory.mktemp("attacked")
     behind = FakeEngine()
@@ -124,8 +125,8 @@ def scene(tmp_path_factory, free_port, eventually) -> Iterator[SimpleNamespace]:
         for port in ports.values():
             eventually(
                 lambda port=port: socket.create_connection(("127.0.0.1", port)).close() is None,
-                60,
-                f"an answer on {port}",
+                within_s=60,
+                what=f"an answer on {port}",
             )
         yield SimpleNamespace(at=at, engine=behind, running=running, ports=ports)
     finally:
@@ -188,7 +189,7 @@ def records(scene: SimpleNamespace) -> list[bytes]:
     return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
 
 
-def record_of(scene: SimpleNamespace, eventually: Callable[..., None], answer: bytes) -> bytes:
+def record_of(scene: SimpleNamespace, answer: bytes) -> bytes:
     """The one line about the request with this answer."""
     named = re.search(rb"X-Request-Id: (.*?)\r\n", answer)
     assert named
@@ -196,7 +197,7 @@ def record_of(scene: SimpleNamespace, eventually: Callable[..., None], answer: b
     def mine() -> list[bytes]:
         return [line for line in records(scene) if parse_line(line).request_id == named[1].decode()]
 
-    eventually(mine, 10, "a record")
+    eventually(mine, within_s=10, what="a record")
     assert 1 == len(mine())
     return mine()[0]
 
@@ -230,13 +231,13 @@ def test_vllm_router_ends_a_path_at_a_line_break(part):
     "target",
     ["/v1/%63hat/completions", "/v1/chat%2Fcompletions", CHAT + "%2f", CHAT + "//", "http://evil.example" + CHAT],
 )
-def test_a_recorded_route_goes_on_as_it_was_read(scene, target, eventually):
+def test_a_recorded_route_goes_on_as_it_was_read(scene, target):
     """What is judged and what is sent cannot be two things; nor does a slash make the engine answer with a redirect to
     its own address."""
     answer = said(scene.ports["gateway"], post(target))
     assert 200 == status(answer)
     assert scene.engine.asked[0].startswith(b"POST /v1/chat/completions HTTP/1.1\nHost: 127.0.0.1:")
-    assert CHAT == parse_line(record_of(scene, eventually, answer)).route
+    assert CHAT == parse_line(record_of(scene, answer)).route
 
 
 INNER = b"GET /v1/smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -416,7 +417,7 @@ HOSTILE = ('"}\n{"request_id":"forged"}', "a\r\nb", "\x1b[31mred", "nul\0", '\\"
 
 
 @pytest.mark.parametrize("word", HOSTILE, ids=range(len(HOSTILE)))
-def test_record_is_always_one_line(scene, eventually, word):
+def test_record_is_always_one_line(scene, word):
     """Whatever a client or an engine writes a record is one line."""
     reply = json.dumps(
         {"model": word, "system_fingerprint": "vllm-" + word, "choices": [{"finish_reason": word}]}
@@ -429,7 +430,7 @@ def test_record_is_always_one_line(scene, eventually, word):
     headers = (b"X-Request-Id: " + printable, b"traceparent: " + printable, b"tracestate: " + printable)
     answer = said(scene.ports["gateway"], post(CHAT, json.dumps({"model": word}).encode(), *headers))
     assert (200, 1) == (status(answer), answer.count(b"HTTP/1."))
-    line = record_of(scene, eventually, answer)
+    line = record_of(scene, answer)
     record = parse_line(line)
     assert ("demo", CHAT) == (record.team, record.route)
     assert word.startswith(record.model)
@@ -485,11 +486,11 @@ def foreign_lines() -> list[bytes]:
 
 
 @pytest.mark.prometheus
-def test_hostile_labels_leave_a_bounded_page(scene, eventually, part, tmp_path, free_port):
+def test_hostile_labels_leave_a_bounded_page(scene, part, tmp_path, free_port):
     """Read by prometheus_client, in both formats, and by a real Prometheus."""
     with (scene.at / "foreign.jsonl").open("ab") as log:
         log.write(b"\n".join(foreign_lines()) + b"\n")
-    eventually(lambda: 'team="t30"' in page_of(scene, "sidecar"), 10, "the lines")
+    eventually(lambda: 'team="t30"' in page_of(scene, "sidecar"), within_s=10, what="the lines")
     for read, accept in ((text_families, "text/plain"), (openmetrics_families, OPENMETRICS)):
         samples = [sample for family in read(page_of(scene, "sidecar", accept)) for sample in family.samples]
         names = {label for sample in samples for label in sample.labels}
@@ -524,7 +525,9 @@ def test_hostile_labels_leave_a_bounded_page(scene, eventually, part, tmp_path, 
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/targets", timeout=5) as got:
                 return {(one["health"], one["lastError"]) for one in json.load(got)["data"]["activeTargets"]}
 
-        eventually(lambda: health() and "unknown" not in {one for one, _ in health()}, 20, "a scrape of each")
+        eventually(
+            lambda: health() and "unknown" not in {one for one, _ in health()}, within_s=20, what="a scrape of each"
+        )
         assert {("up", "")} == health()
     finally:
         process.terminate()

@@ -14,7 +14,6 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from test_sidecar import FakeEngine, until, values
 
 from exporters.accounting.fleet_log import FleetLog, SidecarTotals, TeamWork
 from exporters.catalogue import reconciled, sidecar
@@ -25,6 +24,8 @@ from exporters.requests.work import FinishedRequest, Work
 from exporters.sidecar import Sidecar
 from exporters.sidecar_config import EngineTarget, PeerTarget, SidecarConfig
 from exporters.sidecar_listener import application
+from tests.support.sidecar_scene import FakeEngine, values
+from tests.support.wait import until
 
 MODEL = "m"
 

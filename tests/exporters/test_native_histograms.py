@@ -18,13 +18,11 @@ from pathlib import Path
 from random import Random
 
 import msgspec
-import protobuf_page
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
-from test_checkpoint import FailingDisk
 
 from exporters import scrape
 from exporters.catalogue import gateway, promql, sidecar
@@ -39,6 +37,9 @@ from exporters.requests.record import RequestRecord
 from exporters.requests.store import CounterStore
 from exporters.scrape import Format
 from stack.gateway.metrics import GatewayMetrics
+from tests.support import protobuf_page
+from tests.support.failing_disk import FailingDisk
+from tests.support.wait import eventually
 
 TIMES_MS = st.one_of(st.just(0.0), st.floats(0, 1e12, exclude_max=True), st.floats(1e-3, 1e5))
 ACCEPT = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited;q=0.6"
@@ -493,18 +494,18 @@ def observed(rng: Random, count: int) -> list[RequestRecord]:
 
 
 @pytest.mark.prometheus
-def test_a_real_prometheus_computes_quantiles_within_two_percent(scraped, eventually):
+def test_a_real_prometheus_computes_quantiles_within_two_percent(scraped):
     """Also: zeros stay zeros, exemplars arrive, classic buckets agree in count and sum, and a restart is a counter
     reset."""
     target, ask = scraped
     rng = Random(7)
     target.count(observed(rng, 1))  # the series must be there before it grows
-    eventually(lambda: ask("query", query=f"{sidecar.TTFT.name}_count"), 20, "the first scrape")
+    eventually(lambda: ask("query", query=f"{sidecar.TTFT.name}_count"), within_s=20, what="the first scrape")
     batches = [observed(rng, 2000) for _ in range(3)]
 
     def scraped_again() -> None:
         now = target.scrapes
-        eventually(lambda: target.scrapes >= now + 2, 10, "two more scrapes")
+        eventually(lambda: target.scrapes >= now + 2, within_s=10, what="two more scrapes")
 
     scraped_again()
     for batch in batches[:2]:
@@ -535,7 +536,7 @@ def test_a_real_prometheus_computes_quantiles_within_two_percent(scraped, eventu
 
 
 @pytest.mark.prometheus
-def test_real_prometheus_stores_each_value(scraped, eventually):
+def test_real_prometheus_stores_each_value(scraped):
     """A real Prometheus stores each value of a page with any names."""
     target, ask = scraped
     rng = Random(8)
@@ -560,7 +561,7 @@ def test_real_prometheus_stores_each_value(scraped, eventually):
 
     target.count([random_record() for _ in range(3000)])
     now = target.scrapes
-    eventually(lambda: target.scrapes >= now + 2, 10, "two more scrapes")
+    eventually(lambda: target.scrapes >= now + 2, within_s=10, what="two more scrapes")
     expected = {
         # to Prometheus an empty label is none
         (name, frozenset((label, text) for label, text in labels if text)): value
@@ -646,7 +647,7 @@ def stores(part, tmp_path, free_port) -> Iterator[tuple[Target, Callable[[str, s
 
 
 @pytest.mark.prometheus
-def test_victoriametrics_answers_classic_quantiles(stores, eventually):
+def test_victoriametrics_answers_classic_quantiles(stores):
     """It asks for text. Of what Prometheus writes it keeps native histograms as buckets with the label vmrange, which
     our queries leave out."""
     target, ask = stores
@@ -654,14 +655,16 @@ def test_victoriametrics_answers_classic_quantiles(stores, eventually):
     target.count(observed(rng, 1))
     eventually(
         lambda: all(ask(where, f"{name}_count") for where in ("prometheus", "pulled", "written", "native")),
-        60,
-        "a first scrape everywhere",
+        within_s=60,
+        what="a first scrape everywhere",
     )
     for count in range(1, 5):
         target.count(observed(rng, 1000))
         now = f"{name}_count == {1 + 1000 * count}"
         eventually(
-            lambda now=now: all(ask(where, now) for where in ("prometheus", "pulled", "written", "native")), 20, now
+            lambda now=now: all(ask(where, now) for where in ("prometheus", "pulled", "written", "native")),
+            within_s=20,
+            what=now,
         )
     assert {PROTOBUF_TYPE, CONTENT_TYPE} == target.formats
     assert ask("prometheus", f"histogram_count({name})")

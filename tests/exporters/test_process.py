@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 # then many, with a little left above them so that the heap cannot shrink from its end.
 BURSTS = """
 import ctypes, sys, threading
-import memory
+from tests.support import memory
 if sys.argv[1] == "ours":
     from exporters import process
     process.runner()
@@ -52,7 +52,7 @@ libc.fflush(file)
 
 def after_bursts(whose: str) -> tuple[float, int]:
     """MiB that a process keeps of 40 that it freed, and how many arenas it has."""
-    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"}
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", BURSTS, whose], capture_output=True, text=True, timeout=60, check=True, env=env
     )

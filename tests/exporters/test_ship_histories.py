@@ -17,7 +17,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
-from test_sidecar_histories import SMALL, Histories, Killed
 
 from exporters.dataset import catalog, layout, parquet, ship, upkeep
 from exporters.dataset.layout import LogSegment, total
@@ -29,6 +28,7 @@ from exporters.requests import positions as positions_module
 from exporters.requests import tail as tail_module
 from exporters.requests.checkpoint import Checkpoint
 from exporters.requests.record import RequestRecord
+from tests.support.log_histories import SMALL, Histories, Killed
 
 HISTORIES = int(os.environ.get("VLLM_WATCH_HISTORIES", "8"))
 FAULTS = ("fail", "fail after", "kill", "kill after")

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from bench_judge import INTERLEAVED
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -42,6 +41,7 @@ from exporters.statistics import (
     two_sided_p,
     variant_effect,
 )
+from tests.support.simulated_experiments import INTERLEAVED
 
 OF_B = [letter == "B" for letter in INTERLEAVED]
 PLACES = [float(place) for place in range(12)]

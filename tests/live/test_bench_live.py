@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_crosscheck import ROOT, command, ours, theirs
-from engines import CONTEXT, Engine, Engines, get
 
 from exporters.catalogue import exposition_parser, vllm
 from stack.bench import result
 from stack.bench.result import Bench
 from stack.tuning.comparison import HEADLINE
+from tests.support.engines import CONTEXT, Engine, Engines, get
+from tests.support.load_generator_pair import ROOT, command, ours, theirs
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.engine
 
@@ -283,7 +284,7 @@ SAID = {
 }
 
 
-def test_an_engine_that_dies_half_way_leaves_what_was_measured(engines, eventually, tmp_path):
+def test_an_engine_that_dies_half_way_leaves_what_was_measured(engines, tmp_path):
     engine, folder = engines["off"], tmp_path / "out"
     run = (
         "bench",

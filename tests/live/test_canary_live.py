@@ -23,11 +23,12 @@ from typing import Any
 
 import pytest
 import yaml
-from engines import Engine, Engines, get
 
 from exporters.events import log as events
 from stack.gateway import make_key
 from stack.lab import plan
+from tests.support.engines import Engine, Engines, get
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.engine
 
@@ -104,7 +105,7 @@ class Rollout:
 
 @pytest.fixture
 def rollout(
-    free_port: Callable[[], int], eventually: Any, tmp_path: Path
+    free_port: Callable[[], int], tmp_path: Path
 ) -> Iterator[Callable[[Engine, Engine, dict[str, Any]], Rollout]]:
     running: list[subprocess.Popen[bytes]] = []
 
@@ -146,7 +147,7 @@ def engines(real_engines: Engines) -> Iterator[tuple[Engine, Engine]]:
     narrow.end()
 
 
-def test_a_canary_with_fewer_seats_is_rolled_back(engines, rollout, eventually):
+def test_a_canary_with_fewer_seats_is_rolled_back(engines, rollout):
     run = rollout(*engines, {"steps": [0.4], "decide_s": 300.0, "limit_s": 600.0})
     began = time.monotonic()
     with run.loaded(), run.controlled() as controller:
@@ -171,7 +172,7 @@ def test_an_engine_beside_itself_is_good(engines, rollout):
     assert 0.5 == run.share()
 
 
-def test_a_hung_canary_loses_its_share(engines, rollout, eventually):
+def test_a_hung_canary_loses_its_share(engines, rollout):
     """Its core is stopped. Too few requests make a block, so that nothing but the guard acts."""
     run = rollout(*engines, {"steps": [0.2], "block_requests": 100000})
     core = next(

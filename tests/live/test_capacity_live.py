@@ -12,16 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import engine_sizes
 import pytest
 from aiohttp import web
-from engines import Engines
 
 from stack.capacity import live_engine, memory, model, verify
 from stack.capacity.kv import Serving
 from stack.capacity.live_engine import BadLive, Served
 from stack.capacity.model import ModelShape
 from stack.capacity.verify import Verifier, compare
+from tests.support import engine_sizes
+from tests.support.engines import Engines
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 GIB = 1 << 30

@@ -22,8 +22,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import yaml
-from compose_standins.private_docker import FAR_HOST, PrivateDocker, Project, debian_root, wheelhouse
 
 from alerts.panel_ref import PanelRef
 from alerts.rules import LABELS_QUERY
@@ -39,11 +37,22 @@ from stack.deploy.haproxy import CHECK_MS
 from stack.gateway.config import GatewayConfig
 from stack.gateway.teams import load_policy, make_key, teams_of
 from stack.lab.install import InstalledPart, cache_dir
+from tests.support.compose_files import (
+    BASE,
+    CPU,
+    DEPLOY,
+    READY,
+    REPLICAS,
+    ROOT,
+    SECURE,
+    SECURE_STANDINS,
+    Reset,
+    read,
+    resolved,
+)
+from tests.support.compose_standins.private_docker import FAR_HOST, PrivateDocker, Project, debian_root, wheelhouse
+from tests.support.wait import eventually
 
-ROOT = Path(__file__).parents[2]
-DEPLOY = ROOT / "stack/deploy"
-BASE, CPU, WATCH = ROOT / "docker-compose.yml", DEPLOY / "compose.cpu.yml", DEPLOY / "compose.watch.yml"
-REPLICAS = DEPLOY / "compose.replicas.yml"
 SHIP = DEPLOY / "compose.ship.yml"
 STANDINS, PATIENCE = (ROOT / f"tests/support/compose_standins/{name}.yml" for name in ("compose", "patience"))
 GATEWAY, PROMETHEUS, ALERTMANAGER, JAEGER, BOARD = (
@@ -52,15 +61,7 @@ GATEWAY, PROMETHEUS, ALERTMANAGER, JAEGER, BOARD = (
 TARGETS = {"vllm", "gateway", "sidecar", "prometheus", "alertmanager", "otelcol"}
 
 
-class Reset(yaml.SafeLoader):
-    """YAML that knows compose's tag for taking something away."""
-
-
 Reset.add_constructor("!reset", lambda loader, node: None)
-
-
-def read(path: Path) -> Any:
-    return yaml.load(path.read_text(), Reset)  # noqa: S506  a SafeLoader with one harmless tag
 
 
 def services(path: Path = BASE) -> dict[str, Any]:
@@ -207,15 +208,6 @@ def test_the_shipper_of_the_overlay_is_confined_and_scraped() -> None:
     ]
 
 
-def resolved(part: Callable[[str], InstalledPart], variables: Mapping[str, str], *overlays: Path) -> Any:
-    files = [word for file in (BASE, *overlays) for word in ("--file", str(file))]
-    told = subprocess.run(
-        [part("compose").path, *files, "config", "--format", "json"],
-        env={"PATH": os.environ["PATH"], **variables}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return json.loads(told.stdout)
-
-
 def test_files_of_two_gateways_are_those_of_one_and_shared_ones() -> None:
     """Their gateway.yaml adds the store and the time in which HAProxy sees that one stops; Prometheus asks both."""
     one, each = (config.load(path / "gateway.yaml", GatewayConfig) for path in (DEPLOY, DEPLOY / "replicas"))
@@ -344,13 +336,6 @@ def test_a_model_that_is_a_folder_is_not_fetched(tmp_path: Path) -> None:
     )
     assert 1 == name.returncode
     assert "VLLM_WATCH_HF_TOKEN_FILE" in name.stderr
-
-
-READY = {
-    "docker": 'case "$1" in compose) echo 2.40.3;; *) echo 28.5.2;; esac',
-    "nvidia-smi": "echo 580.82.07",
-    "nvidia-container-runtime-hook": "true",
-}
 
 
 @pytest.mark.parametrize(
@@ -541,7 +526,6 @@ def _secrets(project: Project) -> dict[str, str]:
 
 # --- run with TLS and logins
 
-SECURE, SECURE_STANDINS = DEPLOY / "compose.secure.yml", ROOT / "tests/support/compose_standins/secure.yml"
 PORTS = {"GATEWAY": 24000, "GRAFANA": 24001, "PROMETHEUS": 24002, "ALERTMANAGER": 24003, "BOARD": 24004}
 LOGINS = ("alertmanager", "board", "grafana", "operator", "prometheus")
 
@@ -586,9 +570,7 @@ def secured(started: SimpleNamespace) -> SimpleNamespace:
 class TestSecured:
     """The stack of compose.secure.yml as those see it who are let in, and those who are not."""
 
-    def test_every_target_is_up_over_tls_but_the_two_that_have_none(
-        self, secured: SimpleNamespace, eventually: Callable[..., None]
-    ) -> None:
+    def test_every_target_is_up_over_tls_but_the_two_that_have_none(self, secured: SimpleNamespace) -> None:
         def up() -> bool:
             states = json.loads(secured.get("PROMETHEUS", "/api/v1/targets", "operator")[1])["data"]["activeTargets"]
             assert dict.fromkeys(TARGETS, ("up", "")) == {
@@ -599,9 +581,7 @@ class TestSecured:
 
         eventually(up, within_s=60, what="all targets up")
 
-    def test_an_alert_arrives_and_its_links_begin_with_https(
-        self, secured: SimpleNamespace, eventually: Callable[..., None]
-    ) -> None:
+    def test_an_alert_arrives_and_its_links_begin_with_https(self, secured: SimpleNamespace) -> None:
         """Every rule is loaded, and the page that a link leads to is shown to the operator."""
         rules = json.loads(secured.get("PROMETHEUS", "/api/v1/rules", "operator")[1])["data"]["groups"]
         assert len(list((ROOT / "alerts/prometheus").glob("*.yaml"))) == len({group["file"] for group in rules})
@@ -634,9 +614,7 @@ class TestSecured:
         with pytest.raises(OSError, match="certificate verify failed"):
             secured.docker.get(plain.replace("http:", "https:"))
 
-    def test_gateway_answers_and_its_span_is_stored(
-        self, secured: SimpleNamespace, eventually: Callable[..., None]
-    ) -> None:
+    def test_gateway_answers_and_its_span_is_stored(self, secured: SimpleNamespace) -> None:
         """Client over TLS -> gateway -> sidecar -> collector over TLS -> the stand-in for Jaeger, which only those on
         its network can ask."""
         trace = hashlib.md5(os.urandom(8), usedforsecurity=False).hexdigest()
@@ -788,9 +766,7 @@ def replicated(docker: PrivateDocker) -> Iterator[SimpleNamespace]:
 class TestReplicated:
     """Two gateways behind HAProxy, with a store of leases."""
 
-    def test_both_gateways_serve_one_address_and_each_has_its_log(
-        self, replicated: SimpleNamespace, eventually: Callable[..., None]
-    ) -> None:
+    def test_both_gateways_serve_one_address_and_each_has_its_log(self, replicated: SimpleNamespace) -> None:
         eventually(lambda: replicated.chat() == 200, within_s=60, what="an answer through HAProxy")
         assert {200} == {replicated.chat() for _ in range(8)}
 
@@ -802,9 +778,7 @@ class TestReplicated:
         up = replicated.values('up{job=~"gateway|sidecar"}')
         assert dict.fromkeys(("gateway:8010", "gateway-1:8010", "sidecar:9401", "sidecar-1:9401"), 1.0) == up
 
-    def test_limits_are_leased_and_requests_do_not_need_the_store(
-        self, replicated: SimpleNamespace, eventually: Callable[..., None]
-    ) -> None:
+    def test_limits_are_leased_and_requests_do_not_need_the_store(self, replicated: SimpleNamespace) -> None:
         names = ("gateway:8010", "gateway-1:8010")
 
         def lost(value: float) -> bool:
@@ -889,7 +863,7 @@ class TestRunning:
         status, answer = chat(stack)
         assert (200, 4) == (status, answer["usage"]["completion_tokens"]), answer
 
-    def test_scrape_targets_are_up(self, stack: SimpleNamespace, eventually: Callable[..., None]) -> None:
+    def test_scrape_targets_are_up(self, stack: SimpleNamespace) -> None:
         """Every scrape target is up and rules and Alertmanager are known."""
 
         def up() -> bool:
@@ -907,9 +881,7 @@ class TestRunning:
         assert ["http://alertmanager:9093/api/v2/alerts"] == [manager["url"] for manager in found]
         assert 200 == stack.docker.get(f"{ALERTMANAGER}/-/ready")[0]
 
-    def test_alert_links_lead_to_pages_and_boards_show_values(
-        self, stack: SimpleNamespace, eventually: Callable[..., None]
-    ) -> None:
+    def test_alert_links_lead_to_pages_and_boards_show_values(self, stack: SimpleNamespace) -> None:
         """As the host's browser sees them: by address and by name, and by no other name."""
         rules = json.loads(stack.docker.get(f"{PROMETHEUS}/api/v1/rules")[1])["data"]["groups"]
         down = next(rule for group in rules for rule in group["rules"] if rule["name"] == "VLLMEngineDown")
@@ -927,9 +899,7 @@ class TestRunning:
             what="the engine up",
         )
 
-    def test_sidecar_joins_the_log_and_sees_the_gpu(
-        self, stack: SimpleNamespace, eventually: Callable[..., None]
-    ) -> None:
+    def test_sidecar_joins_the_log_and_sees_the_gpu(self, stack: SimpleNamespace) -> None:
         """One request of team demo arrives in Prometheus by team, and the GPU's absent readings are absent."""
         assert 200 == chat(stack)[0]
         eventually(
@@ -940,7 +910,7 @@ class TestRunning:
         eventually(lambda: ask(stack, f"{gpu.POWER.name} == 42.5"), within_s=60, what="the stand-in GPU's power")
         assert [] == ask(stack, gpu.TEMPERATURE.name)
 
-    def test_change_is_annotated_without_a_token(self, stack: SimpleNamespace, eventually: Callable[..., None]) -> None:
+    def test_change_is_annotated_without_a_token(self, stack: SimpleNamespace) -> None:
         """A change is annotated in the sidecar's container without a token."""
         stack.project(
             "exec",
@@ -959,9 +929,7 @@ class TestRunning:
             what="the change at Prometheus",
         )
 
-    def test_a_request_leaves_its_trace_in_the_trace_store(
-        self, stack: SimpleNamespace, eventually: Callable[..., None]
-    ) -> None:
+    def test_a_request_leaves_its_trace_in_the_trace_store(self, stack: SimpleNamespace) -> None:
         """Client's traceparent -> gateway -> real vLLM -> real collector -> the stand-in for Jaeger."""
         trace = hashlib.md5(os.urandom(8), usedforsecurity=False).hexdigest()
         assert 200 == chat(stack, traceparent=f"00-{trace}-00f067aa0ba902b7-01")[0]
@@ -983,9 +951,7 @@ class TestRunning:
         assert far_says("vllm", "python3") in ("TimeoutError", "OSError")
         assert far_says("sidecar", "python") in ("TimeoutError", "OSError")
 
-    def test_restarted_gateway_keeps_keys_and_new_team(
-        self, stack: SimpleNamespace, eventually: Callable[..., None]
-    ) -> None:
+    def test_restarted_gateway_keeps_keys_and_new_team(self, stack: SimpleNamespace) -> None:
         """The ways of docs/start/gpu-host.md: teams.yaml lies in a volume that only the init service may write, and a
         signal has it read anew."""
         key, hashed = make_key("fresh")
@@ -1015,7 +981,7 @@ class TestRunning:
         )
 
     def test_the_quick_start_of_a_gpu_host_can_be_typed_as_it_stands(
-        self, stack: SimpleNamespace, tmp_path: Path, eventually: Callable[..., None]
+        self, stack: SimpleNamespace, tmp_path: Path
     ) -> None:
         """All of its lines but those that cannot be had here, or were typed to get so far; beside it only the files of
         the stand-ins are named."""
@@ -1057,9 +1023,7 @@ class TestRunning:
         stack.project("up", "--detach", "--wait", "--wait-timeout", "300")
         assert before == (_secrets(stack.project), stack.project("ps", "--quiet"))
 
-    def test_keys_and_series_survive_down_and_up_on_ports_of_choice(
-        self, stack: SimpleNamespace, eventually: Callable[..., None]
-    ) -> None:
+    def test_keys_and_series_survive_down_and_up_on_ports_of_choice(self, stack: SimpleNamespace) -> None:
         """On a second project without an engine, which saves its start: that the key is known shows in what the gateway
         answers."""
         ports = {
@@ -1163,10 +1127,7 @@ def _start_engine(docker: PrivateDocker, given: Mapping[str, str]) -> str:
 
 @pytest.fixture(scope="module")
 def watched(
-    docker: PrivateDocker,
-    part: Callable[[str], InstalledPart],
-    tmp_path_factory: pytest.TempPathFactory,
-    eventually: Callable[..., None],
+    docker: PrivateDocker, part: Callable[[str], InstalledPart], tmp_path_factory: pytest.TempPathFactory
 ) -> WatchedStack:
     made = WatchedStack(docker, _variables(part), tmp_path_factory.mktemp("watch"))
 
@@ -1191,9 +1152,7 @@ class TestWatching:
         assert re.search(r"user admin, password \S{20,}\n$", watched.said["docker compose run --rm cli secrets"])
         assert f"localhost:{ENGINE_PORT}: answers, vLLM 0." in watched.typed("docker compose run --rm init")
 
-    def test_engine_is_scraped_and_overview_is_filled(
-        self, watched: WatchedStack, eventually: Callable[..., None]
-    ) -> None:
+    def test_engine_is_scraped_and_overview_is_filled(self, watched: WatchedStack) -> None:
         """By requests of others: the stack itself sends none."""
 
         def request() -> None:

@@ -16,8 +16,6 @@ from typing import Any
 
 import bcrypt
 import pytest
-from test_compose import CPU, DEPLOY, READY, REPLICAS, ROOT, SECURE, WATCH, read, resolved
-from test_mig import GIVEN, MIG
 
 from exporters.sidecar_config import SidecarConfig
 from stack import config
@@ -25,6 +23,8 @@ from stack.config import BadConfig
 from stack.deploy import certificates, credentials
 from stack.gateway.config import GatewayConfig
 from stack.lab.install import InstalledPart
+from tests.support.compose_files import CPU, DEPLOY, READY, REPLICAS, ROOT, SECURE, WATCH, read, resolved
+from tests.support.compose_mig import GIVEN, MIG
 
 MIG_SECURE = DEPLOY / "compose.mig.secure.yml"
 COMBINATIONS = {

@@ -16,11 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 import yaml
-from broken_upstream import BrokenUpstream
 from click.testing import CliRunner
-from engine_rows import difference, of_clickhouse, rows_of
-from engines import Engine, Engines
-from gateway_fleet import FleetClients, GatewayFleet, until
 
 from exporters.catalogue import reconciled, sidecar, vllm
 from exporters.catalogue.exposition_parser import Exposition
@@ -29,6 +25,11 @@ from exporters.dataset.query import RequestData, RequestSource, open_requests
 from exporters.requests.record import RequestRecord
 from stack.cli import main
 from stack.lab import plan
+from tests.support.broken_upstream import BrokenUpstream
+from tests.support.engine_rows import difference, of_clickhouse, rows_of
+from tests.support.engines import Engine, Engines
+from tests.support.gateway_fleet import FleetClients, GatewayFleet
+from tests.support.wait import until
 
 pytestmark = pytest.mark.engine
 

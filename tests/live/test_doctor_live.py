@@ -7,14 +7,16 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import Engine, Engines
-from record_situations import Clients, Load, core_of
+
+from tests.support.engines import Engine, Engines
+from tests.support.situation_load import Clients, Load, core_of
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.engine
 
@@ -31,7 +33,7 @@ def engine(real_engines: Engines) -> Engine:
 
 
 @asynccontextmanager
-async def under(clients: Clients, engine: Engine, eventually: Callable[..., None]) -> AsyncIterator[None]:
+async def under(clients: Clients, engine: Engine) -> AsyncIterator[None]:
     """The engine under this load for a while already; idle afterwards."""
     load = Load(engine.spec.address, {}, f"{os.getpid()} {clients}")
     try:
@@ -78,23 +80,23 @@ def names(said: Mapping[str, Any]) -> list[str]:
     return [finding["finding"] for finding in said["findings"]]
 
 
-async def test_a_crowd_is_bound_by_the_queue(engine, eventually, tmp_path):
+async def test_a_crowd_is_bound_by_the_queue(engine, tmp_path):
     """The deployment's own limit stands in a file, since this engine is quick enough for the shipped one."""
     (tmp_path / "thresholds.yaml").write_text(json.dumps({"thresholds": {"queue_time_p95": 0.5}}))
-    async with under(CROWD, engine, eventually):
+    async with under(CROWD, engine):
         status, said = await told(engine, "--thresholds", tmp_path / "thresholds.yaml")
     assert (1, "queue-bound") == (status, names(said)[0]), said
 
 
-async def test_of_an_engine_that_is_well_nothing_is_found(engine, eventually):
-    async with under(FEW, engine, eventually):
+async def test_of_an_engine_that_is_well_nothing_is_found(engine):
+    async with under(FEW, engine):
         status, said = await told(engine)
     assert (0, []) == (status, names(said)), said
 
 
-async def test_stalled_core_is_found_while_its_page_answers(engine, eventually):
+async def test_stalled_core_is_found_while_its_page_answers(engine):
     """A core that stands still is found while its page answers."""
-    async with under(LONG, engine, eventually):
+    async with under(LONG, engine):
         core = core_of(engine)
         os.kill(core, signal.SIGSTOP)
         try:
@@ -104,19 +106,19 @@ async def test_stalled_core_is_found_while_its_page_answers(engine, eventually):
     assert (1, "frozen-engine") == (status, names(said)[0]), said
 
 
-async def test_a_core_that_stops_within_the_look_is_never_fine(engine, eventually):
+async def test_a_core_that_stops_within_the_look_is_never_fine(engine):
     """Long enough before the end it is found; shortly before it the look was too short to tell it from a long
     prefill."""
-    async with under(LONG, engine, eventually), stopped_after(10, core_of(engine)):
+    async with under(LONG, engine), stopped_after(10, core_of(engine)):
         status, said = await told(engine, "--for", "30s")
     assert (1, "frozen-engine") == (status, names(said)[0]), said
-    async with under(LONG, engine, eventually), stopped_after(10, core_of(engine)):
+    async with under(LONG, engine), stopped_after(10, core_of(engine)):
         status, said = await told(engine, "--for", "20s")
     assert (3, [], True) == (status, names(said), said["undecided"]), said
 
 
-async def test_hanging_api_server_is_found(engine, eventually):
+async def test_hanging_api_server_is_found(engine):
     """An api server that stops answering within the look is found."""
-    async with under(LONG, engine, eventually), stopped_after(5, engine.process.pid):
+    async with under(LONG, engine), stopped_after(5, engine.process.pid):
         status, said = await told(engine, "--for", "10s")
     assert (1, "frozen-engine", "frozen-api-server") == (status, names(said)[0], said["findings"][0]["row"]), said

@@ -28,6 +28,7 @@ from exporters.text import parse_window
 from stack.drill import drills, faults, gpu_faults, lab, monitoring_faults, run
 from stack.drill.drills import DRILLS, FAST, QUICK, QUICKER, WHY_NOT, Drill
 from stack.lab import install, plan
+from tests.support.wait import eventually
 
 ROOT = Path(__file__).parents[2]
 OFFSET = 22000  # above 23000 a port of ours is one that the kernel lends to any client, and so may be taken
@@ -172,7 +173,7 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
 
 
-def test_a_stopped_process_goes_on_whatever_happens(eventually):
+def test_a_stopped_process_goes_on_whatever_happens():
     sleeper = subprocess.Popen(["sleep", "60"])
     try:
         with contextlib.suppress(KeyboardInterrupt), faults.stopped(sleeper.pid):
@@ -400,7 +401,7 @@ def test_six_alerts_fire_and_resolve_on_a_real_vllm(part):
 
 
 @in_a_lab
-def test_ctrl_c_leaves_nothing_running(part, eventually):
+def test_ctrl_c_leaves_nothing_running(part):
     for name in ("prometheus", "alertmanager", "engine", "model"):
         part(name)
     offset = OFFSET + 500

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import Engine, Engines
-from test_gateway import KEYS, Running, gateway
 
 from exporters.requests.record import RequestRecord, parse_line
 from stack.lab import plan
+from tests.support.engines import Engine, Engines
+from tests.support.gateway_scene import KEYS, Running, gateway
 
 pytestmark = pytest.mark.engine
 

@@ -8,94 +8,47 @@ that the last test can set side by side what was offered, what is on record and 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import math
-import os
 import random
 import socket
 import struct
-import subprocess
-import sys
-import time
 import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from engines import CONTEXT, Engine, Engines, get
 
 from exporters.accounting import cost
 from exporters.accounting.cost_from_log import from_log
 from exporters.catalogue import exposition_parser, vllm
 from exporters.catalogue.gateway import REQUESTS
 from exporters.catalogue.metric import Metric
-from exporters.requests.record import RequestRecord, parse_line
-from stack.gateway import make_key
-from stack.lab import plan, supervisor
+from exporters.requests.record import RequestRecord
+from stack.lab import plan
+from tests.support.engines import CONTEXT, Engine, get
+from tests.support.live_gateway import CHAT, IDS, LIMITED, LONG, SOON_S, Ask, Caller, Gate
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.engine
 
-ROOT = Path(__file__).parents[2]
-SOON_S = 30.0  # for what takes moments on a quiet machine
-LIMITED = 2  # requests that the second engine takes
-CHAT: dict[str, Any] = {
-    "model": plan.MODEL,
-    "messages": [{"role": "user", "content": "the cache of the server"}],
-    "max_tokens": 12,
-    "extra_body": {"ignore_eos": True},
-}
 TEXT: dict[str, Any] = {
     "model": plan.MODEL,
     "prompt": "the cache",
     "max_tokens": 12,
     "extra_body": {"ignore_eos": True},
 }
-LONG = CHAT | {"max_tokens": 30000}  # a minute and more: it is over soon only if it is broken off
 STREAM: dict[str, Any] = {"stream": True}
-IDS = "X-Request-Id"
-Ask = Callable[[Any], Any]  # a client -> what it returns
 
-# Every gateway of this file: what its teams.yaml says. {one}, {two}: where the engines are.
-ONE, TWO = {"url": "{one}"}, {"url": "{two}"}
-GATES: dict[str, Any] = {
-    "terms": {
-        "teams": {
-            "demo": {}, "narrow": {"max_in_flight": 1}, "short": {"max_prompt_tokens": 50},
-            "clamped": {"max_output_tokens": 4},
-            "brief": {"max_output_tokens": 4, "over_output": "refuse"}, "other": {"models": ["another"]},
-            "hurried": {"band": "hurried"}, "leaver": {},
-        },
-        "bands": {"default": {"rank": 1}, "hurried": {"rank": 1, "total_s": 3.0}},
-        "models": {plan.MODEL: {"max_model_len": CONTEXT}, "another": {}},
-        "upstreams": {"one": ONE},
-    },
-    "canary": {"teams": {"demo": {}},
-        "upstreams": {"stable": ONE | {"weight": 95}, "canary": ONE | {"weight": 5, "variant": "canary"}}},
-    "limited": {"teams": {"demo": {}}, "upstreams": {"two": TWO}},
-    "spare": {"teams": {"demo": {}}, "upstreams": {"two": TWO, "one": ONE},
-        "models": {plan.MODEL: {"upstreams": ["two"], "fallbacks": ["one"]}}},
-}  # fmt: skip
 PLACES = {"one": "one", "stable": "one", "canary": "one", "two": "two"}  # upstream -> engine
 
 
 # ---- the engines
-
-
-@pytest.fixture(scope="module")
-def engines(real_engines: Engines) -> Iterator[dict[str, Engine]]:
-    found = {
-        "one": real_engines.shared(),
-        "two": real_engines.own("--max-num-seqs", str(LIMITED), "--max-num-queued-reqs", str(LIMITED)),
-    }
-    yield {name: engine.up() for name, engine in found.items()}
-    found["two"].end()
 
 
 @pytest.fixture(scope="module")
@@ -107,162 +60,6 @@ def before(engines: dict[str, Engine]) -> dict[str, exposition_parser.Exposition
 # ---- the gateways
 
 
-@dataclass
-class Gate:
-    """A gateway in a process of its own. offered: the id of every request that was sent to it."""
-
-    name: str
-    url: str
-    metrics_url: str
-    log: Path
-    keys: Mapping[str, str]
-    offered: list[str] = field(default_factory=list)
-
-    def lines(self) -> list[RequestRecord]:
-        written = self.log.read_bytes() if self.log.exists() else b""
-        return [parse_line(line) for line in written.splitlines(keepends=True) if line.endswith(b"\n")]
-
-    def records(self, names: Iterable[str]) -> list[RequestRecord]:
-        """The records of these requests, in this order, once they are written."""
-        deadline, wanted = time.monotonic() + SOON_S, list(names)
-        while missing := set(wanted) - set(found := {record.request_id: record for record in self.lines()}):
-            assert time.monotonic() < deadline, f"not on record: {missing}"
-            time.sleep(0.02)
-        return [found[name] for name in wanted]
-
-    def offer(self, name: str = "") -> str:
-        """Counts a request that is sent, under this id or, where it is sent again or has none, under another."""
-        name = f"{self.name}-{next(_numbers)}" if name in ("", *self.offered) else name
-        self.offered.append(name)
-        return name
-
-    def caller(self, team: str = "demo", way: str = "sync", retries: int = 0) -> Caller:
-        """team: or a key that is nobody's."""
-        return Caller(self, self.keys.get(team, team), way, retries)
-
-
-_numbers = itertools.count()
-
-
-@dataclass
-class Caller:
-    """The official client in one of its two forms. sent: the ids of what its last call has sent, with the time of
-    each."""
-
-    gate: Gate
-    key: str
-    way: str
-    retries: int
-    sent: dict[str, float] = field(default_factory=dict)
-
-    def __call__(self, ask: Ask) -> Any:
-        """What the client returns or raises; of a stream the list of its events."""
-        self.sent.clear()
-        if self.way == "async":
-            return asyncio.run(self._later(ask))
-        with self.client() as client:
-            got = ask(client)
-            return list(got) if isinstance(got, openai.Stream) else got
-
-    async def _later(self, ask: Ask) -> Any:
-        async with self.async_client() as client:
-            got = await ask(client)
-            return [event async for event in got] if isinstance(got, openai.AsyncStream) else got
-
-    @contextlib.contextmanager
-    def client(self) -> Iterator[openai.OpenAI]:
-        with openai.DefaultHttpxClient(event_hooks={"request": [self._send]}) as http:
-            yield openai.OpenAI(
-                base_url=f"{self.gate.url}/v1", api_key=self.key, max_retries=self.retries, http_client=http
-            )
-
-    @contextlib.asynccontextmanager
-    async def async_client(self) -> AsyncIterator[openai.AsyncOpenAI]:
-        async def send(request: Any) -> None:
-            self._send(request)
-
-        async with openai.DefaultAsyncHttpxClient(event_hooks={"request": [send]}) as http:
-            yield openai.AsyncOpenAI(
-                base_url=f"{self.gate.url}/v1", api_key=self.key, max_retries=self.retries, http_client=http
-            )
-
-    def _send(self, request: Any) -> None:
-        """Called with every request just before it goes out, however often the client tries. A look at the models is no
-        request for tokens."""
-        if request.method == "POST":
-            name = request.headers[IDS] = self.gate.offer(request.headers.get(IDS, ""))
-            self.sent[name] = time.monotonic()
-
-    def records(self) -> list[RequestRecord]:
-        """Of all that the last call has sent."""
-        return self.gate.records(list(self.sent))
-
-    def record(self) -> RequestRecord:
-        """Of the one request that the last call has sent."""
-        (found,) = self.records()
-        return found
-
-
-@contextlib.contextmanager
-def running(
-    name: str,
-    folder: Path,
-    policy: Any,
-    engines: Mapping[str, str],
-    ports: tuple[int, int],
-    liveness: Mapping[str, Any] = {"probe": False},
-) -> Iterator[Gate]:
-    """A gateway under this policy, from its start to its peaceful end. liveness: as in gateway.yaml."""
-    keys = {team: make_key(team) for team in policy["teams"]}
-    said = policy | {"teams": {team: terms | {"keys": [keys[team][1]]} for team, terms in policy["teams"].items()}}
-    said["upstreams"] = {
-        name: upstream | {"url": upstream["url"].format(**engines)} for name, upstream in policy["upstreams"].items()
-    }
-    (folder / "teams.yaml").write_text(json.dumps(said))
-    listen, metrics_listen = (f"127.0.0.1:{port}" for port in ports)
-    (folder / "gateway.yaml").write_text(
-        json.dumps({"listen": listen, "metrics_listen": metrics_listen, "liveness": liveness})
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stack.cli", "gateway", "run", "--config", folder / "gateway.yaml"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, preexec_fn=supervisor._die_with_parent,
-    )  # fmt: skip
-    try:
-        yield Gate(
-            name,
-            f"http://{listen}",
-            f"http://{metrics_listen}",
-            folder / "requests.jsonl",
-            {team: key for team, (key, _) in keys.items()},
-        )
-        process.terminate()
-        assert 0 == process.wait(60)
-    finally:
-        process.kill()
-        process.wait()
-
-
-@pytest.fixture(scope="module")
-def gates(
-    engines: dict[str, Engine],
-    before: dict[str, exposition_parser.Exposition],
-    free_port: Any,
-    eventually: Any,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[dict[str, Gate]]:
-    urls = {name: engine.spec.address for name, engine in engines.items()}
-    with contextlib.ExitStack() as stack:
-        found = {
-            name: stack.enter_context(
-                running(name, tmp_path_factory.mktemp(name), policy, urls, (free_port(), free_port()))
-            )
-            for name, policy in GATES.items()
-        }
-        for name, gate in found.items():
-            eventually(lambda gate=gate: get(f"{gate.url}/-/healthy"), within_s=30, what=f"gateway {name} being ready")
-        yield found
-
-
 @pytest.fixture
 def one(engines: dict[str, Engine]) -> Engine:
     return engines["one"]
@@ -271,21 +68,6 @@ def one(engines: dict[str, Engine]) -> Engine:
 @pytest.fixture
 def two(engines: dict[str, Engine]) -> Engine:
     return engines["two"]
-
-
-@pytest.fixture
-def terms(gates: dict[str, Gate]) -> Gate:
-    return gates["terms"]
-
-
-@pytest.fixture(params=["sync", "async"])
-def way(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def ask(terms: Gate, way: str) -> Caller:
-    return terms.caller(way=way)
 
 
 # ---- what clients see
@@ -543,7 +325,7 @@ def test_output_is_limited_to_what_the_team_may_have(terms: Gate, way: str, stre
     assert ("ok", 4, "length") == ((record := ask.record()).outcome, record.completion_tokens, record.finish_reason)
 
 
-def test_client_retries_as_told_and_gets_its_answer(terms: Gate, way: str, one: Engine, eventually: Any):
+def test_client_retries_as_told_and_gets_its_answer(terms: Gate, way: str, one: Engine):
     """The team may have one request in flight, and has one. The client's own retries do the rest, once that has
     ended."""
     first, once, ask = terms.caller("narrow"), terms.caller("narrow", way), terms.caller("narrow", way, retries=2)
@@ -644,9 +426,7 @@ def resets_its_connection(gate: Gate, begun: Begun) -> str:
 @pytest.mark.parametrize(
     "leaves", [closes_its_stream, goes_in_the_middle_of_its_stream, goes_before_its_reply, resets_its_connection]
 )
-def test_a_client_that_leaves_takes_its_request_with_it(
-    terms: Gate, one: Engine, eventually: Any, leaves: Callable[[Gate, Begun], str]
-):
+def test_a_client_that_leaves_takes_its_request_with_it(terms: Gate, one: Engine, leaves: Callable[[Gate, Begun], str]):
     eventually(lambda: one.running == 0, within_s=SOON_S, what="an idle engine")
     before, made = one.abandoned, one.figure(vllm.GENERATION_TOKENS)
     name = leaves(
@@ -660,7 +440,7 @@ def test_a_client_that_leaves_takes_its_request_with_it(
 
 
 @pytest.mark.parametrize("route", ["chat", "messages"])
-def test_early_disconnect_is_charged_to_its_team(terms: Gate, one: Engine, eventually: Any, route: str):
+def test_early_disconnect_is_charged_to_its_team(terms: Gate, one: Engine, route: str):
     """All but the end of an answer without a token on the bill: what it got is on record as an estimate, and `cost`
     charges it to the team."""
     eventually(lambda: one.running == 0, within_s=SOON_S, what="an idle engine")
@@ -693,7 +473,7 @@ def test_early_disconnect_is_charged_to_its_team(terms: Gate, one: Engine, event
     )
 
 
-def test_a_reply_that_takes_too_long_is_broken_off(terms: Gate, one: Engine, eventually: Any):
+def test_a_reply_that_takes_too_long_is_broken_off(terms: Gate, one: Engine):
     before, ask = one.abandoned, terms.caller("hurried")
     with pytest.raises(openai.InternalServerError) as told:
         ask(lambda client: client.chat.completions.create(**LONG))
@@ -767,7 +547,7 @@ def test_canary_share_is_sticky(gates: dict[str, Gate]):
 
 
 @pytest.fixture
-def full(gates: dict[str, Gate], two: Engine, eventually: Any) -> Iterator[None]:
+def full(gates: dict[str, Gate], two: Engine) -> Iterator[None]:
     """The second engine has as many requests as it takes."""
     assert two.last is None, "the tests of this file run in their order"
     with gates["limited"].caller().client() as client:
@@ -818,7 +598,7 @@ def test_where_another_engine_has_room_it_answers_instead(gates: dict[str, Gate]
 CROWD = TEXT | STREAM | {"prompt": ["the cache", "a queue of", "the server"][: LIMITED + 1]}
 
 
-def test_a_refusal_inside_of_a_stream_is_a_refusal(gates: dict[str, Gate], two: Engine, way: str, eventually: Any):
+def test_a_refusal_inside_of_a_stream_is_a_refusal(gates: dict[str, Gate], two: Engine, way: str):
     """The status was 200, and the client hears of it from an event."""
     eventually(lambda: two.running == 0, within_s=SOON_S, what="an idle engine")
     ask = gates["limited"].caller(way=way)
@@ -833,7 +613,7 @@ def test_a_refusal_inside_of_a_stream_is_a_refusal(gates: dict[str, Gate], two: 
     )
 
 
-def test_in_stream_rejection_fails_over(gates: dict[str, Gate], two: Engine, way: str, eventually: Any):
+def test_in_stream_rejection_fails_over(gates: dict[str, Gate], two: Engine, way: str):
     """The head of the stream has waited for content."""
     eventually(lambda: two.running == 0, within_s=SOON_S, what="an idle engine")
     ask = gates["spare"].caller(way=way)
@@ -931,7 +711,7 @@ def test_another_engine_answers_for_a_dead_one(gates: dict[str, Gate], two: Engi
 
 
 def test_offered_requests_and_engine_tokens_agree(
-    gates: dict[str, Gate], engines: dict[str, Engine], before: dict[str, exposition_parser.Exposition], eventually: Any
+    gates: dict[str, Gate], engines: dict[str, Engine], before: dict[str, exposition_parser.Exposition]
 ):
     """Over all that this file has sent.
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import openai
 import pytest
-from engines import Engine, Engines, get
-from test_gateway_live import CHAT, IDS, LONG, Gate, running
+
+from tests.support.engines import Engine, Engines, get
+from tests.support.live_gateway import CHAT, IDS, LONG, Gate, running
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.engine
 
@@ -38,7 +40,7 @@ def engine(real_engines: Engines) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
-def gate(engine: Engine, free_port: Any, eventually: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
+def gate(engine: Engine, free_port: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
     with running(
         "gate", tmp_path_factory.mktemp("gate"), POLICY, {"engine": engine.spec.address}, (free_port(), free_port())
     ) as found:
@@ -50,7 +52,7 @@ def client(url: str, key: str = "none") -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=60)
 
 
-def served(engine: Engine, eventually: Any, send: Send, *requests: tuple[str, dict[str, Any]]) -> list[int]:
+def served(engine: Engine, send: Send, *requests: tuple[str, dict[str, Any]]) -> list[int]:
     """The order in which requests, by number, are answered that arrive one after the other while the engine is busy."""
     with client(engine.spec.address) as holder, ThreadPoolExecutor() as pool:
         with holder.chat.completions.create(**LONG, stream=True) as held:
@@ -77,26 +79,22 @@ def completed(url: str, key: str, said: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize("said", AHEAD.values(), ids=AHEAD)
-def test_alone_a_vllm_obeys_whoever_asks_to_go_first(engine: Engine, eventually: Any, said: dict[str, Any]):
+def test_alone_a_vllm_obeys_whoever_asks_to_go_first(engine: Engine, said: dict[str, Any]):
     """What the gateway has to prevent; else the test below would prove nothing."""
-    assert [1, 0] == served(
-        engine, eventually, lambda _, more: completed(engine.spec.address, "none", more), ("", {}), ("", said)
-    )
+    assert [1, 0] == served(engine, lambda _, more: completed(engine.spec.address, "none", more), ("", {}), ("", said))
 
 
 @pytest.mark.parametrize("said", AHEAD.values(), ids=AHEAD)
-def test_through_the_gateway_nobody_goes_before_its_band(
-    engine: Engine, gate: Gate, eventually: Any, said: dict[str, Any]
-):
+def test_through_the_gateway_nobody_goes_before_its_band(engine: Engine, gate: Gate, said: dict[str, Any]):
     def send(team: str, more: dict[str, Any]) -> float:
         return completed(gate.url, gate.keys[team], more)
 
     eventually(lambda: engine.running == 0, within_s=60, what="an idle engine")
-    assert [0, 1] == served(engine, eventually, send, ("demo", {}), ("demo", said))
-    assert [1, 0] == served(engine, eventually, send, ("later", said), ("demo", {}))
+    assert [0, 1] == served(engine, send, ("demo", {}), ("demo", said))
+    assert [1, 0] == served(engine, send, ("later", said), ("demo", {}))
 
 
-def test_the_wait_in_the_engine_is_no_part_of_what_the_way_adds(engine: Engine, gate: Gate, eventually: Any):
+def test_the_wait_in_the_engine_is_no_part_of_what_the_way_adds(engine: Engine, gate: Gate):
     """By the definitions of the engine itself, whose time to first token of one request begins when it is scheduled."""
     eventually(lambda: engine.running == 0, within_s=60, what="an idle engine")
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import Engine, Engines
-from gateway_fleet import FleetClients, GatewayFleet, until
 
 from exporters.catalogue import reconciled, vllm
 from exporters.catalogue.gateway import LEASE_LOST, LEASE_REPLICAS
+from tests.support.engines import Engine, Engines
+from tests.support.gateway_fleet import FleetClients, GatewayFleet
+from tests.support.wait import until
 
 pytestmark = pytest.mark.engine
 

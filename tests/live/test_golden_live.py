@@ -10,10 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from engines import Engine, Engines, get
-from golden_load import company
-from model_damage import KINDS
-from test_gateway_live import running
 
 from exporters.catalogue import vllm
 from exporters.engine.golden_state import GoldenCause, GoldenResult, GoldenVerdict
@@ -23,6 +19,11 @@ from stack.golden.baseline import Baseline
 from stack.golden.check import check_engine
 from stack.golden.prompts import DEFAULT_PROMPTS
 from stack.golden.record import RecordPlan, record
+from tests.support.engines import Engine, Engines, get
+from tests.support.golden_load import company
+from tests.support.live_gateway import running
+from tests.support.model_damage import KINDS
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.engine
 
@@ -123,16 +124,16 @@ def changed_engines(real_engines, copies, part, free_port, tmp_path_factory, bas
         maker.end()
 
 
-def test_check_through_the_gateway_is_a_probe_of_nobody(real_engines, baseline, free_port, eventually, tmp_path):
+def test_check_through_the_gateway_is_a_probe_of_nobody(real_engines, baseline, free_port, tmp_path):
     """A team with `probe` has a key like others; its requests are in the log as probes."""
     engine = real_engines.shared().up()
     policy = {"teams": {"demo": {}, "checks": {"probe": True}}, "upstreams": {"one": {"url": "{one}"}}}
     ports = free_port(), free_port()
     with running("golden", tmp_path, policy, {"one": engine.spec.address}, ports) as gate:
-        eventually(lambda: get(f"{gate.url}/-/ready") == "ready\n", 30, "a ready gateway")
+        eventually(lambda: get(f"{gate.url}/-/ready") == "ready\n", within_s=30, what="a ready gateway")
         found = asyncio.run(check_engine(gate.url, baseline, key=gate.keys["checks"]))
         assert GoldenVerdict.SAME is found.verdict, found.sentence
-        eventually(lambda: found.requests == len(gate.lines()), 10, "all records")
+        eventually(lambda: found.requests == len(gate.lines()), within_s=10, what="all records")
         records = gate.lines()
     assert {(PROBE_TEAM, "tiny", "ok")} == {(one.team, one.model, one.outcome) for one in records}
     assert found.tokens == sum((one.prompt_tokens or 0) + (one.completion_tokens or 0) for one in records)

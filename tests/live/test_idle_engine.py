@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 import requests
-from engines import Engines
 
 from alerts.panel_ref import PanelRef, board_uid
+from tests.support.engines import Engines
+from tests.support.wait import eventually
 
 pytestmark = [pytest.mark.engine, pytest.mark.chromium, pytest.mark.prometheus]
 ROOT = Path(__file__).parents[2]
@@ -32,7 +33,7 @@ def one_at_a_time(url: str, model: str, done: threading.Event) -> None:
 
 
 @pytest.fixture(scope="module")
-def page_url(real_engines: Engines, part, free_port, eventually, tmp_path_factory):
+def page_url(real_engines: Engines, part, free_port, tmp_path_factory):
     engine, folder = real_engines.shared().up(), tmp_path_factory.mktemp("idle")
     prometheus, board = (f"127.0.0.1:{free_port()}" for _ in range(2))
     target = engine.spec.address.removeprefix("http://")

@@ -35,6 +35,7 @@ from exporters.sidecar_config import SidecarConfig
 from stack import config, render
 from stack.gateway import GatewayConfig
 from stack.lab import headlines, install, plan, supervisor, up, workload
+from tests.support.wait import eventually
 
 ROOT = Path(__file__).parents[2]
 OFFSET = 21000
@@ -291,7 +292,7 @@ class RunningLab:
 
 
 @pytest.fixture(scope="module")
-def lab(part, eventually, tmp_path_factory):
+def lab(part, tmp_path_factory):
     for name in ("prometheus", "alertmanager", "engine", "model", "otelcol"):
         part(name)
     running = RunningLab(tmp_path_factory.mktemp("lab") / "output")
@@ -312,7 +313,7 @@ def on_the_lab(test):
 
 
 @on_the_lab
-def test_every_headline_gets_a_value_and_the_watchdog_arrives(lab, eventually):
+def test_every_headline_gets_a_value_and_the_watchdog_arrives(lab):
     for headline in headlines.HEADLINES:
         eventually(lambda h=headline: lab.query(h.expr) is not None, within_s=60, what=headline.name)
     eventually(
@@ -335,7 +336,7 @@ def test_the_lab_says_where_its_boards_are(lab):
 
 @on_the_lab
 @pytest.mark.chromium
-def test_a_browser_opens_the_link_that_came_with_the_alert(lab, part, tmp_path, eventually):
+def test_a_browser_opens_the_link_that_came_with_the_alert(lab, part, tmp_path):
     """From the alert as Alertmanager holds it to the words on the screen of a real Chromium."""
     eventually(lambda: "runbook_url" in get(f"{lab.url('alertmanager')}/api/v2/alerts"), within_s=30)
     link = json.loads(get(f"{lab.url('alertmanager')}/api/v2/alerts"))[0]["annotations"]["runbook_url"]
@@ -367,7 +368,7 @@ STATES = (
 
 @on_the_lab
 @pytest.mark.chromium
-def test_boards_open_in_a_browser(lab, new_tab, eventually, tmp_path):
+def test_boards_open_in_a_browser(lab, new_tab, tmp_path):
     """A panel draws, or says in its own words why it is empty; nothing fails, and the browser has no complaint. Leaves
     a picture of each board."""
     folder = Path(os.environ.get("VLLM_WATCH_ARTIFACTS") or tmp_path)
@@ -431,7 +432,7 @@ def plan_release() -> str:
 
 
 @on_the_lab
-def test_official_client_leaves_true_records(lab, eventually):
+def test_official_client_leaves_true_records(lab):
     """The official client works through the gateway and leaves true records."""
     keys = json.loads((lab.folder / "keys.json").read_text())
     client = openai.OpenAI(base_url=f"{lab.url('gateway')}/v1", api_key=keys["demo"], max_retries=0)
@@ -464,7 +465,7 @@ def test_official_client_leaves_true_records(lab, eventually):
 
 
 @on_the_lab
-def test_the_sidecar_joins_log_and_engine(lab, eventually):
+def test_the_sidecar_joins_log_and_engine(lab):
     found = exposition_parser.parse(get(f"{lab.url('sidecar')}/metrics"))
     assert found.total("vllm_watch_requests_total", outcome="ok") > 0
     assert found.total("vllm_watch_kv_capacity_tokens") > 0
@@ -479,7 +480,7 @@ def test_the_sidecar_joins_log_and_engine(lab, eventually):
 @pytest.mark.parametrize(
     "panel", [panel for panel in BOARDS[0].panels if not panel.optional], ids=lambda panel: panel.slug
 )
-def test_a_panel_of_overview_has_figures_on_the_running_lab(lab, eventually, panel):
+def test_a_panel_of_overview_has_figures_on_the_running_lab(lab, panel):
     """As Grafana asks with every variable at All. The engine's own series and the log's may each be the one that
     answers first."""
     choices = {variable.name: [ALL] for variable in variables.of(BOARDS[0])}
@@ -497,7 +498,7 @@ def test_a_panel_of_overview_has_figures_on_the_running_lab(lab, eventually, pan
 
 
 @on_the_lab
-def test_a_bucket_of_a_latency_panel_leads_to_a_trace(lab, eventually):
+def test_a_bucket_of_a_latency_panel_leads_to_a_trace(lab):
     """The sidecar offers OpenMetrics, the real Prometheus asks for it and keeps the exemplars."""
     asked = f"query=vllm_watch_ttft_seconds_bucket&start={time.time() - 600:.0f}&end={time.time() + 60:.0f}"
 
@@ -511,7 +512,7 @@ def test_a_bucket_of_a_latency_panel_leads_to_a_trace(lab, eventually):
 
 @on_the_lab
 @pytest.mark.parametrize("transport", ["grpc", "http"])
-def test_spans_reach_the_collector(lab, eventually, transport):
+def test_spans_reach_the_collector(lab, transport):
     """Those of the engine over gRPC, those of the request log over HTTP."""
 
     def accepted() -> float:
@@ -529,7 +530,7 @@ def test_spans_reach_the_collector(lab, eventually, transport):
 VICTIMS = ("board", "sidecar", "otelcol", "alertmanager", "gateway", "vllm", "prometheus")
 
 
-def killed(lab, eventually, victim: str) -> None:
+def killed(lab, victim: str) -> None:
     """SIGKILL, which the lab's own page tells, and which changes nothing for the others."""
     before = {name: lab.lab_metric("vllm_watch_lab_process_up", name) for name in VICTIMS}
     os.kill(lab.pid(victim), signal.SIGKILL)
@@ -559,21 +560,21 @@ def told_down(lab) -> set[str]:
 
 @on_the_lab
 @pytest.mark.parametrize("victim", VICTIMS[:-1])
-def test_killed_process_leaves_the_others_running(lab, eventually, victim):
+def test_killed_process_leaves_the_others_running(lab, victim):
     """When one process is killed the others go on and it is told."""
-    killed(lab, eventually, victim)
+    killed(lab, victim)
 
 
 @on_the_lab
-def test_the_status_line_names_exactly_what_is_down(lab, eventually):
+def test_the_status_line_names_exactly_what_is_down(lab):
     """By now all but Prometheus."""
     eventually(lambda: set(VICTIMS[:-1]) == told_down(lab), within_s=30, what="the status line naming them")
 
 
 @on_the_lab
-def test_without_prometheus_the_labs_own_page_tells(lab, eventually):
+def test_without_prometheus_the_labs_own_page_tells(lab):
     """And the status line, which names every target too: whether one is up nobody can say any more."""
-    killed(lab, eventually, "prometheus")
+    killed(lab, "prometheus")
     eventually(lambda: {"prometheus", "lab"} <= told_down(lab), within_s=30, what="the status line naming Prometheus")
 
 

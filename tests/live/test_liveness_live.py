@@ -22,15 +22,16 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-import core_faults
 import pytest
-from engines import Engine, Engines, engine_states, get
 
 from exporters.catalogue import vllm
 from exporters.requests.record import PROBE_TEAM, parse_line
 from stack.drill.faults import stopped
 from stack.gateway import make_key
 from stack.lab import plan, supervisor
+from tests.support import core_faults
+from tests.support.engines import Engine, Engines, engine_states, get
+from tests.support.wait import eventually
 
 pytestmark = [pytest.mark.engine, pytest.mark.prometheus]
 
@@ -174,7 +175,7 @@ def watched(real_engines: Engines, free_port, tmp_path_factory) -> Iterator[Watc
 
 
 @pytest.fixture(scope="module")
-def alerts(watched: Watched, part, free_port, eventually, tmp_path_factory) -> Iterator[str]:
+def alerts(watched: Watched, part, free_port, tmp_path_factory) -> Iterator[str]:
     """Alerts of a real Prometheus that scrapes engine and gateway as the lab's does."""
     folder, port = tmp_path_factory.mktemp("prometheus"), free_port()
     targets = {"vllm": watched.engine.spec.address, "gateway": watched.metrics_url}
@@ -234,7 +235,7 @@ def test_engine_that_hangs_while_it_is_idle(watched: Watched, way: str):
     assert ("suspect", "probe_silent") == state
 
 
-def test_deadlock_pages_although_the_running_gauge_reads_0(watched: Watched, alerts: str, eventually):
+def test_deadlock_pages_although_the_running_gauge_reads_0(watched: Watched, alerts: str):
     """Published failure: the gauge read 0 throughout a hang."""
     with watched.decoding(), watched.fault("blind"):
         watched.until("/-/engine-ready", True, 30)
@@ -245,7 +246,7 @@ def test_deadlock_pages_although_the_running_gauge_reads_0(watched: Watched, ale
             out_state = watched.state()
             hung_s = out_s + watched.until("/-/engine-live", False, 45)
             hung_state = watched.state()
-            eventually(lambda: "VLLMEngineFrozen" in firing(alerts), ALERT_S, "VLLMEngineFrozen")
+            eventually(lambda: "VLLMEngineFrozen" in firing(alerts), within_s=ALERT_S, what="VLLMEngineFrozen")
             fired_s = time.monotonic() - began
         back_s = watched.until("/-/engine-ready", True, 15)
     _log.info(
@@ -255,7 +256,7 @@ def test_deadlock_pages_although_the_running_gauge_reads_0(watched: Watched, ale
     assert ("suspect", "output_stopped") == out_state
     assert ("hung", "output_stopped") == hung_state
     assert fired_s <= ALERT_S
-    eventually(lambda: "VLLMEngineFrozen" not in firing(alerts), 30, "the end of VLLMEngineFrozen")
+    eventually(lambda: "VLLMEngineFrozen" not in firing(alerts), within_s=30, what="the end of VLLMEngineFrozen")
 
 
 # ---- not hung

@@ -25,12 +25,7 @@ from typing import Any
 import aiohttp
 import pytest
 import yaml
-from compose_standins.private_docker import FAR_HOST, PrivateDocker
-from mig_instances import INSTANCES
 from prometheus_client.parser import text_string_to_metric_families
-from test_accounts import Books, view
-from test_compose import BASE, DEPLOY, READY, ROOT, read, resolved
-from test_gateway import ASK, CHAT, REPLY, FakeEngine, gateway, listening, never, says
 
 from exporters import exposition
 from exporters.accounting.gpu_use import mig_fraction
@@ -50,13 +45,14 @@ from stack.deploy import init, slices
 from stack.gateway.check import check
 from stack.gateway.teams import make_key
 from stack.lab.install import InstalledPart
+from tests.support.compose_files import BASE, DEPLOY, READY, ROOT, read, resolved
+from tests.support.compose_mig import GIVEN, MIG, STANDIN
+from tests.support.compose_standins.private_docker import FAR_HOST, PrivateDocker
+from tests.support.gateway_scene import ASK, CHAT, REPLY, FakeEngine, gateway, listening, never, says
+from tests.support.joined_accounts import Books, view
+from tests.support.mig_instances import INSTANCES
 
-MIG, STANDIN = DEPLOY / "compose.mig.yml", ROOT / "tests/support/compose_standins/mig.yml"
 TEAMS = ("team-a", "team-b")
-GIVEN = {
-    "TEAM_A_MIG": "MIG-00000000-0000-5000-8000-00000000000a",
-    "TEAM_B_MIG": "MIG-00000000-0000-5000-8000-00000000000b",
-}
 GOLDEN = ROOT / "tests/golden/nvidia-smi"
 
 

@@ -16,11 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import pair_router
 import pytest
 import requests
-from engines import Engine, Engines, engine_states
-from test_gateway_live import Gate, running
 
 from exporters.accounting.join import Joiner
 from exporters.catalogue import exposition_parser, vllm
@@ -29,6 +26,10 @@ from exporters.engine import view as engine_view
 from exporters.requests.bounded_names import BoundedNames
 from exporters.requests.counters import RequestCounters
 from stack.lab import plan
+from tests.support import pair_router
+from tests.support.engines import Engine, Engines, engine_states
+from tests.support.live_gateway import Gate, running
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.engine
 
@@ -64,9 +65,7 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def pair(
-    real_engines: Engines, free_port: Any, eventually: Any, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Pair]:
+def pair(real_engines: Engines, free_port: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder, shared = tmp_path_factory.mktemp("pair"), tmp_path_factory.mktemp("kv")
 
     def of(kv_role: str) -> Engine:
@@ -139,12 +138,7 @@ def test_a_request_of_a_pair_is_one_request(pair: Pair) -> None:
     ["folder", pytest.param("nixl", marks=pytest.mark.skipif(not NIXL, reason="VLLM_WATCH_NIXL is not set"))],
 )
 def test_stopped_prefill_engine_is_blamed(
-    real_engines: Engines,
-    request: pytest.FixtureRequest,
-    connector: str,
-    free_port: Any,
-    eventually: Any,
-    tmp_path: Any,
+    real_engines: Engines, request: pytest.FixtureRequest, connector: str, free_port: Any, tmp_path: Any
 ) -> None:
     """It stops between prefill and transfer. A folder needs no engine to be read, so there the decode engine waits for
     nobody; and as a prompt of one token ends a consumer of ExampleConnector (0.32), no idle engine is probed there."""
@@ -184,7 +178,7 @@ def test_stopped_prefill_engine_is_blamed(
             client.start()
         try:
             eventually(lambda: stopped_at, what="the prefill")
-            eventually(look, 60, "a prefill engine that counts as hung")
+            eventually(look, within_s=60, what="a prefill engine that counts as hung")
         finally:
             os.kill(core, signal.SIGCONT)
             for client in clients:

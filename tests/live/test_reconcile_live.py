@@ -17,12 +17,13 @@ from typing import Any
 
 import aiohttp
 import pytest
-from engines import Engines, get
-from test_gateway_live import CHAT, Gate, running
 
 from exporters.catalogue import exposition_parser, vllm
 from exporters.requests.record import ended_at
 from stack.lab import plan, supervisor
+from tests.support.engines import Engines, get
+from tests.support.live_gateway import CHAT, Gate, running
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.engine
 
@@ -40,8 +41,8 @@ class Watched:
     """An engine, a gateway before it and a sidecar beside them, each a process; engine and sidecar can be ended and
     begun again."""
 
-    def __init__(self, folder: Path, port: int, engines: Engines, eventually: Any) -> None:
-        self.folder, self._engines, self._eventually = folder, engines, eventually
+    def __init__(self, folder: Path, port: int, engines: Engines) -> None:
+        self.folder, self._engines = folder, engines
         self.address = f"http://127.0.0.1:{port}"
         self.engine = engines.taken().up()
         self.before = self.engine.shown()  # others have asked this engine too, before the sidecar's first look
@@ -64,7 +65,7 @@ class Watched:
             [sys.executable, "-m", "stack.cli", "sidecar", "run", "--config", self.folder / "sidecar.yaml"],
             env={**os.environ, "PYTHONPATH": str(ROOT)}, preexec_fn=supervisor._die_with_parent,
         )  # fmt: skip
-        self._eventually(
+        eventually(
             lambda: (
                 exposition_parser.parse(get(f"{self.address}/metrics")).total("vllm_watch_source_up", kind="engine")
                 == 1
@@ -117,7 +118,7 @@ class Watched:
                 found.total("vllm_watch_reconcile_open", kind=kind) == 0 for kind in KINDS
             )
 
-        self._eventually(sure, within_s=240, what="log and engine being settled")
+        eventually(sure, within_s=240, what="log and engine being settled")
 
     def load(self, *asks: tuple[str, dict[str, Any]], at_once: int = 4) -> None:
         """Each ask by a team, through the gateway; an ask with `leave` is hung up after its first bytes."""
@@ -142,11 +143,9 @@ class Watched:
 
 
 @pytest.fixture(scope="module")
-def watched(
-    real_engines: Engines, free_port: Any, eventually: Any, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Watched]:
+def watched(real_engines: Engines, free_port: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     folder = tmp_path_factory.mktemp("watched")
-    all_of_it = Watched(folder, free_port(), real_engines, eventually)
+    all_of_it = Watched(folder, free_port(), real_engines)
     try:
         with running(
             "one", folder, POLICY, {"one": all_of_it.engine.spec.address}, (free_port(), free_port())

@@ -21,15 +21,16 @@ from typing import Any
 
 import pytest
 import yaml
-from broken_upstream import BrokenUpstream
 from click.testing import CliRunner
-from engines import Engine, Engines, get
-from test_gateway_live import IDS, Gate, running
 
 from exporters.catalogue import vllm
 from exporters.requests.record import RequestRecord
 from stack.cli import main
 from stack.lab import plan
+from tests.support.broken_upstream import BrokenUpstream
+from tests.support.engines import Engine, Engines, get
+from tests.support.live_gateway import IDS, Gate, running
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.engine
 
@@ -69,9 +70,7 @@ def engines(real_engines: Engines) -> Iterator[dict[str, Engine]]:
 
 
 @pytest.fixture(scope="module")
-def gate(
-    engines: dict[str, Engine], free_port: Any, eventually: Any, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Gate]:
+def gate(engines: dict[str, Engine], free_port: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
     broken = ThreadingHTTPServer(("127.0.0.1", 0), SlowlyBroken)
     threading.Thread(target=broken.serve_forever, daemon=True).start()
     urls = {name: engine.spec.address for name, engine in engines.items()}
@@ -160,7 +159,7 @@ def later() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.fixture
-def idle(engines: dict[str, Engine], eventually: Any) -> None:
+def idle(engines: dict[str, Engine]) -> None:
     eventually(lambda: all(engine.running == 0 for engine in engines.values()), within_s=60, what="idle engines")
 
 

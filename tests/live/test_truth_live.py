@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
-from bench_truth import (
+
+from exporters.native_histogram import SCHEMA
+from tests.support.engines import Engines
+from tests.support.truth_scene import (
     NATIVE,
     Answer,
     OpenAI,
@@ -19,9 +22,6 @@ from bench_truth import (
     team_of,
     written,
 )
-from engines import Engines
-
-from exporters.native_histogram import SCHEMA
 
 SHAPES = (Shape("short", 64, 24, 6), Shape("bursts", 64, 24, 40, every_s=2.0))
 REQUESTS = 151

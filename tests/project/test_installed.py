@@ -11,11 +11,11 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-import installed
 import pytest
 import yaml
-from installed import InstalledApp
 
+from tests.support import installed
+from tests.support.installed import InstalledApp
 from tools import release
 from tools.import_graph import PACKAGES
 

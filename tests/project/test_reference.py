@@ -6,11 +6,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import admission_scenarios
 import pytest
-import worked_examples
-from admission_sim import Ended, percentile
-from alert_cases import CASES
 
 from alerts.registry import ALERTS, RECORDINGS, recorded_families
 from dashboards.registry import BOARDS
@@ -22,6 +18,10 @@ from stack import reference, render
 from stack.drill.drills import WHY_NOT
 from stack.reference import alerts, metrics, runbooks, use
 from stack.root import ROOT
+from tests.bench import admission_scenarios
+from tests.support import worked_examples
+from tests.support.admission_sim import Ended, percentile
+from tests.support.alert_cases import CASES
 
 PAGES = {path.name: text for path, text in reference.pages()}
 

@@ -32,6 +32,7 @@ from runbooks.diagnosis.row import DiagnosisRow
 from stack import render
 from stack.board import pages as html_pages
 from stack.cli import main
+from tests.support.wait import eventually
 
 ROOT = Path(__file__).parents[2]
 PAGE = r"""---
@@ -651,7 +652,7 @@ def test_what_cannot_be_done_is_one_sentence_with_its_status(arguments, stdin, s
 
 @pytest.mark.prometheus
 @pytest.mark.usefixtures("small")
-def test_what_a_real_alertmanager_and_amtool_say_is_understood(part, free_port, eventually, tmp_path):
+def test_what_a_real_alertmanager_and_amtool_say_is_understood(part, free_port, tmp_path):
     url = f"http://127.0.0.1:{free_port()}"
     (tmp_path / "alertmanager.yml").write_text("route: {receiver: none}\nreceivers: [{name: none}]\n")
     amtool = [part("amtool").path, f"--alertmanager.url={url}", "alert"]
@@ -688,7 +689,7 @@ def test_what_a_real_alertmanager_and_amtool_say_is_understood(part, free_port, 
 
 
 @pytest.fixture(scope="module")
-def prometheus(part, tmp_path_factory, eventually):
+def prometheus(part, tmp_path_factory):
     """Twelve engines from ten minutes ago to an hour ahead, so that a test may ask for the present: full, busy, and
     none of them preempts."""
     at = int(time.time()) // 15 * 15

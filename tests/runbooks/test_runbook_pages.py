@@ -11,13 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-import alert_cases as cases
-import case_scene
 import click
 import msgspec
-import panel_fixtures
 import pytest
-from case_scene import ALERT, Asker, slots, steps_asked
 
 from alerts import settings, slo, thresholds
 from alerts.labels import TARGET_POD
@@ -39,6 +35,9 @@ from stack.cli import COMMANDS, main
 from stack.gateway import config as gateway_config
 from stack.gateway import policy
 from stack.gateway.reasons import REASONS
+from tests.support import alert_cases as cases
+from tests.support import case_scene, panel_fixtures
+from tests.support.case_scene import ALERT, Asker, slots, steps_asked
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -213,8 +212,8 @@ def everything() -> dict[str, list[Mapping[str, str]]]:
 
 
 @pytest.fixture(scope="module")
-def ask(part, eventually, tmp_path_factory) -> Iterator[Asker]:
-    with case_scene.served(part, eventually, tmp_path_factory.mktemp("pages")) as asker:
+def ask(part, tmp_path_factory) -> Iterator[Asker]:
+    with case_scene.served(part, tmp_path_factory.mktemp("pages")) as asker:
         yield asker
 
 

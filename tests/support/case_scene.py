@@ -21,11 +21,6 @@ from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
-import alert_cases as cases
-import panel_fixtures as fixtures
-from alert_cases import Case
-from panel_fixtures import HOUR_S, Line
-
 from alerts.registry import ALERTS, RECORDINGS
 from alerts.rules import Recording
 from exporters.catalogue import EVERYTHING, prometheus, promql_ast, vllm
@@ -34,6 +29,11 @@ from exporters.text import parse_window
 from runbooks import page as runbook_page
 from runbooks.page import RunbookPage
 from stack.lab import install
+from tests.support import alert_cases as cases
+from tests.support import panel_fixtures as fixtures
+from tests.support.alert_cases import Case
+from tests.support.panel_fixtures import HOUR_S, Line
+from tests.support.wait import eventually
 
 EPOCH_S = 1_750_032_000
 APART_S = 40 * 86400  # further than any query looks back
@@ -305,18 +305,16 @@ def depth(name: str) -> int:
 
 
 @contextmanager
-def served(
-    part: Callable[[str], install.InstalledPart], eventually: Callable[..., None], folder: Path
-) -> Iterator[Asker]:
+def served(part: Callable[[str], install.InstalledPart], folder: Path) -> Iterator[Asker]:
     """All slots on one server. Recorded series are computed by it from the raw ones, level by level; it reads new
     blocks when it starts."""
     every = slots()
     write(part, folder, (text for slot in every for text in text_of(slot)))
     for level in range(1, 1 + max((depth(r.record) for slot in every for r in slot.recordings), default=0)):
-        with _server(part, eventually, folder) as asker:
+        with _server(part, folder) as asker:
             recorded = [text for slot in every for text in asker.recorded(slot, level)]
         write(part, folder, recorded)
-    with _server(part, eventually, folder) as asker:
+    with _server(part, folder) as asker:
         yield asker
 
 
@@ -356,9 +354,7 @@ def write(part: Callable[[str], install.InstalledPart], folder: Path, texts: Ite
 
 
 @contextmanager
-def _server(
-    part: Callable[[str], install.InstalledPart], eventually: Callable[..., None], folder: Path
-) -> Iterator[Asker]:
+def _server(part: Callable[[str], install.InstalledPart], folder: Path) -> Iterator[Asker]:
     (folder / "prometheus.yml").write_text("{}\n")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

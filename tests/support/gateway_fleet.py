@@ -4,16 +4,14 @@ already; and clients whose requests all have an id."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 
@@ -21,22 +19,11 @@ from exporters.catalogue import exposition_parser
 from exporters.requests.record import RequestRecord, parse_line
 from stack.lab import plan, supervisor
 from stack.lab.up import prepare
+from tests.support.wait import until
 
 ROOT = Path(__file__).parents[2]
 WITHIN_S = 120.0
 WORDS = "the cache of the server holds the blocks of every prompt that was computed before " * 8
-
-
-async def until(condition: Callable[[], Any], what: str, within_s: float = WITHIN_S) -> None:
-    """Wait for a condition, which may be a coroutine function."""
-    async with asyncio.timeout(within_s):
-        while True:
-            with contextlib.suppress(OSError, aiohttp.ClientError):
-                found = condition()
-                if await found if asyncio.iscoroutine(found) else found:
-                    return
-            await asyncio.sleep(0.05)
-    raise AssertionError(what)
 
 
 class GatewayFleet:

@@ -15,8 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from panel_fixtures import BY_SAMPLE, HOUR_S, Line, fleet
-
 from exporters import exposition
 from exporters.accounting.gpu_use import IDLE
 from exporters.catalogue import attributed, bounds, dcgm, gateway, sidecar, vllm
@@ -30,6 +28,7 @@ from exporters.requests.bounded_names import BoundedNames
 from exporters.requests.counters import RequestCounters
 from exporters.requests.record import RequestRecord
 from exporters.source_status import SourceStatus
+from tests.support.panel_fixtures import BY_SAMPLE, HOUR_S, Line, fleet
 
 TEAMS = (
     "search", "support", "coding", "analytics", "translation", "marketing", "legal", "finance", "sales", "recruiting",

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from focus_check import find_problems
-from simulated_month import CHANGE_S, END_S, GPUS, NEW, OLD, PRICES, TEAMS, SimulatedMonth, simulate
 
 from exporters.accounting.billing_period import midnights, month_period
 from exporters.accounting.gpu_use import ABORTED, IDLE, UNATTRIBUTED
 from stack.cli import main
+from tests.support.focus_check import find_problems
+from tests.support.simulated_month import CHANGE_S, END_S, GPUS, NEW, OLD, PRICES, TEAMS, SimulatedMonth, simulate
 
 NEW_YORK, KOLKATA = "America/New_York", "Asia/Kolkata"
 MONTH = "2025-11"

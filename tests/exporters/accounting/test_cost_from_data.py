@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from request_dataset import START_S, made_requests, make_dataset
 
 from exporters.accounting import cost, cost_from_data
 from exporters.accounting.billing_period import BillingPeriod
@@ -15,6 +14,7 @@ from exporters.accounting.cost_from_log import from_log
 from exporters.accounting.prices import PriceChange, Prices
 from exporters.requests.record import RequestRecord, to_line
 from stack.request_source import data_cost
+from tests.support.request_dataset import START_S, made_requests, make_dataset
 
 DAY_S = 86_400.0
 PRICES = Prices(gpu_hour=3.6, currency="EUR", changes=(PriceChange("2025-11-25T13:37:00", gpu_hour=2.0),))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import subprocess
 
-import engine_pair
 import pytest
 import yaml
 
@@ -14,6 +13,7 @@ from dashboards.interpolate import ALL, Range, fill
 from exporters.catalogue import exposition_parser, promql, promql_ast, sidecar, vllm
 from exporters.catalogue.metric import Across, EngineRole, Kind, Metric, Unit, key
 from exporters.catalogue.promql import InvalidQuery
+from tests.support import engine_pair
 
 
 @pytest.fixture

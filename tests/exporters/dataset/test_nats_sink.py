@@ -20,10 +20,11 @@ import msgspec
 import pytest
 import yaml
 from click.testing import CliRunner
-from request_dataset import made_requests
 
 from exporters.requests.record import RequestRecord, parse_line, to_line
 from stack.cli import main
+from tests.support.request_dataset import made_requests
+from tests.support.wait import eventually
 
 UNITS_NS = {"s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
 
@@ -112,7 +113,7 @@ def stored(connection: NatsConnection, stream: str, count: int) -> Iterator[Requ
         yield parse_line(b64decode(connection.ask(f"$JS.API.STREAM.MSG.GET.{stream}", asked)["message"]["data"]))
 
 
-def test_a_stream_keeps_each_record_once(part, free_port, eventually, recipe: str, tmp_path: Path):
+def test_a_stream_keeps_each_record_once(part, free_port, recipe: str, tmp_path: Path):
     sink = yaml.safe_load(recipe)["sinks"]["nats"]
     stream = stream_of(recipe)
     assert [sink["subject"]] == stream["subjects"]

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import s3_standin
-from request_dataset import START_S, made_requests, make_dataset
 
 from exporters.dataset import layout, verified
 from exporters.dataset.catalog import local_copy, open_store
@@ -23,6 +21,8 @@ from exporters.dataset.ship_config import ShipConfig
 from exporters.requests.record import RequestRecord, to_line
 from exporters.requests.store import RecentRequests
 from exporters.requests.tail import Tail
+from tests.support import s3_standin
+from tests.support.request_dataset import START_S, made_requests, make_dataset
 
 RECORDS = made_requests(300)
 

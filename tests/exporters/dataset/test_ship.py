@@ -14,9 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import s3_standin
 import yaml
-from s3_standin import S3Standin
 
 from exporters.config import BadConfig
 from exporters.dataset import catalog, layout, parquet, upkeep
@@ -28,6 +26,8 @@ from exporters.dataset.ship_config import ShipConfig
 from exporters.dataset.writer import WriterConflict
 from exporters.requests.checkpoint import Locked
 from exporters.requests.record import RequestRecord, timestamp, to_line
+from tests.support import s3_standin
+from tests.support.s3_standin import S3Standin
 
 NOON = 1_795_608_000.0  # 2026-11-25T12:00:00Z
 FOREVER = (NOON - 20 * 86_400, NOON + 20 * 86_400)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from request_dataset import made_requests, make_dataset
 
 from exporters.dataset import sql_guard
 from exporters.dataset.query import RequestSource, open_requests
+from tests.support.request_dataset import made_requests, make_dataset
 
 ALLOWED = (
     "SELECT count(*) FROM requests",

@@ -6,10 +6,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-import engine_rows
 import pytest
-from engine_rows import rows_of
-from request_dataset import START_S, made_requests, make_dataset
 
 from dashboards import clickhouse_requests
 from exporters.dataset import engine_sql, views
@@ -19,6 +16,9 @@ from exporters.requests.counter_rows import read_row
 from exporters.requests.counters import OUTCOMES, RequestCounters
 from exporters.requests.phases import PHASES, phases_of
 from exporters.requests.record import RequestRecord, ended_at
+from tests.support import engine_rows
+from tests.support.engine_rows import rows_of
+from tests.support.request_dataset import START_S, made_requests, make_dataset
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,6 @@ import pytest
 import yaml
 from aiohttp import web
 from click.testing import CliRunner, Result
-from fake_grafana import EDITOR, VIEWER, FakeGrafana
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -46,6 +45,8 @@ from stack import config
 from stack.cli import main
 from stack.cli.events import FILE_VARIABLE
 from stack.tuning import annotate
+from tests.support.fake_grafana import EDITOR, VIEWER, FakeGrafana
+from tests.support.wait import eventually
 
 ROOT = Path(__file__).parents[3]
 TOKEN = "correct-horse-battery"
@@ -742,7 +743,7 @@ def test_absent_grafana_is_a_remark_and_copies_follow(path, tmp_path, server):
 # ---- through a sidecar
 
 
-def test_a_real_sidecar_takes_an_event_and_shows_its_time(path, tmp_path, token_file, free_port, eventually):
+def test_a_real_sidecar_takes_an_event_and_shows_its_time(path, tmp_path, token_file, free_port):
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     settings = {"listen": f"127.0.0.1:{port}", "gpu": "off", "events": str(path), "events_token_file": str(token_file)}

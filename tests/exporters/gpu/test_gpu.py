@@ -16,13 +16,11 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
-import memory
 import pytest
 from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mig_instances import H200 as H200_INSTANCES
 
 from exporters import sidecar
 from exporters.catalogue import gpu as catalogue
@@ -34,6 +32,9 @@ from exporters.gpu.source import GpuSource
 from exporters.sidecar import Sidecar
 from exporters.sidecar_config import SidecarConfig
 from exporters.sidecar_listener import application
+from tests.support import memory
+from tests.support.mig_instances import H200 as H200_INSTANCES
+from tests.support.wait import eventually
 
 HERE = Path(__file__).parents[2]
 GOLDEN = HERE / "golden" / "nvidia-smi"
@@ -672,7 +673,7 @@ async def test_a_child_that_talks_nonsense_is_replaced(source):
     assert gpus._child is None
 
 
-async def test_the_child_ends_with_its_parent(fake_nvml, eventually):
+async def test_the_child_ends_with_its_parent(fake_nvml):
     """A killed sidecar leaves no process behind, even one that hangs in the driver."""
     code = (
         "import asyncio, sys; from exporters.gpu.source import GpuSource\n"
@@ -833,7 +834,7 @@ async def test_a_driver_that_went_away_is_no_driver(fake_nvml, fake_smi, source,
 
 
 @pytest.mark.parametrize("body", ["sleep 1000", "sleep 1000 & echo started", "trap '' TERM INT; while :; do :; done"])
-async def test_a_hung_nvidia_smi_is_killed_with_all_it_started(fake_nvml, fake_smi, source, body: str, eventually):
+async def test_a_hung_nvidia_smi_is_killed_with_all_it_started(fake_nvml, fake_smi, source, body: str):
     """Also when it ended and only a child of it holds the pipe."""
     gpus = source(env=fake_nvml("ok"), smi=fake_smi(f"echo $$ > $0.pid; {body}"))
     gpus._no_nvml_before = float("inf")

@@ -17,7 +17,6 @@ from typing import Any
 import aiohttp
 import grpc
 import pytest
-from authority import Authority, Pair
 
 from exporters.config import BadConfig
 from exporters.net.http_client import HttpClientConfig, client_ssl_context, describe_error, request_options
@@ -33,6 +32,7 @@ from exporters.tracing.transport import span_exporter
 from stack import config as configuration
 from stack.gateway.teams import load_policy
 from stack.gateway.upstream_client import Unreachable, UpstreamClient
+from tests.support.authority import Authority, Pair
 
 TOKEN = "tok-55aa"
 

@@ -24,7 +24,6 @@ import bcrypt
 import pytest
 import uvloop
 from aiohttp import web
-from authority import Authority, Pair
 from cryptography.hazmat.primitives import serialization
 
 from exporters.config import BadConfig
@@ -33,6 +32,8 @@ from exporters.net.addresses import split_address
 from exporters.net.http_client import HttpClientConfig
 from exporters.net.listener import AUTHENTICATED, listen
 from exporters.net.listener_auth import ListenerAuth
+from tests.support.authority import Authority, Pair
+from tests.support.wait import until
 
 PASSWORD, TOKEN = "pass-3f7c:öl", "tok-91be"
 HASH = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(4)).decode()
@@ -463,12 +464,6 @@ def slow(monkeypatch):
     monkeypatch.setattr(listener_auth, "_matches", it)
     yield it
     it.gate.set()
-
-
-async def until(so: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
-        while not so():
-            await asyncio.sleep(0.01)
 
 
 async def test_disconnect_keeps_turn_until_its_hash_is_done(tmp_path, slow):

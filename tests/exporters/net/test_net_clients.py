@@ -16,6 +16,7 @@ import pytest
 from exporters.net.alertmanager import firing_alerts
 from exporters.net.prometheus import Prometheus, PrometheusError, address
 from stack.lab import headlines
+from tests.support.wait import eventually
 
 RULES = """
 groups:
@@ -41,9 +42,7 @@ def _read(url: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def servers(
-    part, free_port: Callable[[], int], eventually: Callable[..., None], tmp_path_factory: pytest.TempPathFactory
-):
+def servers(part, free_port: Callable[[], int], tmp_path_factory: pytest.TempPathFactory):
     """A Prometheus with a rule that fires and one that is pending, and its Alertmanager; their addresses."""
     folder: Path = tmp_path_factory.mktemp("servers")
     prometheus, alertmanager = free_port(), free_port()

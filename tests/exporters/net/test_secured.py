@@ -23,11 +23,12 @@ from typing import Any
 import bcrypt
 import pytest
 import yaml
-from authority import Authority
 from click.testing import CliRunner
 
 from stack import cli
 from stack.gateway import make_key
+from tests.support.authority import Authority
+from tests.support.wait import eventually
 
 ROOT = Path(__file__).parents[3]
 PAGES = [(ROOT / "tests/golden" / f"0.32.0-preempt-{when}-load.prom").read_bytes() for when in ("under", "after")]
@@ -181,7 +182,7 @@ def commands(it: SimpleNamespace, part: Any) -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def chain(tmp_path_factory, part, free_port, eventually) -> Iterator[SimpleNamespace]:
+def chain(tmp_path_factory, part, free_port) -> Iterator[SimpleNamespace]:
     folder = tmp_path_factory.mktemp("secured")
     authority = Authority(folder)
     server = engine(authority.pair("engine"))
@@ -193,8 +194,8 @@ def chain(tmp_path_factory, part, free_port, eventually) -> Iterator[SimpleNames
             env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": os.environ.get("HOME", "/")}
             running.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, env=env))
             it.pids[name] = running[-1].pid
-        eventually(lambda: {"1"} == {value for _, value in up(it)} and 3 == len(up(it)), 40, "every target up")
-        eventually(lambda: [200] * len(OPEN) == [asked(it, *each)[0] for each in OPEN.items()], 40, "every probe")
+        eventually(lambda: {"1"} == {value for _, value in up(it)} and 3 == len(up(it)), "every target up")
+        eventually(lambda: [200] * len(OPEN) == [asked(it, *each)[0] for each in OPEN.items()], "every probe")
         yield it
     finally:
         for process in running:
@@ -246,10 +247,10 @@ def test_the_sidecar_reads_its_engine_over_tls_with_a_key(chain):
     assert b'vllm_watch_source_up{kind="engine",source="one"} 1' in page
 
 
-def test_alert_reaches_alertmanager_with_its_page(chain, eventually):
+def test_alert_reaches_alertmanager_with_its_page(chain):
     """An alert reaches Alertmanager and its page is found there."""
     way = ("--alertmanager", chain.urls["alertmanager"], "--http-config", chain.folder / "alertmanager.http.yml")
-    eventually(lambda: "VLLMWatchdog" in command("runbook", "--firing", *way).output, 20, "the alert")
+    eventually(lambda: "VLLMWatchdog" in command("runbook", "--firing", *way).output, within_s=20, what="the alert")
 
 
 def test_commands_reach_a_prometheus_that_wants_tls_and_a_login(chain):

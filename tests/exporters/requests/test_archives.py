@@ -15,12 +15,12 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_tail import add, again, drained, polled, stored
 
 from exporters.requests import compressed, tail
 from exporters.requests.compressed import Damaged, Unpacked
 from exporters.requests.positions import CHUNK_BYTES, GUARD_BYTES, HEAD_BYTES, Position, start_position
 from exporters.requests.tail import ARCHIVE_BYTES, ARCHIVE_PATIENCE_S, Tail
+from tests.support.tailed_log import add, again, drained, polled, stored
 
 PACK = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
 

@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fault_table import (
+
+from exporters.catalogue import sidecar as sidecar_series
+from stack.lab.install import InstalledPart
+from tests.support.fault_table import (
     CASES,
     Case,
     Figures,
@@ -19,9 +22,7 @@ from fault_table import (
     run,
     values_on,
 )
-
-from exporters.catalogue import sidecar as sidecar_series
-from stack.lab.install import InstalledPart
+from tests.support.wait import eventually
 
 EXTRA = ("full-and-killed", "removed")
 
@@ -58,7 +59,7 @@ def grown(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
     return {reason: count - before.get(reason, 0) for reason, count in after.items() if count > before.get(reason, 0)}
 
 
-def check(case: Case, sidecar: Sidecar, eventually: Callable[..., None]) -> Log:
+def check(case: Case, sidecar: Sidecar) -> Log:
     """The counts are exact, and the page says what happened and no more."""
     log = Log(sidecar.root / case.team)
     sidecar.start(log)
@@ -77,21 +78,21 @@ def check(case: Case, sidecar: Sidecar, eventually: Callable[..., None]) -> Log:
         assert expected == more
         return True
 
-    eventually(is_told, 3, "what the page says of it")
+    eventually(is_told, within_s=3, what="what the page says of it")
     return log
 
 
 @pytest.mark.parametrize(
     "case", [case for case in CASES if case.act is not disk_full], ids=lambda case: f"{case.number} {case.title}"
 )
-def test_a_case_is_counted_exactly_and_told(case: Case, sidecar: Sidecar, eventually: Callable[..., None]):
-    check(case, sidecar, eventually)
+def test_a_case_is_counted_exactly_and_told(case: Case, sidecar: Sidecar):
+    check(case, sidecar)
 
 
-def test_full_disk_holds_the_page_then_advances_once(sidecar: Sidecar, eventually: Callable[..., None]):
+def test_full_disk_holds_the_page_then_advances_once(sidecar: Sidecar):
     """Case 15. A scrape that sees counts which are not safe would see them twice after a crash."""
     with sidecar.watched() as pages:
-        log = check(next(case for case in CASES if case.act is disk_full), sidecar, eventually)
+        log = check(next(case for case in CASES if case.act is disk_full), sidecar)
     requests = f'{sidecar_series.REQUESTS.name}{{model_name="m",outcome="ok",team="{log.team}"}}'
     counts = [int(values.get(requests, 0)) for values in pages]
     assert [0, 20, 60] == sorted(set(counts))
@@ -106,7 +107,7 @@ def test_full_disk_holds_the_page_then_advances_once(sidecar: Sidecar, eventuall
     )
 
 
-def test_a_sigkill_while_the_disk_is_full_costs_nothing(sidecar: Sidecar, eventually: Callable[..., None]):
+def test_a_sigkill_while_the_disk_is_full_costs_nothing(sidecar: Sidecar):
     log = Log(sidecar.root / EXTRA[0])
     sidecar.start(log)
     log.add(10)
@@ -115,14 +116,18 @@ def test_a_sigkill_while_the_disk_is_full_costs_nothing(sidecar: Sidecar, eventu
     log.add(10)
     log.rotate()
     log.add(10)
-    eventually(lambda: not values_on(sidecar.page())[sidecar_series.CHECKPOINT_UP.name], 5, "the failing of the state")
+    eventually(
+        lambda: not values_on(sidecar.page())[sidecar_series.CHECKPOINT_UP.name],
+        within_s=5,
+        what="the failing of the state",
+    )
     sidecar.kill()
     sidecar.start(log)
     found = sidecar.settle(log)
     assert log.truth == found
 
 
-def test_removed_state_is_written_anew(sidecar: Sidecar, eventually: Callable[..., None]):
+def test_removed_state_is_written_anew(sidecar: Sidecar):
     """A state that is removed under the sidecar is written anew."""
     log = Log(sidecar.root / EXTRA[1])
     sidecar.start(log)
@@ -130,7 +135,7 @@ def test_removed_state_is_written_anew(sidecar: Sidecar, eventually: Callable[..
     sidecar.settle(log)
     sidecar.state.unlink()
     log.add(10)
-    eventually(sidecar.state.exists, 5, "a new file")
+    eventually(sidecar.state.exists, within_s=5, what="a new file")
     log.rotate()
     log.add(10)
     sidecar.settle(log)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
-from test_checkpoint import FailingDisk
 
 from exporters import exposition
 from exporters.requests.bounded_names import BoundedNames
@@ -20,6 +19,7 @@ from exporters.requests.counters import RequestCounters
 from exporters.requests.record import RequestRecord
 from exporters.requests.store import CounterStore, LogTotals, RecentRequests, Snapshot, StateProvider
 from exporters.scrape import Format
+from tests.support.failing_disk import FailingDisk
 
 
 def record(number: int, **about) -> RequestRecord:

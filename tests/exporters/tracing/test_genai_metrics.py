@@ -3,7 +3,6 @@ counters."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
@@ -13,7 +12,6 @@ import msgspec
 import pytest
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
 from prometheus_client.parser import text_string_to_metric_families
-from real_collector import http_server, plain_json
 
 from exporters.requests.bounded_names import OTHER, BoundedNames
 from exporters.requests.record import RequestRecord, timestamp, to_line
@@ -23,6 +21,8 @@ from exporters.tracing import collector as collector_module
 from exporters.tracing.collector import Attempt
 from exporters.tracing.config import OtlpConfig
 from exporters.tracing.genai_metrics import GenAiMetrics
+from tests.support.real_collector import http_server, plain_json
+from tests.support.wait import eventually, until
 
 ENDED_S = 1778578201.5
 FULL = RequestRecord(
@@ -159,7 +159,7 @@ def test_metrics_are_off_unless_they_are_switched_on():
     assert Sidecar(SidecarConfig(otlp=CONFIG)).genai_metrics is not None
 
 
-def test_hanging_collector_delays_neither_records_nor_end(monkeypatch, caplog, eventually):
+def test_hanging_collector_delays_neither_records_nor_end(monkeypatch, caplog):
     """A collector that does not answer holds up neither records nor the end."""
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
     monkeypatch.setattr("exporters.tracing.genai_metrics.SHUTDOWN_FLUSH_S", 0.1)
@@ -183,7 +183,7 @@ def test_hanging_collector_delays_neither_records_nor_end(monkeypatch, caplog, e
     ] == [one.getMessage() for one in caplog.records if one.name == "vllm_watch.otlp"]
 
 
-def test_a_collector_that_comes_back_has_lost_nothing(monkeypatch, eventually):
+def test_a_collector_that_comes_back_has_lost_nothing(monkeypatch):
     """Sums are cumulative: what one export could not deliver is in the next."""
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
     attempts: list[Attempt] = []
@@ -197,13 +197,6 @@ def test_a_collector_that_comes_back_has_lost_nothing(monkeypatch, eventually):
         eventually(lambda: len(got) >= 4)
         metrics.stop()
     assert ["refused", "refused", None] == [one.reason for one in attempts[:3]]
-
-
-async def until(condition, within_s=30.0):
-    deadline = asyncio.get_running_loop().time() + within_s
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, "did not happen in time"
-        await asyncio.sleep(0.02)
 
 
 async def test_backlog_delays_a_scrape_by_one_small_batch(tmp_path):

@@ -3,7 +3,6 @@ Nothing but a counter."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gzip
 import json
@@ -18,7 +17,6 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-import memory
 import msgspec
 import pytest
 import yaml
@@ -31,7 +29,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from prometheus_client.parser import text_string_to_metric_families
-from real_collector import http_server
 
 from exporters.requests.record import RequestRecord, parse_line, timestamp, to_line
 from exporters.sidecar import Sidecar
@@ -46,6 +43,9 @@ from exporters.tracing.spans import Span, attributes, failure, operation, span_o
 from exporters.tracing.transport import span_exporter
 from stack import config
 from stack.lab import plan
+from tests.support import memory
+from tests.support.real_collector import http_server
+from tests.support.wait import eventually, until
 
 ROOT = Path(__file__).parents[3]
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -389,7 +389,7 @@ def started(hasty):
         yield start
 
 
-def test_a_record_makes_one_span_or_says_why_it_makes_none(started, eventually):
+def test_a_record_makes_one_span_or_says_why_it_makes_none(started):
     collector = Collector()
     spans = started(collector, since_s=ENDED_S, rules=OtlpConfig(endpoint="http://c:4318", sample=0.5))
     spans.add(numbered(1))
@@ -401,7 +401,7 @@ def test_a_record_makes_one_span_or_says_why_it_makes_none(started, eventually):
     assert 0 == spans.waiting == sum(spans.dropped.values())
 
 
-def test_absent_collector_drops_the_oldest(started, eventually, monkeypatch, caplog):
+def test_absent_collector_drops_the_oldest(started, monkeypatch, caplog):
     """Ten fit: the oldest are dropped and counted by why they wait; when the collector is back, the rest arrives."""
     monkeypatch.setattr(span_queue, "QUEUE_LIMIT", 10)
     monkeypatch.setattr(span_queue, "BATCH", 4)
@@ -441,7 +441,7 @@ def test_overflow_differs_from_an_absent_collector(monkeypatch):
     assert (2, 3) == (spans.dropped["queue_full"], spans.waiting)
 
 
-def test_refused_batch_is_counted_and_next_is_sent(started, eventually, caplog):
+def test_refused_batch_is_counted_and_next_is_sent(started, caplog):
     """What the collector refuses is lost and counted and the next is tried."""
     collector = Collector()
     collector.attempt = Attempt("refused", "HTTP status 401 to /v1/traces")
@@ -458,7 +458,7 @@ def test_refused_batch_is_counted_and_next_is_sent(started, eventually, caplog):
     eventually(lambda: spans.sent == 1)
 
 
-def test_a_defect_of_ours_costs_a_batch_and_not_the_thread(started, eventually, caplog):
+def test_a_defect_of_ours_costs_a_batch_and_not_the_thread(started, caplog):
     collector = Collector()
     collector.attempt = ZeroDivisionError("a defect")
     spans = started(collector)
@@ -481,7 +481,7 @@ def test_the_last_spans_are_sent_when_the_sidecar_stops(monkeypatch):
     assert ["0", "1", "2"] == collector.ids
 
 
-def test_stopping_does_not_wait_for_a_silent_collector(hasty, monkeypatch, caplog, eventually):
+def test_stopping_does_not_wait_for_a_silent_collector(hasty, monkeypatch, caplog):
     """Stopping does not wait for a collector that does not answer."""
     monkeypatch.setattr(span_queue, "SHUTDOWN_FLUSH_S", 0.1)
     never = threading.Event()
@@ -646,9 +646,7 @@ def silent_server() -> Iterator[str]:
 @pytest.mark.parametrize(
     ("trouble", "reason"), [("silent", "timeout"), ("tls", "unavailable"), ("absent", "unavailable")]
 )
-def test_collector_in_trouble_logs_one_line(
-    protocol, trouble, reason, free_port, hasty, monkeypatch, caplog, eventually
-):
+def test_collector_in_trouble_logs_one_line(protocol, trouble, reason, free_port, hasty, monkeypatch, caplog):
     """Nothing waits: 500 records are taken in at once while it is so, and the end is soon."""
     monkeypatch.setattr(span_queue, "QUEUE_LIMIT", 100)
     monkeypatch.setattr(span_queue, "BATCH", 10)
@@ -839,13 +837,6 @@ def test_every_series_stands_at_0_before_its_first_event():
     assert dict.fromkeys(names, 0.0) == series(Sidecar(SidecarConfig(otlp=NEVER)))
 
 
-async def until(condition, within_s=30.0):
-    deadline = asyncio.get_running_loop().time() + within_s
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, "did not happen in time"
-        await asyncio.sleep(0.01)
-
-
 def now_line(number: int) -> bytes:
     return to_line(numbered(number, ts=timestamp(time.time() + 1), tried=None, est_prompt_tokens=None))
 
@@ -945,7 +936,7 @@ def post_json(address: str, content: dict) -> int:
 
 @pytest.mark.collector
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_gateway_and_engine_spans_form_one_trace(protocol, collector, hasty, eventually):
+def test_gateway_and_engine_spans_form_one_trace(protocol, collector, hasty):
     """A span of a record and that of the engine become one trace at a real collector."""
     spans = SpanQueue(OtlpConfig(endpoint=f"http://{getattr(collector, protocol)}", protocol=protocol), "9", 0)
     spans.start()

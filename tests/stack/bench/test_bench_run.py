@@ -18,7 +18,6 @@ import msgspec
 import pytest
 from aiohttp.test_utils import TestServer
 from click.testing import CliRunner
-from fake_engine import MODEL, TEMPLATE, FakeEngine, chat_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +34,7 @@ from stack.bench.workload import LoadLevel, Slo, Workload
 from stack.bench.workload_plan import PlannedRequest, Segment
 from stack.cli import main
 from stack.tuning import turns
+from tests.support.fake_engine import MODEL, TEMPLATE, FakeEngine, chat_tokens
 
 SMALL = """
 workloads:

@@ -15,27 +15,22 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from itertools import pairwise
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
 import pytest
 from aiohttp import web
-from click.testing import CliRunner, Result
 from multidict import MultiDict
 from playwright.sync_api import Error, expect
-from request_dataset import made_requests
 
-from alerts import thresholds
 from alerts.panel_ref import PanelRef, board_uid
 from dashboards import annotations
 from dashboards import queries as query_builders
 from dashboards.interpolate import ALL, Range
-from dashboards.model import Dashboard, DashboardRow, Panel, Query, Shape, Variable, shown_unit
+from dashboards.model import Dashboard, DashboardRow, Query, Shape, Variable, shown_unit
 from dashboards.registry import BOARDS
-from exporters.catalogue import sidecar, vllm
+from exporters.catalogue import vllm
 from exporters.catalogue.metric import Unit
 from exporters.net import prometheus as prometheus_client
 from exporters.net.prometheus import Prometheus, PrometheusError, QueryResult, QuerySeries, address
@@ -45,17 +40,12 @@ from exporters.text import write_atomically
 from runbooks import page as runbook_page
 from stack.board import charts, marks, options, pages, server, snapshot, view
 from stack.board.request_pages import RequestPages
-from stack.cli import main
 from stack.request_source import RequestSourceOptions
+from tests.support.request_dataset import made_requests
+from tests.support.served_board import HOSTILE, NOW, SHAPES, Served, command, get, number, panel
+from tests.support.wait import eventually
 
 ROOT = Path(__file__).parents[3]
-NOW = 1_767_229_200  # where the backfilled hour ends
-HOSTILE = '<img src=x onerror=alert(1)>"} or vector(7) #'
-
-
-def panel(slug, *queries, **changes):
-    given = {"title": slug.title(), "means": "It is so.", "good": "Zero.", "act": "Look.", "height": 7, "width": 8}
-    return Panel(slug, queries=queries, **given | changes)
 
 
 LINES = panel("lines", Query("x", "{{model_name}}", "s"))
@@ -448,65 +438,6 @@ def test_every_shipped_board_is_described_whole(board):
 # --- on a real Prometheus with an hour that was written before
 
 
-def hour() -> str:
-    """OpenMetrics text: two engines, one of them with a hostile model name; a histogram, a request log, an alert, a
-    restart."""
-    rows = []
-    for step in range(241):
-        at = NOW - 3600 + step * 15
-        for instance, model, running in (("10.0.0.1:8000", "llama", 3), ("10.0.0.2:8000", HOSTILE, 7)):
-            labels = (
-                f'job="vllm",instance="{instance}",model_name="{model.replace(chr(34), chr(92) + chr(34))}",engine="0"'
-            )
-            rows.append((f"vllm:num_requests_running{{{labels}}}", running, at))
-            rows.append((f"vllm:kv_cache_usage_perc{{{labels}}}", 0.9 + running / 100, at))
-            rows.append((f"vllm:prompt_tokens_total{{{labels}}}", step * 150 * running, at))
-            buckets = (("0.1", 1), ("2.5", 3), ("+Inf", 4))
-            rows += [
-                (f'vllm:time_to_first_token_seconds_bucket{{{labels},le="{le}"}}', step * each, at)
-                for le, each in buckets
-            ]
-            rows.append((f"vllm:time_to_first_token_seconds_count{{{labels}}}", step * 4, at))
-        rows.append(
-            (
-                'vllm_watch_requests_total{job="sidecar",instance="s",model_name="llama",team="demo",outcome="ok"}',
-                step,
-                at,
-            )
-        )
-        rows.append(
-            (
-                'process_start_time_seconds{job="vllm",instance="10.0.0.1:8000"}',
-                NOW - 3600 if step < 120 else NOW - 1500,
-                at,
-            )
-        )
-        if 100 <= step <= 140:
-            rows.append(
-                (
-                    'ALERTS{alertname="VLLMEngineDown",alertstate="firing",severity="critical",instance="10.0.0.1:8000"}',
-                    1,
-                    at,
-                )
-            )
-    # All samples of a series stand together.
-    return (
-        "".join(
-            f"{name} {value} {at}\n"
-            for name, value, at in sorted(rows, key=lambda row: (row[0].split("{")[0], row[0], row[2]))
-        )
-        + "# EOF\n"
-    )
-
-
-def get(url: str, **headers: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=20) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-
-
 def asked(method: str, url: str, path: str) -> tuple[int, http.client.HTTPMessage]:
     """Status and headers, redirects not followed."""
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=20)
@@ -514,119 +445,6 @@ def asked(method: str, url: str, path: str) -> tuple[int, http.client.HTTPMessag
         connection.request(method, path)
         answer = connection.getresponse()
         return answer.status, answer.headers
-
-
-@pytest.fixture(scope="module")
-def prometheus(part, tmp_path_factory, eventually):
-    folder = tmp_path_factory.mktemp("prometheus")
-    (folder / "page").write_text(hour())
-    command = [
-        part("promtool").path,
-        "tsdb",
-        "create-blocks-from",
-        "openmetrics",
-        "--quiet",
-        folder / "page",
-        folder / "data",
-    ]
-    subprocess.run(command, check=True, capture_output=True)
-    (folder / "prometheus.yml").write_text("global: {scrape_interval: 15s}\n")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            [
-                part("prometheus").path,
-                f"--config.file={folder}/prometheus.yml",
-                f"--storage.tsdb.path={folder}/data",
-                "--storage.tsdb.retention.time=100y",
-                f"--web.listen-address={url.removeprefix('http://')}",
-            ],
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        eventually(lambda: get(f"{url}/-/ready")[0] == 200, within_s=30, what="Prometheus")
-        yield url
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-SHAPES = Dashboard("shapes", "vLLM / Shapes", "Is every shape drawn?", (
-    DashboardRow("", (
-        panel("running", query_builders.now(vllm.NUM_REQUESTS_RUNNING), threshold=thresholds.TTFT_P95),
-        panel("tokens", query_builders.rate(vllm.PROMPT_TOKENS), shape=Shape.STACK),
-        panel("ttft", query_builders.heat(vllm.TIME_TO_FIRST_TOKEN), shape=Shape.HEATMAP),
-        panel("log", query_builders.rate(sidecar.REQUESTS, by=("team",)), shape=Shape.NUMBER),
-        panel("engines", Query(query_builders.now(vllm.NUM_REQUESTS_RUNNING).expr, "running"),
-            Query("up", "up", "bool_on_off"), shape=Shape.TABLE),
-        panel("broken", Query("sum(rate(x[)", "x")),
-        panel("ttft-p95", query_builders.p95(vllm.TIME_TO_FIRST_TOKEN)),
-        panel("ttft-p20", query_builders.quantile(0.2, vllm.TIME_TO_FIRST_TOKEN)),
-        panel("ttft-p70", query_builders.quantile(0.7, vllm.TIME_TO_FIRST_TOKEN)),
-        panel("gauge-rate", Query("rate(vllm:num_requests_running[5m])", "x")),
-        panel("nothing", Query("absent_series", "x"), optional="Start the engine with --thing to fill this."),
-    )),
-    DashboardRow("Later", (panel("folded", query_builders.now(vllm.NUM_REQUESTS_RUNNING)),), collapsed=True),
-))  # fmt: skip
-
-
-def number(slug: str, board: str = "shapes") -> int:
-    return PanelRef(board, slug).panel_id
-
-
-class Served:
-    """The application in a thread of its own, its clock stopped at NOW."""
-
-    def __init__(self, prometheus_url: str, boards=(*BOARDS, SHAPES), requests=None, **options) -> None:
-        self.asked: list[str] = []
-        self._loop = asyncio.new_event_loop()
-        started = threading.Event()
-
-        async def main() -> None:
-            self._stop = asyncio.Event()
-            async with Prometheus(address(prometheus_url)) as client:
-                desk = server.DashboardServer(client, boards, requests=requests)
-                app = server.application(desk, now=lambda: NOW, **options)
-
-                @web.middleware
-                async def note(request, handler):
-                    self.asked.append(request.path)
-                    return await handler(request)
-
-                app.middlewares.insert(0, note)
-                runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
-                await runner.setup()
-                await web.TCPSite(runner, "127.0.0.1", 0).start()
-                self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-                started.set()
-                await self._stop.wait()
-                await runner.cleanup()
-
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(main(),))
-        self._thread.start()
-        assert started.wait(20)
-
-    def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(20)
-        self._loop.close()
-
-    def panel(self, slug: str, board: str = "shapes", **parameters: str):
-        status, text = get(
-            f"{self.url}/api/panel/{board_uid(board)}/{number(slug, board)}?{urlencode(parameters, doseq=True)}"
-        )
-        assert 200 == status, text
-        return json.loads(text)
-
-
-@pytest.fixture(scope="module")
-def board(prometheus):
-    served = Served(prometheus)
-    yield served
-    served.stop()
 
 
 @pytest.mark.prometheus
@@ -975,10 +793,6 @@ def test_runbooks_work_without_prometheus():
 # --- the command
 
 
-def command(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["board", *arguments])
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -1016,7 +830,7 @@ def test_a_taken_port_is_told_with_the_way_out():
     assert "choose another with --listen" in done.output
 
 
-def test_command_starts_before_prometheus_and_ends(free_port, eventually, tmp_path):
+def test_command_starts_before_prometheus_and_ends(free_port, tmp_path):
     """Runbooks are wanted most when everything else is down."""
     url = f"127.0.0.1:{free_port()}"
     (tmp_path / "login").write_text("me:secret\n")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
-from request_dataset import START_S, made_requests
 
 from dashboards.registry import BOARDS
 from exporters.net.prometheus import Prometheus, address_from
@@ -15,6 +14,7 @@ from exporters.requests.record import to_line
 from stack.board import pages, server
 from stack.board.request_pages import RequestPages
 from stack.request_source import RequestSourceOptions
+from tests.support.request_dataset import START_S, made_requests
 
 RECORDS = made_requests(400)
 NOW = START_S + 300.0

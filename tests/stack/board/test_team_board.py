@@ -31,6 +31,7 @@ from exporters.catalogue import EVERYTHING, promql, promql_ast, sidecar
 from exporters.catalogue.metric import Kind, Metric
 from exporters.net.prometheus import Prometheus, QueryResult, TimeRange, address
 from stack.board import server, snapshot
+from tests.support.wait import eventually
 
 ROOT = Path(__file__).parents[3]
 NOW = 1_780_000_000
@@ -275,9 +276,7 @@ async def test_snapshot_names_no_other_team(prometheus: str) -> None:
 
 
 @pytest.mark.prometheus
-def test_command_serves_the_team_only(
-    prometheus: str, free_port: Callable[[], int], eventually: Callable[..., None]
-) -> None:
+def test_command_serves_the_team_only(prometheus: str, free_port: Callable[[], int]) -> None:
     import urllib.error
     import urllib.request
 

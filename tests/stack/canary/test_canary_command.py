@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from scoring_engine import ScoringEngine
-from test_canary_controller import TEAMS
 
 from exporters.config import with_scalar
 from exporters.net.prometheus import address
@@ -29,6 +27,8 @@ from stack.canary.teams_file import read_teams
 from stack.config import BadConfig
 from stack.golden.prompts import PromptSet, TextPrompt
 from stack.golden.record import RecordPlan, record
+from tests.support.canary_scene import TEAMS
+from tests.support.scoring_engine import ScoringEngine
 
 ROOT = Path(__file__).parents[3]
 GOOD = TEAMS.format(share="0", decide_s="6000")

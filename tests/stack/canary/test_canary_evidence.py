@@ -7,12 +7,12 @@ import random
 
 import msgspec
 import pytest
-from bench_canary import CanaryDay, World, alarms, run
 
 from stack.canary.decision import CanaryStage, decide
 from stack.canary.evidence import CanaryEvidence, CanaryMinute, LogSums, assess
 from stack.gateway.policy import Canary
 from stack.tuning.samples import RequestSample
+from tests.support.canary_days import CanaryDay, World, alarms, run
 
 POLICY = Canary(share=0.2)
 

@@ -10,7 +10,6 @@ from dataclasses import asdict, replace
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from test_capacity_model import NAMES, REFUSED, config, model
 
 from stack.capacity import kv
 from stack.capacity.families import FAMILIES
@@ -26,6 +25,7 @@ from stack.capacity.kv import (
     token_costs,
 )
 from stack.capacity.model import BadModel, Layer, ModelShape, shape
+from tests.support.model_configs import NAMES, REFUSED, config, model
 
 GIB = 2**30
 MODELS = [name for name in NAMES if name not in REFUSED]

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_capacity_model import model
 
 from stack.capacity.fit import default_seqs
 from stack.capacity.gpus import GPUS, gpu_named, slices
 from stack.capacity.kv import BadServing, Serving, cache
 from stack.capacity.memory import default_batched_tokens, kv_budget, parts, weight_bytes
 from stack.capacity.model import BadModel
+from tests.support.model_configs import model
 
 GIB = 2**30
 

@@ -13,19 +13,9 @@ from hypothesis import strategies as st
 
 from stack.capacity.families import FAMILIES, REFINED_WEB
 from stack.capacity.model import BadModel, ModelShape, read, shape
+from tests.support.model_configs import NAMES, REFUSED, config, model
 
-CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
-NAMES = sorted(path.stem for path in CONFIGS.glob("*.json"))
-REFUSED = {"DeepSeek-V3.2"}
 MB = 10**6
-
-
-def config(name: str) -> dict[str, Any]:
-    return json.loads((CONFIGS / f"{name}.json").read_text())
-
-
-def model(name: str) -> ModelShape:
-    return shape(config(name), name)
 
 
 def layers(found: ModelShape) -> dict[str, int]:

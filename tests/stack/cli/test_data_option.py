@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from request_dataset import made_requests, make_dataset
 
 from exporters.requests.record import to_line
 from stack.cli import main
 from stack.root import ROOT
+from tests.support.request_dataset import made_requests, make_dataset
 
 # A time as a float has a quarter of a microsecond, which each record of a log is off; a data set has microseconds.
 FLOAT_HOURS = 1e-8

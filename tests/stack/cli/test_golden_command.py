@@ -6,12 +6,10 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from scoring_engine import ScoringEngine
 
 from exporters.catalogue import exposition_parser, golden
 from exporters.engine import golden_state
@@ -20,6 +18,8 @@ from exporters.exposition import render
 from exporters.sidecar import Sidecar
 from stack import config
 from stack.cli import golden as command
+from tests.support.scoring_engine import ScoringEngine
+from tests.support.wait import until
 
 
 def invoked(engine: ScoringEngine, *arguments: str) -> Result:
@@ -120,7 +120,7 @@ def test_result_file_continues_over_checks(baseline, tmp_path):
     assert 1 == len(list(page.of(golden.GOLDEN_DIFFERENCE.name))), "absent where nothing was compared"
 
 
-async def test_checks_repeat_until_the_process_is_told_to_end(baseline, tmp_path, eventually_async):
+async def test_checks_repeat_until_the_process_is_told_to_end(baseline, tmp_path):
     kept, root = tmp_path / "golden.json", Path(__file__).parents[3]
     async with ScoringEngine().running() as url:
         command = [sys.executable, "-m", "stack.cli", "golden", "check", url, "http://127.0.0.1:9", "--every", "1s"]
@@ -129,7 +129,7 @@ async def test_checks_repeat_until_the_process_is_told_to_end(baseline, tmp_path
             *command, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, stdout=-1, stderr=-1
         )
         try:
-            await eventually_async(
+            await until(
                 lambda: kept.exists() and read_states(kept)[0].tokens_total > read_states(kept)[0].result.tokens
             )
         finally:
@@ -141,25 +141,13 @@ async def test_checks_repeat_until_the_process_is_told_to_end(baseline, tmp_path
     assert 1.0 == read_states(kept)[0].interval_s
 
 
-async def test_sidecar_exposes_the_result_file(tmp_path, eventually_async):
+async def test_sidecar_exposes_the_result_file(tmp_path):
     kept, file = tmp_path / "golden.json", tmp_path / "sidecar.yaml"
     file.write_text("golden: [golden.json]\ngpu: 'off'\n")
     sidecar = Sidecar(config.sidecar(file))
     await sidecar.start()
     try:
-        await eventually_async(lambda: 'vllm_watch_source_up{kind="golden"' in sidecar.page())
+        await until(lambda: 'vllm_watch_source_up{kind="golden"' in sidecar.page())
         assert f'vllm_watch_source_up{{kind="golden",source="{kept}"}} 0' in sidecar.page(), "no file yet"
     finally:
         await sidecar.stop()
-
-
-@pytest.fixture
-def eventually_async() -> Callable[..., object]:
-    async def wait(condition: Callable[[], bool]) -> None:
-        for _ in range(600):
-            if condition():
-                return
-            await asyncio.sleep(0.05)
-        raise AssertionError("the condition did not hold")
-
-    return wait

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from request_dataset import made_requests, make_dataset
 
 from exporters.requests.record import to_line, unix_seconds
 from stack.cli import main
 from stack.root import ROOT
+from tests.support.request_dataset import made_requests, make_dataset
 
 RECORDS = made_requests(400)
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
-import published_types
 import pytest
 import yaml
 from click.testing import CliRunner, Result
@@ -32,6 +31,8 @@ from stack.capacity.plan import steady_rate
 from stack.capacity.worksheet import Worksheet
 from stack.deploy.kubernetes import autoscaling, objects, scaling_study
 from stack.deploy.kubernetes.autoscaling import LONGEST_PERIOD_S, AutoscaleOptions, Autoscaling
+from tests.support import published_types
+from tests.support.wait import eventually
 
 ROOT = Path(__file__).parents[3]
 CONFIG = ROOT / "tests/golden/configs/Llama-3.1-8B-Instruct.json"
@@ -333,7 +334,7 @@ def page_server(page: bytes) -> Iterator[str]:
 
 
 @pytest.mark.prometheus
-def test_real_prometheus_answers_as_keda_asks(part, free_port, eventually, tmp_path):
+def test_real_prometheus_answers_as_keda_asks(part, free_port, tmp_path):
     """Two scrapes of a captured page under load: KEDA's request has exactly one number."""
     page = PAGE.read_bytes()
     (model,) = set(re.findall(rb'vllm:num_requests_running{[^}]*model_name="([^"]+)"', page))

@@ -19,10 +19,8 @@ from pathlib import Path
 from urllib.parse import urlencode
 from urllib.request import HTTPBasicAuthHandler, HTTPPasswordMgrWithDefaultRealm, Request, build_opener
 
-import panel_fixtures as fixtures
 import pytest
 import yaml
-from panel_fixtures import HOUR_S, Line
 
 from alerts import fleet as recorded
 from alerts import printer
@@ -37,6 +35,9 @@ from exporters.net.prometheus import Prometheus, address
 from stack.deploy.fleet import budget, files
 from stack.lab import install
 from stack.lab.install import cache
+from tests.support import panel_fixtures as fixtures
+from tests.support.panel_fixtures import HOUR_S, Line
+from tests.support.wait import eventually
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / files.FOLDER
@@ -323,7 +324,7 @@ def found_by_name(part, tmp_path_factory) -> Iterator[subprocess.Popen[str] | No
 
 
 @pytest.fixture(scope="module")
-def world(part, free_port, eventually, tmp_path_factory, found_by_name) -> Iterator[World]:
+def world(part, free_port, tmp_path_factory, found_by_name) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("fleet")
     targets = FakeTargets()
     threading.Thread(target=targets.serve_forever, daemon=True).start()

@@ -28,7 +28,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import fake_kubernetes
 import kubernetes_validate
 import pytest
 import yaml
@@ -58,6 +57,8 @@ from stack.gateway.config import GatewayConfig, Timeouts
 from stack.gateway.lease_client import RIGHTS, LeaseClient, LeaseStore, StoreLost
 from stack.gateway.lease_store import QUEUE, SLOTS, LeaseRequest, LimitClaim
 from stack.lab.install import operator_schema
+from tests.support import fake_kubernetes
+from tests.support.wait import eventually
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "tests/golden/0.32.0-before.prom"
@@ -769,7 +770,7 @@ def accepts(port: int) -> bool:
     return False
 
 
-def test_the_store_of_the_export_leases_to_its_user_only(part, tmp_path, free_port, eventually):
+def test_the_store_of_the_export_leases_to_its_user_only(part, tmp_path, free_port):
     """The script of its container with a real Valkey: its one user may lease, and the password is in no command."""
     [container] = pods(objects(LEASED))["vllm-watch-store"]["spec"]["containers"]
     port, password = free_port(), "a 'password' with $signs and #"
@@ -1429,7 +1430,7 @@ def answer(url: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def watched(part, free_port, eventually, tmp_path_factory) -> Iterator[tuple[str, dict[str, int]]]:
+def watched(part, free_port, tmp_path_factory) -> Iterator[tuple[str, dict[str, int]]]:
     """A real Prometheus with the exported monitors and rules. It scrapes a captured page as an engine, one engine that
     is down, and the real gateway and sidecar, over TLS, which run with the exported configurations: only paths and
     ports are others."""
@@ -1570,7 +1571,7 @@ def test_the_variables_of_a_board_offer_what_was_scraped(watched):
 
 
 @pytest.mark.prometheus
-def test_exported_rules_see_a_model_down_and_the_watchdog(watched, eventually):
+def test_exported_rules_see_a_model_down_and_the_watchdog(watched):
     """An alert of the exported rules sees the model that is down beside one that is not and the watchdog fires."""
     url, _ = watched
 
@@ -1637,7 +1638,7 @@ def rotation() -> dict[str, Any]:
     return next(one for one in pods(objects(USUAL))[GATEWAY]["spec"]["containers"] if one["name"] == "rotate")
 
 
-def test_large_log_is_renamed_and_the_end_is_prompt(tmp_path, eventually):
+def test_large_log_is_renamed_and_the_end_is_prompt(tmp_path):
     """The script as the container runs it, under a real shell."""
     log = tmp_path / "requests.jsonl"
     log.write_text("x" * 90 + "\n")

@@ -6,7 +6,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import operator_alertmanager
 import pytest
 import yaml
 
@@ -15,6 +14,7 @@ from alerts.routing import DEADMAN, NOBODY, PAGE, RECEIVERS, TICKET
 from alerts.rules import Links, Severity
 from stack.deploy.kubernetes import files, notifications
 from stack.deploy.kubernetes.options import ONCE, KubernetesOptions
+from tests.support import operator_alertmanager
 
 LINKS = Links("https://wiki.example.org/runbooks", "https://grafana.example.org")
 ROUTED = KubernetesOptions(

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import yaml
 from aiohttp import web
-from fake_engine import FakeEngine
 
 from exporters.catalogue import promql
 from exporters.catalogue.metric import EngineRole
@@ -19,6 +18,7 @@ from stack import config
 from stack.config import BadConfig
 from stack.deploy import init, watch
 from stack.deploy.watch import WatchedEngine, parse_engine, parse_engines
+from tests.support.fake_engine import FakeEngine
 
 DEPLOY = Path(__file__).parents[3] / "stack/deploy"
 HOST = watch.HOST

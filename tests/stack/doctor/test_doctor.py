@@ -19,7 +19,6 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
-from test_doctor_evidence import pair, scraped
 
 from alerts import thresholds
 from alerts.settings import Overrides, Settings
@@ -41,6 +40,7 @@ from stack.doctor.evidence import (
 )
 from stack.doctor.series import Pages, between
 from stack.doctor.symptoms import ROWS
+from tests.support.doctor_pages import pair, scraped
 
 SITUATIONS = Path(__file__).parents[2] / "situations"
 NOTHING = Gauge(0, 0, 0)

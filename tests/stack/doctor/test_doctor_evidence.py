@@ -7,9 +7,7 @@ import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from pathlib import Path
 
-import engine_pair
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,24 +21,11 @@ from stack.doctor.collect import evidence
 from stack.doctor.evidence import EngineSnapshot, Gauge, ModelEvidence, Spread
 from stack.doctor.series import Pages, SeriesWindow, between, gauges_of, over
 from stack.doctor.symptoms import ROWS
+from tests.support import engine_pair
+from tests.support.doctor_pages import PAIRS, golden, pair, scraped
 
-GOLDEN = Path(__file__).parents[2] / "golden"
-PAIRS = {  # of one running engine each
-    "0.10.2": ("0.10.2-load-under-load", "0.10.2-load-after-load"),
-    "0.20.2": ("0.20.2-preempt-under-load", "0.20.2-after"),
-    "0.32.0": ("0.32.0-preempt-after-load", "0.32.0-reject-after-load"),
-}
 each_release = pytest.mark.parametrize("release", PAIRS)
 SECONDS = 60
-
-
-def golden(name: str) -> Exposition:
-    return exposition_parser.parse((GOLDEN / f"{name}.prom").read_text())
-
-
-def pair(release: str) -> tuple[Exposition, Exposition]:
-    first, second = PAIRS[release]
-    return golden(first), golden(second)
 
 
 def one(before: Exposition, after: Exposition, seconds: float = SECONDS) -> ModelEvidence:
@@ -397,23 +382,6 @@ def test_below_the_first_bound_the_mean_stands_in_for_a_guess():
 
 
 # ---- a real Prometheus
-
-
-def scraped(before: Exposition, after: Exposition, seconds: int, ends_s: int) -> str:
-    """Both pages as scrapes every ten seconds: what counts grows evenly, what is a gauge changes at the last one."""
-    counts = tuple(name for name, kind in after.kinds.items() if kind in ("counter", "histogram"))
-    lines = []
-    for name, rows in after.samples.items():
-        was = {tuple(sorted(labels.items())): value for labels, value in before.of(name)}
-        for labels, now in rows:
-            inner = ",".join(
-                f'{key}="{value}"' for key, value in {**labels, "instance": "engine:8000", "job": "vllm"}.items()
-            )
-            then = was.get(tuple(sorted(labels.items())), 0.0)
-            for at in range(0, seconds + 1, 10):
-                share = at / seconds if name.startswith(counts) else float(at == seconds)
-                lines.append(f"{name}{{{inner}}} {then + share * (now - then):.12g} {ends_s - seconds + at}")
-    return "\n".join([*lines, "# EOF", ""])
 
 
 @pytest.mark.prometheus

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import yaml
-from test_doctor_evidence import scraped
 
 from alerts.settings import Overrides, Settings
 from exporters.catalogue import exposition_parser, promql_ast
@@ -21,6 +20,7 @@ from stack.doctor.collect import evidence, records_of
 from stack.doctor.diagnose import Diagnosis, areas, diagnose, serious, undecided
 from stack.doctor.series import Pages, between, over
 from stack.doctor.symptoms import ROWS
+from tests.support.doctor_pages import scraped
 
 FOLDERS = sorted(folder for folder in (Path(__file__).parents[2] / "situations").iterdir() if folder.is_dir())
 LABELS = {row.finding for row in ROWS} | {"none", "abstain", "undecided"}

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_gateway import ASK, CHAT, KEYS, ROLE, STREAM, TOKEN, Running, events, gateway, never, says, until
 
 from exporters.requests.record import fitting_line, parse_line
 from stack.gateway import request_body as token_requests
@@ -27,6 +26,8 @@ from stack.gateway.ids import trace
 from stack.gateway.large_bodies import LARGE_BYTES
 from stack.gateway.request_state import RequestState, record
 from stack.gateway.routes import passed, plain
+from tests.support.gateway_scene import ASK, CHAT, KEYS, ROLE, STREAM, TOKEN, Running, events, gateway, never, says
+from tests.support.wait import until
 
 # ---- paths
 

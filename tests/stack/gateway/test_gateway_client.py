@@ -28,7 +28,6 @@ import pytest
 import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_gateway import ASK, CHAT, DONE, KEYS, LAST, ROLE, STREAM, TOKEN, Running, gateway, until
 
 from stack.gateway import upstream_client as module
 from stack.gateway.config import Timeouts
@@ -43,6 +42,8 @@ from stack.gateway.upstream_client import (
     UpstreamResponse,
     origin_of,
 )
+from tests.support.gateway_scene import ASK, CHAT, DONE, KEYS, LAST, ROLE, STREAM, TOKEN, Running, gateway
+from tests.support.wait import until
 
 SOON_S = 30.0  # longer than anything here takes: only what hangs meets it
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

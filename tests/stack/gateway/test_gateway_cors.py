@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from test_gateway import ASK, CHAT, DONE, KEYS, LAST, ROLE, STREAM, TOKEN, USAGE, events, gateway, says
 
 from stack.config import BadConfig, load
 from stack.gateway import GatewayConfig
 from stack.gateway.cors import Cors
+from tests.support.gateway_scene import ASK, CHAT, DONE, KEYS, LAST, ROLE, STREAM, TOKEN, USAGE, events, gateway, says
 
 PAGE = "https://chat.example.com"
 ASKED = {

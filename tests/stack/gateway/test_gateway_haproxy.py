@@ -17,10 +17,10 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from authority import Authority
 
 from stack.config import BadConfig
 from stack.deploy.haproxy import CHECK_MS, LoadBalancer, configuration
+from tests.support.authority import Authority
 
 ROOT = Path(__file__).parents[3]
 

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_gateway import ASK, CHAT, KEYS, REPLY, gateway, says
 
 from stack.config import BadConfig
 from stack.gateway import isolation
@@ -25,6 +24,7 @@ from stack.gateway.isolation import SECRET_FILE, Isolation, isolation_of, read_s
 from stack.gateway.policy import Policy, Team
 from stack.gateway.runtime_policy import load_terms
 from stack.gateway.teams import mistakes
+from tests.support.gateway_scene import ASK, CHAT, KEYS, REPLY, gateway, says
 
 SECRET = b"a secret of the tests"
 APART: dict[str, Any] = {

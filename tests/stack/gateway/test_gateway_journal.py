@@ -19,7 +19,6 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_gateway import ASK, CHAT, KEYS, REPLY, FakeEngine, listening, never, until
 
 from exporters.catalogue import exposition_parser
 from exporters.catalogue.gateway import LOG_LOST_BEFORE
@@ -27,6 +26,8 @@ from exporters.requests.tail import Tail
 from stack.gateway import journal as journal_module
 from stack.gateway.journal import REPORTED_S, SIZE, VERSION, Counts, Journal, Lost, missing
 from stack.lab import supervisor
+from tests.support.gateway_scene import ASK, CHAT, KEYS, REPLY, FakeEngine, listening, never
+from tests.support.wait import until
 
 ROOT = Path(__file__).parents[3]
 NOW_S = 1_760_000_000.0

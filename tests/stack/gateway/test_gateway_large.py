@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_gateway import ASK, CHAT, gateway, says
 
 from stack.gateway import large_bodies
 from stack.gateway import request_body as token_requests
 from stack.gateway.large_bodies import HUGE_BYTES, LargeBodies
+from tests.support.gateway_scene import ASK, CHAT, gateway, says
 
 HUGE = 'word, \\ "é ' * (HUGE_BYTES // 12)
 CASES = {

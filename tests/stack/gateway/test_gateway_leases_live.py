@@ -9,41 +9,23 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
 import pytest
-from aiohttp import web
-from test_gateway import ASK, CHAT, KEYS, REPLY, FakeEngine, gateway, listening
-from test_gateway_store import connected, http_server, real_store
 
 from stack.gateway.lease_client import LeaseStore
 from stack.gateway.sharing import Sharing
+from tests.support.counting_engine import CountingEngine
+from tests.support.gateway_scene import ASK, CHAT, KEYS, FakeEngine, gateway, listening
+from tests.support.lease_store import connected, http_server, real_store
+from tests.support.wait import until
 
 ROOT = Path(__file__).parents[3]
 SLOTS = 12
 OUTAGE_S = float(os.environ.get("VLLM_WATCH_OUTAGE_S", "4"))
-
-
-class CountingEngine(FakeEngine):
-    """Holds each request for a while and counts those in flight."""
-
-    def __init__(self) -> None:
-        super().__init__(answer=self.hold)
-        self.running = self.most = self.done = 0
-
-    async def hold(self, request: web.BaseRequest) -> web.StreamResponse:
-        self.running += 1
-        self.most = max(self.most, self.running)
-        try:
-            await asyncio.sleep(0.3)
-        finally:
-            self.running -= 1
-        self.done += 1
-        return web.json_response(REPLY)
 
 
 @contextlib.asynccontextmanager
@@ -113,13 +95,6 @@ class Flood:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-async def eventually(condition: Callable[[], object], within_s: float, what: str) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.05)
 
 
 class Relay:
@@ -194,9 +169,9 @@ async def flooded_fleet(folder: Path, store_urls: list[str], free_port: Callable
         ]
         # one gateway alone may use every slot
         flood = Flood([ports[0][0]], 20)
-        await eventually(lambda: engine.running == SLOTS, 20, "all slots are in use at one gateway")
+        await until(lambda: engine.running == SLOTS, within_s=20, what="all slots are in use at one gateway")
         await flood.end()
-        await eventually(lambda: not engine.running, 20, "nothing runs")
+        await until(lambda: not engine.running, within_s=20, what="nothing runs")
         flood = Flood([port for port, _ in ports], 12)
         stack.push_async_callback(flood.end)
         fleet = Fleet(engine, processes, ports, flood)

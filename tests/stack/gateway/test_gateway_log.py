@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from stack.config import BadConfig
 from stack.gateway import log as log_module
 from stack.gateway.journal import Lost
 from stack.gateway.log import RequestLog
+from tests.support.wait import until
 
 
 @dataclass
@@ -47,13 +47,6 @@ async def opened(path: Path, kept_bytes: int = 1000) -> AsyncIterator[tuple[Requ
         yield log, counted
     finally:
         await log.stop()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        await asyncio.sleep(0.002)
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, after_bytes: int = 0) -> list[int]:

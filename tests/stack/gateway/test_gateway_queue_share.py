@@ -17,16 +17,16 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
-from bench_dashboards import free_port
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_gateway_admission import Gate, gate
 
 from exporters.requests.record import parse_line
 from stack.gateway import make_key
 from stack.gateway.admission_state import Refusal, Ticket, TicketState
 from stack.gateway.policy import Band, Team
 from stack.gateway.queue_share import Bound, Claim
+from tests.support.admission_gate import Gate, gate
+from tests.support.bench_server import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 BANDS = {"high": Band(rank=0), "usual": Band(rank=1), "low": Band(rank=2)}

@@ -8,11 +8,11 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_gateway_admission import Gate, gate, ignore, policy
 
 from stack.gateway.admission import Admission
 from stack.gateway.admission_state import Ticket
 from stack.gateway.policy import Band, Capacity, Policy, Team
+from tests.support.admission_gate import Gate, gate, ignore, policy
 
 BANDS = {"high": Band(rank=0), "low": Band(rank=2)}
 

@@ -16,7 +16,6 @@ from aiohttp import web
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from test_gateway import ASK, KEYS, REPLY, FakeEngine, gateway, listening
 
 from stack import cli
 from stack.config import BadConfig, parse
@@ -38,6 +37,7 @@ from stack.gateway.sharing import (
     listed_share,
     share_mistakes,
 )  # fmt: skip
+from tests.support.gateway_scene import ASK, KEYS, REPLY, FakeEngine, gateway, listening
 
 LIMIT = st.integers(0, 10_000)
 

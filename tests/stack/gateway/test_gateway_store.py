@@ -8,73 +8,24 @@ import contextlib
 import os
 import random
 import socket
-import subprocess
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from aiohttp import web
 
 from stack.config import BadConfig, parse
 from stack.deploy import certificates
 from stack.gateway.config import GatewayConfig
 from stack.gateway.lease_client import RIGHTS, SCRIPT, LeaseClient, LeaseStore, StoreLost
 from stack.gateway.lease_store import LeaseReply, LeaseRequest, LeaseTable, LimitClaim, TeamClaim, transition
+from tests.support.lease_store import connected, http_server, real_store
 
 HISTORIES = int(os.environ.get("VLLM_WATCH_HISTORIES", "300"))
 KEY = b"vw:default:leases"
-
-
-@dataclass
-class RealStore:
-    """A server on loopback without a disk."""
-
-    port: int
-    process: subprocess.Popen[bytes]
-
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}"
-
-
-@contextlib.contextmanager
-def real_store(program: Path, port: int, folder: Path, *options: str) -> Iterator[RealStore]:
-    words = [str(program), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder), *options]
-    with (folder / "store.log").open("ab") as log:
-        process = subprocess.Popen(words, stdout=log, stderr=log)
-    try:
-        yield RealStore(port, process)
-    finally:
-        process.kill()
-        process.wait()
-
-
-@pytest.fixture(params=["valkey", "redis"])
-def program(request: pytest.FixtureRequest, part: Callable) -> Path:
-    return part(request.param).path
-
-
-@contextlib.asynccontextmanager
-async def connected(store: LeaseStore, password: str | None = None, call_s: float = 5.0) -> AsyncIterator[LeaseClient]:
-    """A client, as soon as the server answers."""
-    client = LeaseClient(store, store.tls(), lambda: password, call_s=call_s)
-    for _ in range(200):
-        try:
-            await client.connect()
-            break
-        except StoreLost as error:
-            if "Connection refused" not in str(error) and "loading" not in str(error):
-                raise
-            await asyncio.sleep(0.05)
-    try:
-        yield client
-    finally:
-        client.abort()
 
 
 def a_request(draw: random.Random, run: str, sent: dict[str, tuple[int, int]]) -> LeaseRequest:
@@ -242,17 +193,6 @@ async def test_a_store_with_tls(program: Path, free_port, certified: Path, tmp_p
         assert "the password or the user is wrong" in await _lost(right, "secrets")
         assert f"grant {RIGHTS} +select ~vw:*" in await _lost(replace(right, user="few"), "secret")
         assert "it wants a password; set sharing.store.password_file" in await _lost(right)
-
-
-@contextlib.asynccontextmanager
-async def http_server(port: int) -> AsyncIterator[None]:
-    runner = web.ServerRunner(web.Server(lambda _: web.Response()))  # type: ignore[arg-type]
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    try:
-        yield
-    finally:
-        await runner.cleanup()
 
 
 @contextlib.asynccontextmanager

@@ -22,7 +22,12 @@ import aiohttp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_gateway import (
+
+from exporters.catalogue.gateway import REQUESTS
+from stack.gateway import log
+from stack.gateway.config import Timeouts
+from stack.gateway.sse import EVENT_BYTES
+from tests.support.gateway_scene import (
     ASK,
     CHAT,
     DONE,
@@ -37,13 +42,8 @@ from test_gateway import (
     delta,
     event,
     gateway,
-    until,
 )
-
-from exporters.catalogue.gateway import REQUESTS
-from stack.gateway import log
-from stack.gateway.config import Timeouts
-from stack.gateway.sse import EVENT_BYTES
+from tests.support.wait import until
 
 HEAD = (
     b"date: Sat, 21 Nov 2026 10:00:00 GMT\r\nserver: uvicorn\r\ncontent-type: text/event-stream;"

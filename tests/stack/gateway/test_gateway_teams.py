@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from stack.gateway.ids import request_id, trace
 from stack.gateway.policy import BANDS, Capacity, Policy, Upstream
 from stack.gateway.runtime_policy import load_terms
 from stack.gateway.teams import Teams, changes, hashed, load_policy, ranges, teams_of
+from tests.support.wait import eventually
 
 EXAMPLE = Path(__file__).parents[3] / "stack/deploy/teams.example.yaml"
 
@@ -499,31 +499,19 @@ def test_the_process_serves_reopens_its_log_and_stops_on_sigterm(tmp_path: Path,
         [sys.executable, "-c", code, str(tmp_path / "gateway.yaml")], cwd=Path(__file__).parents[3]
     )
     try:
-        wait_for(lambda: urllib.request.urlopen(f"http://{listen}/-/healthy", timeout=1).read() == b"ok\n")
+        eventually(lambda: urllib.request.urlopen(f"http://{listen}/-/healthy", timeout=1).read() == b"ok\n")
         log = tmp_path / "requests.jsonl"
         with pytest.raises(urllib.error.HTTPError):
             urllib.request.urlopen(f"http://{listen}/v1/chat/completions", data=b"{}", timeout=5)
-        wait_for(lambda: log.read_bytes().count(b"no_key") == 1)
+        eventually(lambda: log.read_bytes().count(b"no_key") == 1)
         log.rename(tmp_path / "old")
         os.kill(process.pid, signal.SIGHUP)
-        wait_for(log.exists)
+        eventually(log.exists)
         process.send_signal(signal.SIGTERM)
         assert 0 == process.wait(10)
     finally:
         process.kill()
         process.wait()
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while True:
-        try:
-            if condition():
-                return
-        except OSError:
-            pass
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 def test_ids_that_could_break_a_log_or_a_header_are_replaced():

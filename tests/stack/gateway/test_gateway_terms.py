@@ -22,29 +22,6 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from test_gateway import (
-    ASK,
-    CHAT,
-    DONE,
-    KEYS,
-    LAST,
-    REPLY,
-    ROLE,
-    STREAM,
-    TOKEN,
-    USAGE,
-    Answer,
-    FakeEngine,
-    Running,
-    event,
-    events,
-    gateway,
-    listening,
-    never,
-    says,
-    then_breaks,
-    until,
-)
 
 from exporters.catalogue import vllm
 from exporters.catalogue.gateway import (
@@ -68,6 +45,29 @@ from stack.gateway import health, make_key
 from stack.gateway.config import GatewayLimits, Timeouts
 from stack.gateway.policy import Policy, Upstream
 from stack.gateway.routing import Router
+from tests.support.gateway_scene import (
+    ASK,
+    CHAT,
+    DONE,
+    KEYS,
+    LAST,
+    REPLY,
+    ROLE,
+    STREAM,
+    TOKEN,
+    USAGE,
+    Answer,
+    FakeEngine,
+    Running,
+    event,
+    events,
+    gateway,
+    listening,
+    never,
+    says,
+    then_breaks,
+)
+from tests.support.wait import until
 
 serving = importlib.import_module("stack.gateway.serve")  # the package has its function by that name
 ALL = KEYS | {team: make_key(team) for team in ("chat", "night")}

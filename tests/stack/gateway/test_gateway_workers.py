@@ -15,14 +15,15 @@ from typing import IO
 
 import aiohttp
 import pytest
-from test_gateway import ASK, CHAT, KEYS, FakeEngine, listening
-from test_gateway_leases_live import CountingEngine, eventually
 
 from stack.config import BadConfig
 from stack.gateway.config import GatewayConfig
 from stack.gateway.lease_client import LeaseStore
 from stack.gateway.sharing import Sharing
 from stack.gateway.workers import worker_config
+from tests.support.counting_engine import CountingEngine
+from tests.support.gateway_scene import ASK, CHAT, KEYS, FakeEngine, listening
+from tests.support.wait import until
 
 ROOT = Path(__file__).parents[3]
 WORKERS, SLOTS = 3, 12
@@ -141,14 +142,16 @@ async def test_a_killed_worker_takes_only_its_own_requests(free_port, tmp_path: 
         process = await stack.enter_async_context(gateway(tmp_path, engine, port, metrics_port))
         clients = Clients(port, 30)
         stack.push_async_callback(clients.end)
-        await eventually(lambda: engine.done > 60 and all(logged(tmp_path)), 20, "each worker serves requests")
+        await until(lambda: engine.done > 60 and all(logged(tmp_path)), within_s=20, what="each worker serves requests")
         assert SLOTS >= engine.most, "shares add up to the limit"
         before = pids(process)
         os.kill(before[1], signal.SIGKILL)
-        await eventually(lambda: len(pids(process)) == WORKERS and pids(process) != before, 10, "it starts again")
+        await until(
+            lambda: len(pids(process)) == WORKERS and pids(process) != before, within_s=10, what="it starts again"
+        )
         await serving(process, metrics_port + 1, tmp_path)
         done = engine.done
-        await eventually(lambda: engine.done > done + 60, 20, "all serve again")
+        await until(lambda: engine.done > done + 60, within_s=20, what="all serve again")
         failed = {name for name, status in clients.statuses.items() if status != 200}
         assert {"ServerDisconnectedError", "ClientOSError", "ClientConnectorError"} >= {
             clients.statuses[name] for name in failed
@@ -158,7 +161,7 @@ async def test_a_killed_worker_takes_only_its_own_requests(free_port, tmp_path: 
 
         (tmp_path / "teams.yaml").write_text(json.dumps(teams | {"capacity": {"slots": 2 * SLOTS}}))
         process.send_signal(signal.SIGHUP)
-        await eventually(lambda: engine.most > SLOTS, 10, "every worker has read teams.yaml again")
+        await until(lambda: engine.most > SLOTS, within_s=10, what="every worker has read teams.yaml again")
         await clients.end()
         await asyncio.sleep(0)
         process.terminate()
@@ -189,7 +192,7 @@ async def test_a_stopped_gateway_cuts_no_request_and_its_workers_end(free_port, 
                 return answer.status
 
         asked = [asyncio.create_task(ask()) for _ in range(6)]
-        await eventually(lambda: engine.running >= 6, 10, "all are at the engine")
+        await until(lambda: engine.running >= 6, within_s=10, what="all are at the engine")
         process.terminate()
         assert [200] * 6 == await asyncio.gather(*asked)
         assert 0 == await asyncio.to_thread(process.wait, 30)

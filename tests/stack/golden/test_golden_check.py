@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from scoring_engine import ScoringEngine
 
 from exporters.engine.golden_state import GoldenCause, GoldenResult, GoldenVerdict
 from exporters.requests.read import read_records
@@ -20,6 +19,7 @@ from stack.golden.check import check_engine
 from stack.golden.client import CHAT
 from stack.golden.prompts import PromptSet, TextPrompt
 from stack.golden.record import RecordPlan, record
+from tests.support.scoring_engine import ScoringEngine
 
 PROMPTS = PromptSet(
     prompts=(

@@ -8,7 +8,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from test_capacity_model import config, model
 
 from alerts.registry import ALERTS
 from exporters.catalogue import EVERYTHING, NEVER_EXISTED, RETIRED, VLLM
@@ -18,6 +17,7 @@ from stack.bench.workload_file import included, load
 from stack.capacity.kv import LayerBlock, Serving, token_bytes
 from stack.lab.plan import MODEL, PORTS, LabConfig, processes
 from stack.root import ROOT
+from tests.support.model_configs import config, model
 
 SHEET = (ROOT / "docs/lab-instructor.md").read_text()
 GOLDEN = sorted((Path(__file__).parents[2] / "golden").glob("*.prom"))

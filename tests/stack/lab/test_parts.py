@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 from exporters.text import write_atomically
 from stack.lab import install
 from stack.lab.install import cache, debian, engine, go_program, npm, runner
+from tests.support.wait import eventually
 
 REAL_CACHE = install.cache_dir()  # with package lists that were read already
 DEB822 = """\
@@ -87,13 +87,6 @@ def program(folder: Path, name: str, says: str) -> Path:
 
 def job(folder: Path, said: list[str] | None = None, stop: Event | None = None) -> runner.InstallTask:
     return runner.InstallTask("engine", folder, (said if said is not None else []).append, stop or Event())
-
-
-def wait_for(what: str, true: Callable[[], object], within_s: float = 30.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < deadline, f"{what} did not happen within {within_s} s"
-        time.sleep(0.01)
 
 
 # ---- where
@@ -527,7 +520,7 @@ def test_second_install_waits_aloud_until_the_first_is_done(tmp_path: Path) -> N
     with job(tmp_path).alone("engine"):
         thread = Thread(target=second)
         thread.start()
-        wait_for("a word about waiting", lambda: said)
+        eventually(lambda: said, "a word about waiting")
         order.append("first")
     thread.join(10)
     assert ["first", "second"] == order
@@ -562,12 +555,12 @@ def test_stop_ends_the_command_and_all_it_started(tmp_path: Path) -> None:
 
     thread = Thread(target=run)
     thread.start()
-    wait_for("the command's start", lambda: pids.exists() and len(pids.read_text().split()) == 2)
+    eventually(lambda: pids.exists() and len(pids.read_text().split()) == 2, "the command's start")
     stop.set()
     thread.join(15)
     assert 1 == len(ended)
     for pid in map(int, pids.read_text().split()):
-        wait_for(f"the end of process {pid}", partial(_gone, pid))
+        eventually(partial(_gone, pid), f"the end of process {pid}")
 
 
 def _gone(pid: int) -> bool:
@@ -597,8 +590,8 @@ def test_ctrl_c_during_install_ends_its_children(tmp_path: Path) -> None:
     code = f"import sys; sys.executable = {str(python)!r}; " + code
     child = subprocess.Popen([sys.executable, "-c", code], env=env, stderr=subprocess.PIPE, start_new_session=True)
     try:
-        wait_for(
-            "the environment's start", lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip()
+        eventually(
+            lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip(), "the environment's start"
         )
         child.send_signal(signal.SIGINT)
         _, error = child.communicate(timeout=20)
@@ -606,7 +599,7 @@ def test_ctrl_c_during_install_ends_its_children(tmp_path: Path) -> None:
         if child.poll() is None:
             child.kill()
     assert b"KeyboardInterrupt" in error
-    wait_for("the end of the installer", partial(_gone, int((tmp_path / "pid").read_text())))
+    eventually(partial(_gone, int((tmp_path / "pid").read_text())), "the end of the installer")
     assert not list((tmp_path / "cache").glob("stamps/*"))
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from request_dataset import made_requests, make_dataset
 
 from exporters.events import log as events
 from exporters.events.log import TuningEvent
@@ -18,6 +17,7 @@ from exporters.requests.record import RequestRecord, timestamp, to_line
 from stack.bench import result
 from stack.bench.result import Bench, BenchEngine, BenchVariant, Run
 from stack.cli import main
+from tests.support.request_dataset import made_requests, make_dataset
 
 T0 = 1_760_000_000.0
 WORKLOAD: dict[str, Any] = {"name": "small", "input_tokens": 20, "concurrency": 4, "seed": "fresh", "cache": "cold"}

@@ -24,7 +24,6 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from click.testing import CliRunner, Result
-from fake_engine import FakeEngine
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +39,7 @@ from stack.config import BadConfig
 from stack.tuning import experiment, turns
 from stack.tuning.comparison import Comparison
 from stack.tuning.experiment import differences, read_settings
+from tests.support.fake_engine import FakeEngine
 
 AS_WRITTEN = (
     "--seed",
@@ -677,7 +677,7 @@ def test_a_command_may_score_answers(tmp_path, program, score, caveat):
 
 PROGRAM = f"""
 import argparse, os, signal, subprocess, sys, time
-sys.path.insert(0, {str(Path(__file__).parents[2] / "support")!r})
+sys.path.insert(0, {str(Path(__file__).parents[3])!r})
 parser = argparse.ArgumentParser()
 for name in ("--port", "--start-s", "--first-s"):
     parser.add_argument(name, type=float, default=0)
@@ -693,7 +693,7 @@ if its.die and starts == int(its.die):
     print("loading")
     raise ValueError("no such model: m")
 from aiohttp import web
-from fake_engine import FakeEngine
+from tests.support.fake_engine import FakeEngine
 engine = FakeEngine()
 engine.caching, engine.first_s, engine.settings = its.caching, its.first_s, {{"model_config": {{"model": "m"}}}}
 app = engine.app()

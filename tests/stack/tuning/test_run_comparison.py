@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 import pytest
-from bench_judge import DRAWN as DRAWN_ORDER
-from bench_judge import INTERLEAVED, SEQUENTIAL, World, experiment, mann_whitney_p, tally
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +26,8 @@ from stack.tuning.comparison import (
 )
 from stack.tuning.gates import Limits, gates
 from stack.tuning.run_comparison import Setting, compare_runs, smallest_effect
+from tests.support.simulated_experiments import DRAWN as DRAWN_ORDER
+from tests.support.simulated_experiments import INTERLEAVED, SEQUENTIAL, World, experiment, mann_whitney_p, tally
 
 TTFT, TPOT, QUEUE, SPEED, HITS, ERRORS, MEMORY = HEADLINE
 STILL = (0.99, 1.01, 1.0, 1.02, 0.98, 1.0)  # 1 to 2 % between runs
