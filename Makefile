@@ -12,15 +12,19 @@ PIP := "$(VENV)/bin/pip" $(HASHED)
 NOT_HAD = { echo "make: Python packages could not be installed; the lines above say why: the index must answer, with the very files that requirements/ names"; exit 1; }
 RUN := PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m stack.cli
 ARGS ?=
-PYTEST := PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m pytest
-LIVE := engine or compose or chromium or collector
+PYTHONPATH_HERE := PYTHONPATH=$(CURDIR)
+TIMES := $(CURDIR)/.pytest_cache/test-times.jsonl
+PYTEST := $(PYTHONPATH_HERE) VLLM_WATCH_TIMES='$(TIMES)' $(VENV)/bin/python -m pytest
+REAL := engine or compose or chromium or collector
 # One process more than cores: many tests wait for another process more than they work.
 WORKERS := $(shell echo $$(( $$(nproc) + 1 )))
-ALONGSIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+FAST = $(PYTEST) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not ($(REAL))"
+# Two processes: engines and labs wait for each other's states more than they compute, and two of each fit into 12 GiB.
+LIVE = $(PYTEST) --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "$(REAL)"
 # Else every process that the tests start compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help lab cli test check lint bench-dashboards bench-rules bench-admission bench-gateway bench-replicas bench-judge bench-canary bench-runner bench-crosscheck bench-truth bench-golden bench-tuning bench-faults bench-sidecar bench-fleet bench-histograms bench-soak bench-data
+.PHONY: help lab cli test test-fast test-live check lint bench-dashboards bench-rules bench-admission bench-gateway bench-replicas bench-judge bench-canary bench-runner bench-crosscheck bench-truth bench-golden bench-tuning bench-faults bench-sidecar bench-fleet bench-histograms bench-soak bench-data
 .PHONY: drills screenshots mutants
 .PHONY: release image audit pins import-graph
 .DEFAULT_GOAL := help
@@ -29,6 +33,7 @@ help:
 	@echo 'make lab [ARGS="--for 120s"]   a real vLLM on this CPU, watched by the whole stack'
 	@echo 'make test [ARGS="-k name"]     set up everything and prove everything'
 	@echo 'make check                     lint, types and the fast tests only'
+	@echo 'make test-fast, make test-live one half of the tests, with what is installed'
 	@echo 'make cli ARGS="metrics list"   any vllm-watch command from this checkout'
 	@echo 'make release                   wheel, source, image context, bundle and checksums in dist/, the same bytes each time'
 	@echo 'make image                     the image that docker-compose.yml and the Kubernetes manifests name, from the Dockerfile; IMAGE=registry.example.org/vllm-watch:0.1.0'
@@ -65,18 +70,26 @@ cli: $(VENV)/run.done
 	@$(RUN) $(ARGS)
 
 # In CI a part that cannot be had fails the run; elsewhere it is named, and its tests are reported as not run.
-# First what needs no processor to itself, a file for each core at a time; then what watches real engines, containers and browsers, one test after
-# the other. Both run, whatever comes of the first. ARGS may choose tests that only one of them has (5: none was chosen).
+# First what needs no processor to itself; then what watches real engines, containers and browsers. A file is one unit of work of a process.
+# Both run, whatever comes of the first. ARGS may choose tests that only one of them has (5: none was chosen).
 test: $(VENV)/dev.done
 	@$(RUN) lab install --every
 	@$(MAKE) --no-print-directory lint
-	$(PYTEST) $(ALONGSIDE) -m "not ($(LIVE))" $(ARGS); fast=$$?; \
-	$(PYTEST) -m "$(LIVE)" $(ARGS); live=$$?; \
-	case "$$fast $$live" in "0 0" | "0 5" | "5 0") ;; *) exit 1 ;; esac
-	$(if $(ARGS),,@$(MAKE) --no-print-directory mutants ARGS="--count 20 --at-least 0.75 --limit-s 240")
+	@mkdir -p .pytest_cache && rm -f '$(TIMES)'
+	$(FAST) $(ARGS); fast=$$?; \
+	$(LIVE) $(ARGS); live=$$?; \
+	$(if $(ARGS),mutants=0,$(MAKE) --no-print-directory mutants ARGS="--seconds 120 --at-least 0.75"; mutants=$$?); \
+	echo 'the ten slowest test files:'; $(PYTHONPATH_HERE) $(VENV)/bin/python -m tests.support.file_times '$(TIMES)'; \
+	case "$$fast $$live $$mutants" in "0 0 0" | "0 5 0" | "5 0 0") ;; *) exit 1 ;; esac
+
+test-fast: $(VENV)/dev.done
+	$(FAST) $(ARGS)
+
+test-live: $(VENV)/dev.done
+	$(LIVE) $(ARGS)
 
 check: $(VENV)/dev.done lint
-	$(PYTEST) $(ALONGSIDE) -m "not ($(LIVE))" $(ARGS)
+	$(FAST) $(ARGS)
 
 # A mutant that its tests do not notice, in modules whose errors would go unnoticed longest.
 mutants: $(VENV)/dev.done

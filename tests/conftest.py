@@ -3,6 +3,7 @@ name."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import urllib.request
@@ -16,6 +17,12 @@ import pytest
 
 from stack.lab import install
 from tests.support.engines import Engines
+from tests.support.file_times import (  # noqa: F401  # hooks
+    parts_used,
+    pytest_runtest_logreport,
+    pytest_runtest_makereport,
+    pytest_runtest_protocol,
+)
 from tests.support.ports import free_port
 from tests.support.real_collector import Arrived, RealCollector, http_server
 from tests.support.wait import eventually
@@ -42,6 +49,7 @@ def part() -> Callable[[str], install.InstalledPart]:
             message = f"{name} is not installed; 'make test' installs it"
             pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
         _used[name] = f"{found.version} ({found.origin})"
+        parts_used.add(name)
         return found
 
     return get
@@ -95,10 +103,17 @@ def real_engines(part, free_port, tmp_path_factory) -> Iterator[Engines]:
 
 @pytest.fixture(scope="session")
 def past(part, tmp_path_factory) -> Iterator[Callable[[Path], str]]:
-    """A real Prometheus that holds the series of an OpenMetrics file; its address."""
+    """A real Prometheus that holds the series of an OpenMetrics file; its address. One for all who bring the same."""
     servers: list[subprocess.Popen[bytes]] = []
+    addresses: dict[bytes, str] = {}
 
     def serve(page: Path) -> str:
+        content = hashlib.sha256(page.read_bytes()).digest()
+        if content not in addresses:
+            addresses[content] = start(page)
+        return addresses[content]
+
+    def start(page: Path) -> str:
         folder = tmp_path_factory.mktemp("past")
         made = [
             part("promtool").path, "tsdb", "create-blocks-from", "--max-block-duration=486h",  # not one for each 2 h

@@ -7,14 +7,17 @@ end."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import aiohttp
 
 LIMIT_S = 60.0
+waited: defaultdict[str, float] = defaultdict(float)  # seconds by condition; file_times.py reads and clears them
 # Errors of a condition that may still come to hold.
 NOT_YET = (OSError, AssertionError, LookupError, ValueError, aiohttp.ClientError, TimeoutError)
 
@@ -23,40 +26,45 @@ def eventually(
     condition: Callable[[], Any], what: str = "the condition", within_s: float = LIMIT_S, every_s: float = 0.02
 ) -> Any:
     """Poll a condition from a thread; return its first true value. Raises AssertionError with what was last seen."""
-    give_up = _limit(within_s, what)
-    while True:
-        last: Any
-        try:
-            if last := condition():
-                return last
-        except NOT_YET as error:
-            last = error
-        give_up(last)
-        time.sleep(every_s)
+    with _limit(within_s, what) as give_up:
+        while True:
+            last: Any
+            try:
+                if last := condition():
+                    return last
+            except NOT_YET as error:
+                last = error
+            give_up(last)
+            time.sleep(every_s)
 
 
 async def until(
     condition: Callable[[], Any], what: str = "the condition", within_s: float = LIMIT_S, every_s: float = 0.01
 ) -> Any:
     """Poll a condition, which may be a coroutine function, from a coroutine; otherwise as `eventually`."""
-    give_up = _limit(within_s, what)
-    while True:
-        last: Any
-        try:
-            last = condition()
-            if last := (await last if inspect.isawaitable(last) else last):
-                return last
-        except NOT_YET as error:
-            last = error
-        give_up(last)
-        await asyncio.sleep(every_s)
+    with _limit(within_s, what) as give_up:
+        while True:
+            last: Any
+            try:
+                last = condition()
+                if last := (await last if inspect.isawaitable(last) else last):
+                    return last
+            except NOT_YET as error:
+                last = error
+            give_up(last)
+            await asyncio.sleep(every_s)
 
 
-def _limit(within_s: float, what: str) -> Callable[[Any], None]:
-    deadline = time.monotonic() + within_s
+@contextlib.contextmanager
+def _limit(within_s: float, what: str) -> Iterator[Callable[[Any], None]]:
+    """Yield what raises AssertionError once the time is over; count the seconds of the block."""
+    began = time.monotonic()
 
     def give_up(last: Any) -> None:
-        if time.monotonic() > deadline:
+        if time.monotonic() > began + within_s:
             raise AssertionError(f"{what} did not hold within {within_s:.0f} s; last seen: {last!r}")
 
-    return give_up
+    try:
+        yield give_up
+    finally:
+        waited[what] += time.monotonic() - began
