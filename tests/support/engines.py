@@ -6,7 +6,7 @@ that they do not hurt.
         return real_engines.shared().up()
 
 A start takes 24 s of CPU, so ask for `shared()`, which runs already as a rule: all who ask with the same arguments get
-the same engine. It lives until the end of the session and others have used it, so its counters are not zero and its
+the same engine. It lives until others need its memory and others have used it, so its counters are not zero and its
 cache is not empty: take a page before (`shown`), count from there, and let nothing of yours run on when you are done.
 Who will end an engine takes the shared one for good (`taken`), or one that nobody else ever had (`own`). Several that
 are begun before the first is waited for (`up`) start side by side."""
@@ -18,7 +18,6 @@ import itertools
 import os
 import signal
 import subprocess
-import time
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,8 +29,10 @@ from exporters.catalogue import exposition_parser, gateway, vllm
 from exporters.catalogue.metric import Metric
 from stack.drill.lab import descendants
 from stack.lab import plan, supervisor
+from tests.support.wait import eventually
 
 CONTEXT = 32768  # the model's
+KEPT = 1  # engines that wait for another file; each has 2.3 GB, two processes run tests, and 12 GiB is the limit
 TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")  # costs nothing where no tool is called
 
 
@@ -56,20 +57,19 @@ class Engine:
     spec: plan.Process
     log: Path
     process: subprocess.Popen[bytes]
+    core: int
     last: exposition_parser.Exposition | None = None
+    answered: bool = False
 
     def up(self) -> Engine:
-        """Itself, once it answers, with all its threads on the first core: where each process of a vLLM has a core of
+        """Itself, once it answers, with all its threads on one core: where each process of a vLLM has a core of
         its own, they wait for each other by giving it away and taking it again, and others got none of it for up to a
         minute (Linux 6.18). What remains is for the clients."""
-        deadline = time.monotonic() + self.spec.within_s
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError):
-                if self.ready():
-                    self.keeps_to(min(os.sched_getaffinity(0)))
-                    return self
-            time.sleep(0.1)
-        raise TimeoutError(f"the engine did not answer within {self.spec.within_s:.0f} s; see {self.log}")
+        if not self.answered:
+            eventually(self.ready, "the start of an engine", within_s=2 * self.spec.within_s, every_s=0.1)
+            self.keeps_to(self.core)
+            self.answered = True
+        return self
 
     def ready(self) -> bool:
         if self.process.poll() is not None:
@@ -115,14 +115,24 @@ class Engine:
             self.end(signal.SIGKILL)
 
     def end(self, number: int = signal.SIGTERM) -> None:
+        """Signal all its processes and return when they are gone; those that stay 30 s are killed."""
         if self.process.returncode is not None:
             return  # its number may be somebody else's by now
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
         try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
+            eventually(self._gone, "the end of an engine", within_s=30)
+        except AssertionError:
             os.killpg(self.process.pid, signal.SIGKILL)
+            eventually(self._gone, "the end of a killed engine")
+
+    def _gone(self) -> bool:
+        self.process.poll()
+        try:
+            os.killpg(self.process.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
 
     def keeps_to(self, core: int) -> None:
         """All its threads run there."""
@@ -133,9 +143,16 @@ class Engine:
 
 
 def started(
-    folder: Path, programs: Mapping[str, Path], port: int, core: int, *arguments: str, more_env: Mapping[str, str] = {}
+    folder: Path,
+    programs: Mapping[str, Path],
+    port: int,
+    core: int,
+    *arguments: str,
+    more_env: Mapping[str, str] = {},
+    home: int | None = None,
 ) -> Engine:
-    """An engine as the lab starts its own, on this port, with one core. It may not answer yet."""
+    """An engine as the lab starts its own, on this port, with one core until it answers and then with the core `home`.
+    It may not answer yet."""
 
     def alone() -> None:
         supervisor._die_with_parent()
@@ -151,24 +168,36 @@ def started(
         process = subprocess.Popen(
             spec.argv, stdout=output, stderr=output, env=env, start_new_session=True, preexec_fn=alone
         )
-    return Engine(spec, log, process)
+    return Engine(spec, log, process, core if home is None else home)
 
 
 class Engines:
-    """The engines of one session. What it returns has been started and may not answer yet: begin all that you need,
-    then have them `up`."""
+    """The engines of one process that runs tests. What it returns has been started and may not answer yet: begin all
+    that you need, then have them `up`.
+
+    At most KEPT engines that the running file has not asked for stay alive: a start ends those that nobody else gets,
+    and then the one that was asked for longest ago."""
 
     def __init__(self, folder: Path, programs: Mapping[str, Path], free_port: Callable[[], int]) -> None:
         self._folder, self._programs, self._free_port = folder, programs, free_port
         self._shared: dict[tuple[str, ...], Engine] = {}
+        self._users: dict[int, str] = {}  # by the engine's process, the file that asked for it last
         self._all: list[Engine] = []
-        self._cores = itertools.cycle(sorted(os.sched_getaffinity(0)))  # two that start together share none
+        cores = sorted(os.sched_getaffinity(0))
+        first = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % len(cores)
+        self._home = cores[first]  # what remains is for the clients, and for the engines of the other process
+        self._cores = itertools.cycle(cores[first:] + cores[:first])  # two that start together share none
 
-    def shared(self, *arguments: str) -> Engine:
-        """The one for all who ask for these arguments."""
-        found = self._shared.get(arguments)
+    def shared(self, *arguments: str, **more_env: str) -> Engine:
+        """The one for all who ask for these arguments and this environment, with nothing in flight."""
+        key = (*arguments, *(f"{name}={value}" for name, value in sorted(more_env.items())))
+        found = self._shared.pop(key, None)
         if found is None or found.process.poll() is not None:
-            found = self._shared[arguments] = self.own(*arguments)
+            found = self.own(*arguments, **more_env)
+        elif found.answered:
+            eventually(lambda: not found.running and not found.waiting, "an idle engine")
+        self._shared[key] = found  # asked for last
+        self._users[found.process.pid] = _user()
         return found
 
     def taken(self, *arguments: str) -> Engine:
@@ -179,16 +208,36 @@ class Engines:
 
     def own(self, *arguments: str, **more_env: str) -> Engine:
         """One that nobody else gets."""
-        port, core = self._free_port(), next(self._cores)
-        self._all.append(started(self._folder, self._programs, port, core, *arguments, more_env=more_env))
-        return self._all[-1]
+        return self._start(self._free_port(), *arguments, **more_env)
 
     def again(self, engine: Engine, *arguments: str, **more_env: str) -> Engine:
         """Another at the same port, after that one has ended."""
-        port = int(engine.spec.address.rpartition(":")[2])
-        self._all.append(started(self._folder, self._programs, port, next(self._cores), *arguments, more_env=more_env))
-        return self._all[-1]
+        return self._start(int(engine.spec.address.rpartition(":")[2]), *arguments, **more_env)
+
+    def _start(self, port: int, *arguments: str, **more_env: str) -> Engine:
+        self._make_room()
+        core, programs = next(self._cores), self._programs
+        engine = started(self._folder, programs, port, core, *arguments, more_env=more_env, home=self._home)
+        self._all.append(engine)
+        self._users[engine.process.pid] = _user()
+        return engine
+
+    def _make_room(self) -> None:
+        shared = list(self._shared.values())
+        idle = [engine for engine in self._all if self._users[engine.process.pid] != _user()]
+        for engine in (engine for engine in idle if engine not in shared):
+            engine.end()
+        kept = [engine for engine in shared if engine in idle]
+        for engine in kept[: max(0, len(kept) - KEPT)]:
+            engine.end()
+        self._shared = {key: engine for key, engine in self._shared.items() if engine.process.returncode is None}
+        self._all = [engine for engine in self._all if engine.process.returncode is None]
 
     def end(self) -> None:
         for engine in self._all:
             engine.end()
+
+
+def _user() -> str:
+    """The test file that runs."""
+    return os.environ.get("PYTEST_CURRENT_TEST", "").partition("::")[0]
