@@ -5,23 +5,28 @@ that they do not hurt.
     def engine(real_engines: Engines) -> Engine:
         return real_engines.shared().up()
 
-A start takes 24 s of CPU, so ask for `shared()`, which runs already as a rule: all who ask with the same arguments get
-the same engine. It lives until others need its memory and others have used it, so its counters are not zero and its
-cache is not empty: take a page before (`shown`), count from there, and let nothing of yours run on when you are done.
-Who will end an engine takes the shared one for good (`taken`), or one that nobody else ever had (`own`). Several that
-are begun before the first is waited for (`up`) start side by side."""
+An engine is forked from a process that has imported vLLM (tests/support/preloaded_vllm.py) and answers after 2 s; with
+an environment of its own it starts as on a shell and takes 17 s of CPU. Ask for `shared()`, which runs already as a
+rule: all who ask with the same arguments get the same engine. It lives until others need its memory, and others have
+used it, so its counters are not zero and its cache is not empty: take a page before (`shown`), count from there, and
+let nothing of yours run on when you are done. Who will end an engine takes the shared one for good (`taken`), or one
+that nobody else ever had (`own`). Several that are begun before the first is waited for (`up`) start side by side."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
+import select
 import signal
 import subprocess
+import tempfile
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -29,6 +34,7 @@ from exporters.catalogue import exposition_parser, gateway, vllm
 from exporters.catalogue.metric import Metric
 from stack.drill.lab import descendants
 from stack.lab import plan, supervisor
+from tests.support import wait
 from tests.support.wait import eventually
 
 CONTEXT = 32768  # the model's
@@ -56,7 +62,7 @@ class Engine:
 
     spec: plan.Process
     log: Path
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedProcess
     core: int
     last: exposition_parser.Exposition | None = None
     answered: bool = False
@@ -142,6 +148,61 @@ class Engine:
                     os.sched_setaffinity(int(task.name), {core})
 
 
+class ForkedProcess:
+    """A process that another one started, with what `subprocess.Popen` has for one of ours; its status is not known."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self.returncode = pid, None
+        self._handle = os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        if self.returncode is None and select.select([self._handle], [], [], 0)[0]:
+            os.close(self._handle)
+            self.returncode = 0
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        eventually(lambda: self.poll() is not None, f"the end of process {self.pid}", within_s=timeout or wait.LIMIT_S)
+        return 0
+
+
+class PreloadedVllm:
+    """What forks engines that have imported vLLM already: tests/support/preloaded_vllm.py, for one environment."""
+
+    _running: ClassVar[dict[tuple[str, ...], PreloadedVllm]] = {}
+
+    def __init__(self, program: Path, env: Mapping[str, str]) -> None:
+        python = program.parent / "python"
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # lives as long as the process
+        self._process = subprocess.Popen(
+            [python, Path(__file__).parent / "preloaded_vllm.py"], env=env, text=True, stderr=self._log,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=supervisor._die_with_parent,
+        )  # fmt: skip
+        self._read("ready")
+
+    @classmethod
+    def of(cls, program: Path, env: Mapping[str, str]) -> PreloadedVllm:
+        """The one for this program and environment; it lives until this process ends."""
+        key = (str(program), *sorted(f"{name}={value}" for name, value in env.items() if name != "PYTEST_CURRENT_TEST"))
+        if key not in cls._running:
+            cls._running[key] = cls(program, env)
+        return cls._running[key]
+
+    def fork(self, argv: Sequence[str], log: Path, core: int) -> ForkedProcess:
+        """An engine in a process group of its own."""
+        asked = {"argv": argv, "log": str(log), "core": core}
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        return ForkedProcess(int(self._read()))
+
+    def _read(self, expected: str = "") -> str:
+        while line := self._process.stdout.readline():
+            if line.strip().isdecimal() or line.strip() == expected:
+                return line.strip()  # vLLM's import may print
+        self._log.seek(0)
+        raise AssertionError(f"vLLM could not be preloaded: {self._log.read()[-2000:]}")
+
+
 def started(
     folder: Path,
     programs: Mapping[str, Path],
@@ -152,7 +213,7 @@ def started(
     home: int | None = None,
 ) -> Engine:
     """An engine as the lab starts its own, on this port, with one core until it answers and then with the core `home`.
-    It may not answer yet."""
+    It may not answer yet. more_env: imports may depend on it, so such an engine is started without preloading."""
 
     def alone() -> None:
         supervisor._die_with_parent()
@@ -164,10 +225,13 @@ def started(
     spec = next(process for process in plan.processes(config) if process.name == "vllm")
     # Few machines that run the lab have a C++ compiler, and nothing here may need one.
     env, log = {**os.environ, **spec.env, "CXX": "no-compiler", **more_env}, folder / f"vllm-{port}.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            spec.argv, stdout=output, stderr=output, env=env, start_new_session=True, preexec_fn=alone
-        )
+    if more_env:
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                spec.argv, stdout=output, stderr=output, env=env, start_new_session=True, preexec_fn=alone
+            )
+    else:
+        process = PreloadedVllm.of(programs["engine"], env).fork([str(word) for word in spec.argv], log, core)
     return Engine(spec, log, process, core if home is None else home)
 
 
