@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +32,7 @@ from tests.support import alert_cases as cases
 from tests.support import panel_fixtures as fixtures
 from tests.support.alert_cases import Case
 from tests.support.panel_fixtures import HOUR_S, Line
+from tests.support.ports import free_port
 from tests.support.wait import eventually
 
 EPOCH_S = 1_750_032_000
@@ -356,9 +356,7 @@ def write(part: Callable[[str], install.InstalledPart], folder: Path, texts: Ite
 @contextmanager
 def _server(part: Callable[[str], install.InstalledPart], folder: Path) -> Iterator[Asker]:
     (folder / "prometheus.yml").write_text("{}\n")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = int(taken.getsockname()[1])
+    port = free_port()
     with (folder / "prometheus.log").open("a") as log:
         server = subprocess.Popen(
             [part("prometheus").path, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
@@ -368,7 +366,6 @@ def _server(part: Callable[[str], install.InstalledPart], folder: Path) -> Itera
         try:
             eventually(
                 lambda: b"Ready" in urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=5).read(),
-                within_s=30,
                 what="a ready Prometheus",
             )
             yield Asker(port)

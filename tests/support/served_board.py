@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import subprocess
 import threading
 import urllib.error
@@ -24,6 +23,7 @@ from exporters.catalogue import sidecar, vllm
 from exporters.net.prometheus import Prometheus, address
 from stack.board import server
 from stack.cli import main
+from tests.support.ports import free_port
 from tests.support.wait import eventually
 
 NOW = 1_767_229_200  # where the backfilled hour ends
@@ -111,9 +111,7 @@ def prometheus(part, tmp_path_factory):
     ]
     subprocess.run(command, check=True, capture_output=True)
     (folder / "prometheus.yml").write_text("global: {scrape_interval: 15s}\n")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    url = f"http://127.0.0.1:{free_port()}"
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
             [
@@ -127,11 +125,11 @@ def prometheus(part, tmp_path_factory):
             stderr=log,
         )
     try:
-        eventually(lambda: get(f"{url}/-/ready")[0] == 200, within_s=30, what="Prometheus")
+        eventually(lambda: get(f"{url}/-/ready")[0] == 200, what="Prometheus")
         yield url
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 SHAPES = Dashboard("shapes", "vLLM / Shapes", "Is every shape drawn?", (
@@ -187,11 +185,11 @@ class Served:
 
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(main(),))
         self._thread.start()
-        assert started.wait(20)
+        assert started.wait(60)
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(20)
+        self._thread.join(60)
         self._loop.close()
 
     def panel(self, slug: str, board: str = "shapes", **parameters: str):
