@@ -6,10 +6,11 @@ import dataclasses
 import itertools
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,7 @@ def test_somebody_elses_change_ends_the_run(scene: Scene, was: str, now: str, wo
 
 
 def test_other_changes_of_the_file_are_kept(scene: Scene):
+    scene.teams.write_text(TEAMS.format(share="0", decide_s="2400"))
     controller = scene.run(5)
     scene.teams.write_text(scene.teams.read_text().replace("  chat:", "  batch: {}\n  chat:"))
     assert not controller.look()
@@ -119,6 +121,7 @@ def test_other_changes_of_the_file_are_kept(scene: Scene):
 
 
 def test_a_file_that_cannot_be_read_waits(scene: Scene, caplog: pytest.LogCaptureFixture):
+    scene.teams.write_text(TEAMS.format(share="0", decide_s="2400"))
     controller = scene.run(5)
     text = scene.teams.read_text()
     scene.teams.write_text("teams: [")
@@ -135,6 +138,7 @@ def test_a_failed_reload_is_tried_again(scene: Scene):
             raise OSError("--reload failed")
 
     scene.on_reload = fail
+    scene.teams.write_text(TEAMS.format(share="0", decide_s="2400"))
     assert "promote" == scene.run().state.done
     assert 5 == scene.reloads
     assert [("start", "0->0.05"), ("raise", "0.05->0.2")] == scene.happened()[:2]
@@ -304,15 +308,15 @@ def test_guards_are_asked_while_a_long_log_is_read(scene: Scene, monkeypatch: py
 
 # ---- kill -9
 
-# Runs a scene in a process that kills itself in the middle: at the Nth of what it does to the world.
+# Reads lines of folder, point, latency ratio and time; runs each scene in a fork of itself that kills itself in the
+# middle, at the Nth of what it does to the world; prints its exit status.
 DRIVER = """
-import os, signal, sys
+import os, shlex, signal, sys
 from pathlib import Path
 from tests.support.canary_scene import Scene
 from stack.canary import controller, teams_file
 import exporters.events.log as events
 
-left = int(sys.argv[2])
 def deadly(work):
     def run(*args, **kwargs):
         global left
@@ -325,23 +329,53 @@ def deadly(work):
         return done
     return run
 
-scene = Scene(Path(sys.argv[1]), slower=float(sys.argv[3]), now_s=float(sys.argv[4]))
-controller.write_state, controller.write_share = deadly(controller.write_state), deadly(controller.write_share)
-controller.report.write = deadly(controller.report.write)
-events.record = deadly(events.record)
-scene.on_reload = deadly(lambda: (scene.folder / "reloads").open("a").write(scene.teams.read_text().split("share: ")[1][:5] + chr(10)))
-made = scene.controller()
-made.look()
-made.look()
+def act(folder, slower, now_s):
+    scene = Scene(Path(folder), slower=float(slower), now_s=float(now_s))
+    controller.write_state, controller.write_share = deadly(controller.write_state), deadly(controller.write_share)
+    controller.report.write = deadly(controller.report.write)
+    events.record = deadly(events.record)
+    scene.on_reload = deadly(lambda: (scene.folder / "reloads").open("a").write(scene.teams.read_text().split("share: ")[1][:5] + chr(10)))
+    made = scene.controller()
+    made.look()
+    made.look()
+
+for line in sys.stdin:
+    folder, point, slower, now_s = shlex.split(line)
+    left = int(point)
+    child = os.fork()
+    if not child:
+        try:
+            act(folder, slower, now_s)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """  # noqa: E501
 
-
-def killed(folder: Path, at: int, slower: float, now_s: float) -> int:
-    command = [sys.executable, "-c", DRIVER, str(folder), str(at), str(slower), str(now_s)]
-    return subprocess.run(command, check=False, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}).returncode
+Killed = Callable[[Path, int, float, float], int]
 
 
-def kills(folder: Path, slower: float, now_s: float) -> Iterator[None]:
+@pytest.fixture(scope="module")
+def killed() -> Iterator[Killed]:
+    """Run a scene that is killed at a point; its exit status, negative for a signal."""
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT)},
+    ) as driver:  # fmt: skip
+        assert driver.stdin is not None
+        assert driver.stdout is not None
+
+        def run(folder: Path, at: int, slower: float, now_s: float) -> int:
+            driver.stdin.write(f"{shlex.quote(str(folder))} {at} {slower} {now_s}\n")
+            driver.stdin.flush()
+            return int(driver.stdout.readline())
+
+        yield run
+        driver.stdin.close()
+    assert 0 == driver.returncode
+
+
+def kills(killed: Killed, folder: Path, slower: float, now_s: float) -> Iterator[None]:
     """Kill the controller at each point of one act in turn, each time from the same files, and then let it finish."""
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     for at in itertools.count(1):
@@ -363,17 +397,17 @@ def once(folder: Path) -> None:
     assert len(lines) == len({json.loads(line)["id"] for line in lines})
 
 
-def test_kill_at_any_point_of_the_start_does_nothing_twice(tmp_path: Path):
+def test_kill_at_any_point_of_the_start_does_nothing_twice(killed: Killed, tmp_path: Path):
     (tmp_path / "teams.yaml").write_text(TEAMS.format(share="0", decide_s="6000"))
     (tmp_path / "requests.jsonl").touch()
-    for _ in kills(tmp_path, 1.0, START_S):
+    for _ in kills(killed, tmp_path, 1.0, START_S):
         assert [("start", "0->0.05")] == Scene(tmp_path).happened()
         once(tmp_path)
         assert "share: 0.05 " in (tmp_path / "teams.yaml").read_text()
         assert {"0.05 "} == set((tmp_path / "reloads").read_text().splitlines())
 
 
-def test_kill_at_any_point_of_a_rollback_does_nothing_twice(tmp_path: Path):
+def test_kill_at_any_point_of_a_rollback_does_nothing_twice(killed: Killed, tmp_path: Path):
     (tmp_path / "teams.yaml").write_text(TEAMS.format(share="0", decide_s="6000"))
     (tmp_path / "requests.jsonl").touch()
     scene = Scene(tmp_path, slower=2.0)
@@ -390,7 +424,7 @@ def test_kill_at_any_point_of_a_rollback_does_nothing_twice(tmp_path: Path):
         path.unlink()
     for name, content in {**before, "requests.jsonl": written}.items():
         (tmp_path / name).write_bytes(content)
-    for _ in kills(tmp_path, 2.0, scene.now_s + 3):
+    for _ in kills(killed, tmp_path, 2.0, scene.now_s + 3):
         assert [("start", "0->0.05"), ("roll_back", "0.05->0")] == scene.happened()
         once(tmp_path)
         assert TEAMS.format(share="0", decide_s="6000") == scene.teams.read_text()
