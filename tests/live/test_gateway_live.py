@@ -8,6 +8,7 @@ that the last test can set side by side what was offered, what is on record and 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import math
@@ -31,8 +32,8 @@ from exporters.catalogue.gateway import REQUESTS
 from exporters.catalogue.metric import Metric
 from exporters.requests.record import RequestRecord
 from stack.lab import plan
-from tests.support.engines import CONTEXT, Engine, get
-from tests.support.live_gateway import CHAT, IDS, LIMITED, LONG, SOON_S, Ask, Caller, Gate
+from tests.support.engines import CONTEXT, Engine, Engines, get
+from tests.support.live_gateway import CHAT, GATES, IDS, LIMITED, LONG, SOON_S, Ask, Caller, Gate, running
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.engine
@@ -49,6 +50,51 @@ PLACES = {"one": "one", "stable": "one", "canary": "one", "two": "two"}  # upstr
 
 
 # ---- the engines
+
+
+@pytest.fixture(scope="module")
+def engines(real_engines: Engines) -> Iterator[dict[str, Engine]]:
+    found = {
+        "one": real_engines.shared(),
+        "two": real_engines.own("--max-num-seqs", str(LIMITED), "--max-num-queued-reqs", str(LIMITED)),
+    }
+    yield {name: engine.up() for name, engine in found.items()}
+    found["two"].end()
+
+
+@pytest.fixture(scope="module")
+def gates(
+    engines: dict[str, Engine],
+    before: dict[str, exposition_parser.Exposition],
+    free_port: Any,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[str, Gate]]:
+    urls = {name: engine.spec.address for name, engine in engines.items()}
+    with contextlib.ExitStack() as stack:
+        found = {
+            name: stack.enter_context(
+                running(name, tmp_path_factory.mktemp(name), policy, urls, (free_port(), free_port()))
+            )
+            for name, policy in GATES.items()
+        }
+        for name, gate in found.items():
+            eventually(lambda gate=gate: get(f"{gate.url}/-/healthy"), within_s=30, what=f"gateway {name} being ready")
+        yield found
+
+
+@pytest.fixture
+def terms(gates: dict[str, Gate]) -> Gate:
+    return gates["terms"]
+
+
+@pytest.fixture(params=["sync", "async"])
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def ask(terms: Gate, way: str) -> Caller:
+    return terms.caller(way=way)
 
 
 @pytest.fixture(scope="module")

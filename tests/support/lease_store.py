@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import subprocess
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
 from aiohttp import web
 
 from stack.gateway.lease_client import LeaseClient, LeaseStore, StoreLost
@@ -37,11 +36,6 @@ def real_store(program: Path, port: int, folder: Path, *options: str) -> Iterato
     finally:
         process.kill()
         process.wait()
-
-
-@pytest.fixture(params=["valkey", "redis"])
-def program(request: pytest.FixtureRequest, part: Callable) -> Path:
-    return part(request.param).path
 
 
 @contextlib.asynccontextmanager

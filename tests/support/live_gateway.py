@@ -16,14 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import openai
-import pytest
 
-from exporters.catalogue import exposition_parser
 from exporters.requests.record import RequestRecord, parse_line
 from stack.gateway import make_key
 from stack.lab import plan, supervisor
-from tests.support.engines import CONTEXT, Engine, Engines, get
-from tests.support.wait import eventually
+from tests.support.engines import CONTEXT
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,16 +70,6 @@ GATES: dict[str, Any] = {
     "spare": {"teams": {"demo": {}}, "upstreams": {"two": TWO, "one": ONE},
         "models": {plan.MODEL: {"upstreams": ["two"], "fallbacks": ["one"]}}},
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def engines(real_engines: Engines) -> Iterator[dict[str, Engine]]:
-    found = {
-        "one": real_engines.shared(),
-        "two": real_engines.own("--max-num-seqs", str(LIMITED), "--max-num-queued-reqs", str(LIMITED)),
-    }
-    yield {name: engine.up() for name, engine in found.items()}
-    found["two"].end()
 
 
 @dataclass
@@ -218,38 +205,3 @@ def running(
     finally:
         process.kill()
         process.wait()
-
-
-@pytest.fixture(scope="module")
-def gates(
-    engines: dict[str, Engine],
-    before: dict[str, exposition_parser.Exposition],
-    free_port: Any,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[dict[str, Gate]]:
-    urls = {name: engine.spec.address for name, engine in engines.items()}
-    with contextlib.ExitStack() as stack:
-        found = {
-            name: stack.enter_context(
-                running(name, tmp_path_factory.mktemp(name), policy, urls, (free_port(), free_port()))
-            )
-            for name, policy in GATES.items()
-        }
-        for name, gate in found.items():
-            eventually(lambda gate=gate: get(f"{gate.url}/-/healthy"), within_s=30, what=f"gateway {name} being ready")
-        yield found
-
-
-@pytest.fixture
-def terms(gates: dict[str, Gate]) -> Gate:
-    return gates["terms"]
-
-
-@pytest.fixture(params=["sync", "async"])
-def way(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def ask(terms: Gate, way: str) -> Caller:
-    return terms.caller(way=way)

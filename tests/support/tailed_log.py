@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from exporters.requests.positions import Position
 from exporters.requests.tail import Tail
@@ -43,8 +42,3 @@ def polled(tail: Tail, now_s: float, **settings) -> list[bytes]:
 def drained(tail: Tail, from_s: float = 0.0) -> list[bytes]:
     """What several polls hand out, over half a minute."""
     return [line for second in range(30) for line in polled(tail, from_s + second)]
-
-
-@pytest.fixture
-def path(tmp_path) -> Path:
-    return tmp_path / "requests.jsonl"

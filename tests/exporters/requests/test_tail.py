@@ -29,6 +29,11 @@ from tests.support.tailed_log import add, again, drained, lines_of, polled, stor
 HISTORIES = int(os.environ.get("VLLM_WATCH_TAIL_HISTORIES", "200"))
 
 
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "requests.jsonl"
+
+
 def copytruncate(path: Path, copy: Path) -> None:
     copy.write_bytes(path.read_bytes())
     os.truncate(path, 0)

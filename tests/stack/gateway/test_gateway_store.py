@@ -9,7 +9,7 @@ import os
 import random
 import socket
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,11 @@ from tests.support.lease_store import connected, http_server, real_store
 
 HISTORIES = int(os.environ.get("VLLM_WATCH_HISTORIES", "300"))
 KEY = b"vw:default:leases"
+
+
+@pytest.fixture(params=["valkey", "redis"])
+def program(request: pytest.FixtureRequest, part: Callable) -> Path:
+    return part(request.param).path
 
 
 def a_request(draw: random.Random, run: str, sent: dict[str, tuple[int, int]]) -> LeaseRequest:
