@@ -4,7 +4,7 @@ CACHE := $(or $(VLLM_WATCH_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/vllm-wa
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
   $$p -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 # One environment for each set of dependencies: changed pins get a new one, and checkouts share what is the same.
-VENV := $(CACHE)/python-$(firstword $(shell cat pyproject.toml Makefile requirements/run.txt requirements/dev.txt | sha256sum | cut -c1-12))
+VENV := $(CACHE)/python-$(firstword $(shell cat requirements/run.txt requirements/dev.txt | sha256sum | cut -c1-12))
 UPKEEP := $(CACHE)/upkeep-$(firstword $(shell cat requirements/upkeep.txt | sha256sum | cut -c1-12))
 # Nothing is installed whose bytes are not those that requirements/*.txt name.
 HASHED := install -qq --disable-pip-version-check --require-hashes
@@ -15,12 +15,15 @@ ARGS ?=
 PYTHONPATH_HERE := PYTHONPATH=$(CURDIR)
 TIMES := $(CURDIR)/.pytest_cache/test-times.jsonl
 PYTEST := $(PYTHONPATH_HERE) VLLM_WATCH_TIMES='$(TIMES)' $(VENV)/bin/python -m pytest
+space := $(subst ,, )
 REAL := engine or compose or chromium or collector
 # One process more than cores: many tests wait for another process more than they work.
 WORKERS := $(shell echo $$(( $$(nproc) + 1 )))
 FAST = $(PYTEST) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not ($(REAL))"
 # Two processes: engines and labs wait for each other's states more than they compute, and two of each fit into 12 GiB.
-LIVE = $(PYTEST) --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "$(REAL)"
+# Only files that have such tests are imported, unless ARGS names files.
+LIVE_FILES = $(if $(findstring tests/,$(ARGS)),,$(sort $(shell grep -rlE 'mark\.($(subst $(space)or$(space),|,$(REAL)))' tests --include='test_*.py')))
+LIVE = $(PYTEST) --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "$(REAL)" $(LIVE_FILES)
 # Else every process that the tests start compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
