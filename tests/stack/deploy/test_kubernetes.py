@@ -142,6 +142,7 @@ def words_in(text: str) -> set[str]:
 @pytest.fixture(scope="module")
 def words_used() -> dict[str, set[str]]:
     """Words that are filled in for each file of the base; none is left in what is exported."""
+    printed.cache_clear()  # every export is made here, and read by the tests that follow
     used: dict[str, set[str]] = {}
     real = kubernetes_objects.load
 
@@ -154,7 +155,7 @@ def words_used() -> dict[str, set[str]]:
             kubernetes_objects, files, monitoring, notifications, policies, replicas, running, sidecar_patch,
         ):  # fmt: skip
             patch.setattr(module, "load", recorded, raising=False)
-        exports = [files.files(wanted) for wanted in (*VARIANTS.values(), BESIDE, ROUTED)]
+        exports = [printed(wanted) for wanted in (*VARIANTS.values(), BESIDE, ROUTED)]
     texts = {text for export in exports for text in export.values() if re.search(r"\$[A-Z_]+\b", text)}
     assert not any(words_in(text) for text in texts)
     return used
@@ -355,7 +356,7 @@ def test_the_example_has_its_namespace_label_image_and_engine(part, tmp_path, fe
     assert [] == mismatches(found)
 
 
-@pytest.mark.parametrize("wanted", [OBSERVED, USUAL, ALONE, ROUTED], ids=["observed", "usual", "alone", "routed"])
+@pytest.mark.parametrize("wanted", [USUAL, ALONE, ROUTED], ids=["usual", "alone", "routed"])
 def test_kubectl_applies_the_base(wanted, part, tmp_path):
     """kubectl reads every object of the base, and knows where each would go."""
     with fake_kubernetes.serving() as url:
@@ -724,11 +725,13 @@ def test_a_gateway_that_ends_is_drained_and_its_log_is_read(tmp_path, free_port)
     port = free_port()
     waits = containers["sidecar"]["lifecycle"]["preStop"]["exec"]["command"]
     waits = [word.replace(str(PORTS["gateway-metrics"]), str(port)) for word in waits]
+    assert "sleep 3" in waits[-1], "the log's last lines are read"
+    waits = [re.sub(r"sleep \d+", "sleep 0.05", word) for word in waits]
     with socket.create_server(("127.0.0.1", port)) as gateway:
         shell = subprocess.Popen(waits, env={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"})
         with contextlib.closing(gateway.accept()[0]):
             assert shell.poll() is None
-    assert 0 == shell.wait(30)
+    assert 0 == shell.wait(60)
 
 
 def test_shared_limits_are_configured_as_the_gateway_reads_them(tmp_path):
@@ -796,7 +799,7 @@ def test_the_store_of_the_export_leases_to_its_user_only(part, tmp_path, free_po
         return asyncio.run(call())
 
     with process(*container["command"], script, log=tmp_path / "store.log") as started:
-        eventually(lambda: accepts(port), within_s=20, what="the store's port")
+        eventually(lambda: accepts(port), what="the store's port")
         assert "ok" == leased(password)
         for wrong, sentence in (("wrong", "password or the user is wrong"), (None, "wants a password")):
             with pytest.raises(StoreLost, match=sentence):
@@ -1421,7 +1424,7 @@ def process(*command: str | Path, log: Path) -> Iterator[subprocess.Popen[bytes]
         yield child
     finally:
         child.terminate()
-        child.wait(20)
+        child.wait(60)
 
 
 def answer(url: str) -> Any:
@@ -1511,7 +1514,6 @@ def watched(part, free_port, tmp_path_factory) -> Iterator[tuple[str, dict[str, 
                 ["0", "1", "1", "1"]
                 == sorted(one["value"][1] for one in answer(f"{url}/api/v1/query?query=up")["result"])
             ),
-            within_s=40,
             what="three of four targets that answer, and the fourth asked",
         )
         yield url, port
@@ -1578,10 +1580,8 @@ def test_exported_rules_see_a_model_down_and_the_watchdog(watched):
     def states():
         return {(one["alertname"], one.get("job", "")): one["alertstate"] for one in query(url, "ALERTS")}
 
-    eventually(lambda: ("VLLMWatchdog", "") in states(), within_s=60, what="the watchdog")
-    eventually(
-        lambda: ("VLLMEngineDown", "vllm-embed") in states(), within_s=60, what="the alert on the model that is down"
-    )
+    eventually(lambda: ("VLLMWatchdog", "") in states(), "the watchdog")
+    eventually(lambda: ("VLLMEngineDown", "vllm-embed") in states(), "the alert on the model that is down")
     assert "firing" == states()["VLLMWatchdog", ""]
     assert "pending" == states()["VLLMEngineDown", "vllm-embed"], "it holds for a minute before it fires"
     assert ("VLLMEngineDown", "vllm-chat") not in states()
@@ -1649,18 +1649,14 @@ def test_large_log_is_renamed_and_the_end_is_prompt(tmp_path):
     try:
         with log.open("a") as more:
             more.write("y" * 90 + "\n")
-        eventually(lambda: not log.exists(), within_s=30, what="the renamed log")
+        eventually(lambda: not log.exists(), what="the renamed log")
         assert "x" * 90 + "\n" + "y" * 90 + "\n" == (tmp_path / "requests.jsonl.1").read_text()
         log.write_text("z" * 200)
-        eventually(
-            lambda: "z" * 200 == (tmp_path / "requests.jsonl.1").read_text(),
-            within_s=30,
-            what="the next one in its place",
-        )
+        eventually(lambda: "z" * 200 == (tmp_path / "requests.jsonl.1").read_text(), what="the next one in its place")
         assert shell.poll() is None, "a log that is not there does not end it"
     finally:
         shell.send_signal(signal.SIGTERM)
-    assert 0 == shell.wait(5)
+    assert 0 == shell.wait(60)
 
 
 def test_the_log_outlives_its_pod_on_the_volume_of_the_state():

@@ -10,7 +10,6 @@ import pytest
 from exporters.catalogue import EVERYTHING, promql_ast
 from runbooks import diagnosis, search
 from runbooks import page as runbook_page
-from stack import render
 from stack.bench import workload_file
 from stack.bench.workload import METRICS
 from stack.cli import COMMANDS
@@ -158,7 +157,7 @@ def test_an_experiment_is_read_by_tune_and_pulls_the_lever_alone(row, tmp_path):
 
 
 def test_the_page_is_printed_from_the_matrix_and_has_every_row():
-    text = dict(render.files())[Path("runbooks/tuning.md")]
+    text = symptoms.page()
     assert text == (ROOT / "runbooks/tuning.md").read_text()
     assert [f"### {row.name}" for area in AREAS for row in ROWS if row.area == area] == re.findall(
         r"^### .*$", text, re.MULTILINE
