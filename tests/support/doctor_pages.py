@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from exporters.catalogue import exposition_parser
 from exporters.catalogue.exposition_parser import Exposition
@@ -41,3 +45,15 @@ def scraped(before: Exposition, after: Exposition, seconds: int, ends_s: int) ->
                 share = at / seconds if name.startswith(counts) else float(at == seconds)
                 lines.append(f"{name}{{{inner}}} {then + share * (now - then):.12g} {ends_s - seconds + at}")
     return "\n".join([*lines, "# EOF", ""])
+
+
+def without_waiting(patch: pytest.MonkeyPatch) -> None:
+    """Give the command's looks a clock that its waits move: they happen at their exact times, and at once."""
+    now_s, turn = [1_750_000_000.0], asyncio.sleep
+
+    async def move(seconds: float) -> None:
+        now_s[0] += seconds
+        await turn(0)
+
+    patch.setattr("stack.cli.doctor.time", SimpleNamespace(time=lambda: now_s[0]))
+    patch.setattr("stack.cli.doctor.asyncio.sleep", move)

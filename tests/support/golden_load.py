@@ -13,7 +13,7 @@ import aiohttp
 @contextlib.asynccontextmanager
 async def company(url: str, count: int, model: str = "tiny") -> AsyncIterator[None]:
     """Keep `count` requests of different lengths running; they end before this does."""
-    stop = asyncio.Event()
+    stop, all_sent = asyncio.Event(), asyncio.Event()
 
     async def keep_asking(session: aiohttp.ClientSession, number: int) -> None:
         for turn in itertools.count(number):
@@ -24,10 +24,19 @@ async def company(url: str, count: int, model: str = "tiny") -> AsyncIterator[No
                 assert 200 == response.status
                 await response.read()
 
-    async with aiohttp.ClientSession() as session:
+    sent = itertools.count()
+    trace = aiohttp.TraceConfig()
+
+    async def note(*_: object) -> None:
+        if next(sent) + 1 >= count:
+            all_sent.set()
+
+    trace.on_request_headers_sent.append(note)
+    async with aiohttp.ClientSession(trace_configs=[trace]) as session:
         tasks = [asyncio.create_task(keep_asking(session, number)) for number in range(count)]
-        await asyncio.sleep(0.05 if count else 0)
         try:
+            if count:
+                await asyncio.wait_for(all_sent.wait(), 60)
             yield
         finally:
             stop.set()

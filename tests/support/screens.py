@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 import urllib.parse
 from typing import Any
 
 from alerts.panel_ref import board_uid
 from tests.support.panel_fixtures import HOUR_S
+from tests.support.wait import eventually
 
 END_S = 1_767_229_200  # a whole number of the two hours that a block spans, and an hour
 
@@ -32,9 +32,6 @@ def whole(page: Any) -> None:
                 "height": page.evaluate("document.documentElement.scrollHeight") + 50,
             }
         )
-        deadline = time.monotonic() + 120
-        while not page.evaluate(DRAWN):  # the page's own policy forbids what wait_for_function does
-            if time.monotonic() > deadline:
-                raise SystemExit(f"{page.url}: not drawn within 120 s")
-            page.wait_for_timeout(100)
-    page.wait_for_timeout(300)
+        # the page's own policy forbids what wait_for_function does
+        eventually(lambda: page.evaluate(DRAWN), f"{page.url}: every panel drawn", within_s=120, every_s=0.1)
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")

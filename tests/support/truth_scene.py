@@ -28,6 +28,7 @@ from stack.gateway import make_key
 from stack.lab import plan
 from tests.bench.bench_gateway import ALONE, ROOT, running
 from tests.support.bench_server import free_port, until_ready
+from tests.support.wait import eventually
 
 BEGIN, END = "<!-- measured: truth -->", "<!-- end -->"
 
@@ -243,7 +244,9 @@ class Scene:
             await OpenAI().run(self, team, replace(shape, every_s=None), FIRST)
         self._until(lambda: all(FIRST == self._counted(team) for team in self.keys), "the first requests of each team")
         self.before, self.since_s = dict.fromkeys(self.keys, FIRST), time.time()
-        await asyncio.sleep(3)  # scrapes that show those and no more: what was in the first sample is no growth
+        # Scrapes that show those and no more: what was in the first sample is no growth.
+        query = f"min(timestamp({sidecar.REQUESTS.name}))"
+        self._until(lambda: float(self.ask(query)[0]["value"][1]) > self.since_s + 2, "two more scrapes")
 
     def ask(self, query: str) -> list[dict[str, Any]]:
         with urllib.request.urlopen(
@@ -264,11 +267,7 @@ class Scene:
         return min(found) if len(found) == len(LADDERS) else 0
 
     def _until(self, holds: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
-        deadline = time.monotonic() + within_s
-        while not holds():
-            if time.monotonic() > deadline:
-                raise SystemExit(f"{what}: not in Prometheus within {within_s:.0f} s")
-            time.sleep(0.2)
+        eventually(holds, f"{what} in Prometheus", within_s, every_s=0.2)
 
     def rows(self, client: str, shape: Shape, team: str, reported: Reported) -> Iterator[Row]:
         """Compare one run."""

@@ -3,7 +3,6 @@ it."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import Counter
 from itertools import product
@@ -31,6 +30,7 @@ from stack.deploy.fleet import budget, files
 from stack.deploy.fleet.budget import Fleet
 from stack.gateway.metrics import GatewayMetrics
 from stack.gateway.reasons import REASONS
+from tests.support.wait import until
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -185,9 +185,7 @@ async def test_a_sidecar_itself_costs_no_more_than_the_budget_says(tmp_path):
     sidecar = Sidecar(config)
     await sidecar.start()
     try:
-        async with asyncio.timeout(30):
-            while not sidecar.ready:
-                await asyncio.sleep(0.02)
+        await until(lambda: sidecar.ready, "a sidecar that is ready")
         assert len(samples(sidecar.page())) <= budget.SIDECAR_FIXED + budget.SIDECAR_ENGINE
     finally:
         await sidecar.stop()

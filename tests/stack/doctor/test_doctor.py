@@ -40,7 +40,7 @@ from stack.doctor.evidence import (
 )
 from stack.doctor.series import Pages, between
 from stack.doctor.symptoms import ROWS
-from tests.support.doctor_pages import pair, scraped
+from tests.support.doctor_pages import pair, scraped, without_waiting
 
 SITUATIONS = Path(__file__).parents[2] / "situations"
 NOTHING = Gauge(0, 0, 0)
@@ -1056,13 +1056,15 @@ def engine() -> Iterator[str]:
             pass
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Shows)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
+    server.server_close()
 
 
-def test_a_running_engine_is_looked_at_twice(engine):
+def test_a_running_engine_is_looked_at_twice(engine, monkeypatch):
     """A short time says little of latency, and preemptions by the dozen all the same."""
+    without_waiting(monkeypatch)
     result = run(engine, f"{engine}/", "--for", "5s")
     assert 1 == result.exit_code
     assert "1. kv-bound (queue" in result.output, "an address that is given twice is one engine"

@@ -16,6 +16,7 @@ from stack.cli.doctor import doctor_command
 from stack.doctor.collect import evidence
 from stack.doctor.evidence import Gauge, ModelEvidence
 from stack.doctor.series import Pages, between
+from tests.support.doctor_pages import without_waiting
 
 ENGINE = Path(__file__).parents[2] / "situations" / "none-healthy"
 POLICY = "0123456789abcdef"
@@ -101,8 +102,9 @@ def test_what_is_wrong_between_gateways_is_a_note(pages: tuple[str, ...], lost: 
 
 
 @pytest.fixture
-def serving() -> Iterator[Callable[..., str]]:
+def serving(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
     """Start a server that shows these pages, one after the other; a page None is a closed connection."""
+    without_waiting(monkeypatch)
     servers = list[http.server.ThreadingHTTPServer]()
 
     def start(*pages: str | None) -> str:
@@ -123,7 +125,7 @@ def serving() -> Iterator[Callable[..., str]]:
                 pass
 
         servers.append(server := http.server.ThreadingHTTPServer(("127.0.0.1", 0), Shows))
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         return f"http://127.0.0.1:{server.server_port}"
 
     yield start

@@ -53,7 +53,7 @@ def test_failure_of_one_engine_stops_no_other():
     async def run() -> list[GoldenResult]:
         found: list[GoldenResult] = []
         await asyncio.wait_for(
-            schedule.keep_checking(("down", "up"), check, 0.01, budget, 10, found.append, said.append, stop), 10
+            schedule.keep_checking(("down", "up"), check, 0.01, budget, 10, found.append, said.append, stop), 60
         )
         return found
 
@@ -79,7 +79,7 @@ def test_check_waits_for_its_tokens_and_ends_when_stopped():
 
         budget = TokenBudget(100)
         await asyncio.wait_for(
-            schedule.keep_checking(("one",), check, 0.01, budget, 50, found.append, on_error, stop), 10
+            schedule.keep_checking(("one",), check, 0.01, budget, 50, found.append, on_error, stop, lambda: 0.0), 60
         )
         return found
 

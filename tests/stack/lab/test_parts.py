@@ -354,13 +354,14 @@ def test_command_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
 def test_long_step_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "REMIND_S", 0.0)
     said: list[str] = []
-    job(tmp_path, said).run(
-        [
-            "sh",
-            "-c",
-            f"echo grinding; until [ -e {tmp_path}/enough ]; do sleep 0.05; done & sleep 0.5; touch {tmp_path}/enough",
-        ],
-        "brewing",
+
+    def say(line: str) -> None:
+        said.append(line)
+        if "grinding" in line:
+            (tmp_path / "enough").touch()
+
+    runner.InstallTask("engine", tmp_path, say, Event()).run(
+        ["sh", "-c", f"echo grinding; until [ -e {tmp_path}/enough ]; do sleep 0.02; done"], "brewing"
     )
     assert any("engine: brewing, " in line and "grinding" in line for line in said)
 
@@ -522,7 +523,7 @@ def test_second_install_waits_aloud_until_the_first_is_done(tmp_path: Path) -> N
         thread.start()
         eventually(lambda: said, "a word about waiting")
         order.append("first")
-    thread.join(10)
+    thread.join(60)
     assert ["first", "second"] == order
     assert "engine: waiting for another install to finish" == said[0]
 
@@ -536,7 +537,7 @@ def test_lock_outlives_us_while_our_child_still_writes(tmp_path: Path) -> None:
     def idle() -> None:
         if not rejected:
             rejected.append(True)
-            child.communicate(b"\n", timeout=10)
+            child.communicate(b"\n", timeout=60)
 
     with cache.locked(tmp_path, "engine", idle, poll_s=0.01):
         assert [True] == rejected
@@ -557,7 +558,7 @@ def test_stop_ends_the_command_and_all_it_started(tmp_path: Path) -> None:
     thread.start()
     eventually(lambda: pids.exists() and len(pids.read_text().split()) == 2, "the command's start")
     stop.set()
-    thread.join(15)
+    thread.join(60)
     assert 1 == len(ended)
     for pid in map(int, pids.read_text().split()):
         eventually(partial(_gone, pid), f"the end of process {pid}")
@@ -594,7 +595,7 @@ def test_ctrl_c_during_install_ends_its_children(tmp_path: Path) -> None:
             lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip(), "the environment's start"
         )
         child.send_signal(signal.SIGINT)
-        _, error = child.communicate(timeout=20)
+        _, error = child.communicate(timeout=60)
     finally:
         if child.poll() is None:
             child.kill()

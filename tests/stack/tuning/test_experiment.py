@@ -10,14 +10,13 @@ import random
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -40,6 +39,7 @@ from stack.tuning import experiment, turns
 from stack.tuning.comparison import Comparison
 from stack.tuning.experiment import differences, read_settings
 from tests.support.fake_engine import FakeEngine
+from tests.support.wait import eventually
 
 AS_WRITTEN = (
     "--seed",
@@ -590,8 +590,10 @@ class Late(FakeEngine):
     given."""
 
     restarts = False
+    late_looks = 0  # at the page since ten requests were answered
 
     async def _metrics(self, request: web.Request) -> web.Response:
+        self.late_looks += self.answered >= 10
         page = await super()._metrics(request)
         if self.restarts:
             return web.Response(
@@ -631,10 +633,9 @@ def test_run_stopped_during_counter_reading_is_kept(tmp_path):
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=Path(__file__).parents[3],
         )  # fmt: skip
         # one to tell how long it takes, one to warm up, all eight of the first run
-        _until(lambda: engine.answered == 10)
-        time.sleep(0.2)
+        eventually(lambda: engine.late_looks, "counters that are read")
         bench.send_signal(signal.SIGINT)
-        assert 1 == bench.wait(10)
+        assert 1 == bench.wait(60)
     (only,) = result.read(tmp_path / "o").runs
     assert (8, "it was stopped by hand before the engine's counters were read") == (only.ok, only.cut)
     assert 8 == len(list(result.requests(tmp_path / "o")))
@@ -740,8 +741,8 @@ def test_engines_are_started_for_their_turns_and_none_is_left(tmp_path):
     assert {"off": ["cold", "warm"], "on": ["cold", "warm"]} == {
         variant.name: [start.kind for start in variant.starts] for variant in bench.variants
     }
-    assert all(0 < start.seconds < 20 for variant in bench.variants for start in variant.starts)
-    _until(lambda: not alive(tmp_path))
+    assert all(0 < start.seconds for variant in bench.variants for start in variant.starts)
+    eventually(lambda: not alive(tmp_path), "the end of every process")
     assert any("each variant's engine was started anew for its turns" in caveat for caveat in bench.caveats)
     assert 0.5 == bench.runs[1].figures["hit_ratio"]
     written_down = (tmp_path / "o" / result.BENCH).read_text()
@@ -757,7 +758,7 @@ def test_together_all_engines_stand_at_once(tmp_path):
     assert 0 == told.exit_code, told.output
     assert ["True", "False"] == starts(tmp_path)
     assert ["off", "on", "on", "off"] == [run.variant for run in result.read(tmp_path / "o").runs]
-    _until(lambda: not alive(tmp_path))
+    eventually(lambda: not alive(tmp_path), "the end of every process")
 
 
 def test_engine_dying_at_start_shows_its_last_lines(tmp_path):
@@ -767,7 +768,7 @@ def test_engine_dying_at_start_shows_its_last_lines(tmp_path):
     assert "on ended with status 1" in last_line(told)
     assert "its last words: ValueError: no such model: m (all of them: " in last_line(told)
     assert not (tmp_path / "o" / result.BENCH).exists()
-    _until(lambda: not alive(tmp_path))
+    eventually(lambda: not alive(tmp_path), "the end of every process")
 
 
 def test_engine_not_coming_back_leaves_measurements(tmp_path):
@@ -781,7 +782,7 @@ def test_engine_not_coming_back_leaves_measurements(tmp_path):
     assert "no such model: m" in (bench.cut or "")
     assert f"NOT WHOLE: {bench.cut}" in told.output
     assert (tmp_path / "o" / "verdicts.json").exists()
-    _until(lambda: not alive(tmp_path))
+    eventually(lambda: not alive(tmp_path), "the end of every process")
 
 
 def test_a_program_that_is_not_there_is_one_sentence(tmp_path):
@@ -821,19 +822,19 @@ def test_ctrl_c_at_any_time_leaves_no_process(tmp_path, moment, variant, again, 
             if line.startswith(moment):
                 break
         if moment.startswith("starting"):
-            _until(lambda: (tmp_path / "pids").exists())
+            eventually(lambda: starts(tmp_path), "an engine that starts")
         tune.send_signal(signal.SIGTERM if deaf else signal.SIGINT)
         if again:
-            time.sleep(1)
+            eventually(lambda: not listening(tmp_path), "an engine that was told to end")
             tune.send_signal(signal.SIGINT)
-        rest, _ = tune.communicate(timeout=20)
+        rest, _ = tune.communicate(timeout=60)
     finally:
         tune.kill()
         tune.wait()
     # the second may find a Python that is leaving and takes no more signals
     assert tune.returncode in (1, -signal.SIGINT if again else 1), rest
     assert "Traceback" not in rest
-    _until(lambda: not alive(tmp_path))
+    eventually(lambda: not alive(tmp_path), "the end of every process")
     if moment.startswith("run"):
         bench = result.read(tmp_path / "o")
         assert 1 <= len(bench.runs)
@@ -841,13 +842,15 @@ def test_ctrl_c_at_any_time_leaves_no_process(tmp_path, moment, variant, again, 
         assert "NOT WHOLE: it was stopped by hand" in rest
 
 
-def _until(is_so: Any) -> None:
-    """Waits for what another process does; ten seconds are more than enough."""
-    for _ in range(200):
-        if is_so():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it never was")
+def listening(folder: Path) -> bool:
+    """Return whether the engine that was started last accepts connections."""
+    pid = (folder / "pids").read_text().splitlines()[-1].split()[1]
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        with socket.create_connection(("127.0.0.1", int(words[words.index("--port") + 1])), 1):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 def test_the_examples_of_the_page_are_sound(tmp_path):
