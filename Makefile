@@ -42,7 +42,7 @@ help:
 	@echo 'make image                     the image that docker-compose.yml and the Kubernetes manifests name, from the Dockerfile; IMAGE=registry.example.org/vllm-watch:0.1.0'
 	@echo 'make pins [ARGS=--upgrade]     requirements/*.txt from pyproject.toml: one version and the hashes of each dependency'
 	@echo 'make import-graph              cycles, upward imports, and which package imports which; ARGS=--write draws it into docs/internals/architecture.md'
-	@echo 'make mutants                   200 random one-point changes of the product, and which of them no unit test notices; ARGS="--module tail"'
+	@echo 'make mutants                   200 random one-point changes of 20 modules, and which of them no unit test notices; ARGS="--module tail"'
 	@echo 'make audit                     known vulnerabilities and licences of what requirements/run.txt pins'
 	@echo 'make bench-dashboards          what printing, Overview on 24 h of 20 engines, and our own board there cost; ARGS=--quick 2 h'
 	@echo 'make screenshots               pictures of every dashboard at 1440 and 400 px over an hour of 20 teams; ARGS=--docs those of the documentation'

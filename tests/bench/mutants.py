@@ -1,10 +1,11 @@
 """Mutation run: change one point of a module, run the module's unit tests, list the changes that no test noticed.
 
-    python tests/bench/mutants.py [--count 200] [--seed 1] [--module tail] [--jobs 2]
+    python tests/bench/mutants.py [--count 200 | --seconds 120] [--seed 1] [--module tail] [--jobs 2]
 
 A mutant runs in a fork of this process, which has imported pytest and other libraries but nothing of the product; an
 import hook gives the fork the changed module. Processes that a test starts run the unchanged module, so the tests
-below are those that import what they test. Mutants are drawn by the hash of what they change: an edit of one line
+below are those that import what they test. The modules are the 20 of measuring, joining, admission and verdicts with
+the most points to change that have such tests. Mutants are drawn by the hash of what they change: an edit of one line
 leaves the draw of every other line as it was."""
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hashlib
 import importlib
 import importlib.machinery
 import importlib.util
+import math
 import os
 import resource
 import shutil
@@ -25,7 +27,7 @@ import time
 import tokenize
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,11 @@ TESTS: dict[str, tuple[str, ...]] = {
     "exporters/requests/checkpoint.py": (f"{REQUESTS}checkpoint.py", f"{REQUESTS}ledger.py"),
     "exporters/accounting/reconciliation.py": (f"{ACCOUNTING}reconcile.py",),
     "exporters/accounting/attribution.py": (f"{ACCOUNTING}attribution.py",),
+    "stack/gateway/client_connection.py": (f"{GATEWAY}gateway_server.py",),
+    "stack/gateway/lease_store.py": (f"{GATEWAY}gateway_lease.py",),
+    "stack/capacity/model.py": (f"{CAPACITY}model.py",),
+    "stack/tuning/run_comparison.py": ("tests/stack/tuning/test_run_comparison.py",),
+    "stack/tuning/live.py": ("tests/stack/tuning/test_live_compare.py",),
 }
 # Imported once, before the forks. Nothing of the product: what imports a mutated module must be imported in the fork.
 LIBRARIES = (
@@ -63,6 +70,7 @@ LIBRARIES = (
     "click.testing", "prometheus_client", "promql_parser", "scipy.stats", "uvloop", "rich.console",
 )  # fmt: skip
 LIMIT_FACTOR, LIMIT_EXTRA_S = 4, 20
+LIMIT_S = 60.0  # of a mutant in a run that has no time to run unchanged modules first
 
 Span = tuple[int, int]
 
@@ -180,7 +188,7 @@ def nodes(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def mutants_of(module: str) -> list[Mutant]:
-    """Return every mutant of a module."""
+    """Return every mutant of a module; a few do not compile."""
     text = read_source(module)
     lines = text.splitlines(keepends=True)
     starts = [0, *accumulate(map(len, lines))]
@@ -199,8 +207,7 @@ def mutants_of(module: str) -> list[Mutant]:
         before, after = text[starts[place.lineno - 1] : span[0]], text[span[1] : starts[place.end_lineno]]
         return Mutant(module, place.lineno, lines[place.lineno - 1].strip(), (before + new + after).strip(), span, new)
 
-    found = (mutant_of(node, change) for node in nodes(ast.parse(text)) for change in changes(node))
-    return [mutant for mutant in found if compiles(mutant)]
+    return [mutant_of(node, change) for node in nodes(ast.parse(text)) for change in changes(node)]
 
 
 def compiles(mutant: Mutant) -> bool:
@@ -212,14 +219,15 @@ def compiles(mutant: Mutant) -> bool:
 
 
 def draw(mutants: Sequence[Mutant], seed: int, count: int) -> list[Mutant]:
-    """Return `count` mutants by the hash of what they change, so that one edit does not change the others."""
+    """Return `count` mutants that compile, by the hash of what they change: one edit does not change the others."""
     times: dict[tuple[str, str, str], int] = {}
     ranked = []
     for mutant in mutants:
         nth = times[mutant.key] = times.get(mutant.key, 0) + 1
         rank = hashlib.sha256(repr((seed, nth, *mutant.key)).encode()).hexdigest()
         ranked.append((rank, mutant))
-    return [mutant for _, mutant in sorted(ranked, key=lambda pair: pair[0])[:count]]
+    ordered = (mutant for _, mutant in sorted(ranked, key=lambda pair: pair[0]))
+    return list(islice(filter(compiles, ordered), count))
 
 
 def equivalents() -> dict[tuple[str, str, str], str]:
@@ -289,14 +297,19 @@ def clean_runs(modules: Sequence[str], folder: Path, jobs: int) -> dict[str, flo
     return took
 
 
-def run(mutants: Sequence[Mutant], folder: Path, jobs: int, limit_s: float | None) -> Iterator[Outcome]:
-    """Run the tests of each mutant, `jobs` at a time, each with a limit by the time without a change, or `limit_s`."""
+def run(
+    mutants: Sequence[Mutant], folder: Path, jobs: int, limit_s: float | None, seconds: float | None = None
+) -> Iterator[Outcome]:
+    """Run the tests of each mutant, `jobs` at a time, each with a limit by the time without a change, or `limit_s`.
+
+    seconds: for the whole run; what has not ended by then does not count."""
+    ends = time.monotonic() + seconds if seconds else math.inf
     modules = sorted({mutant.module for mutant in mutants})
     took = {} if limit_s else clean_runs(modules, folder, jobs)
     limits = {module: limit_s or LIMIT_FACTOR * took[module] + LIMIT_EXTRA_S for module in modules}
     waiting, running = list(enumerate(mutants)), dict[int, tuple[int, Mutant, float]]()
     late: set[int] = set()
-    while waiting or running:
+    while (waiting or running) and time.monotonic() < ends:
         while waiting and len(running) < jobs:
             number, mutant = waiting.pop(0)
             pid = start(mutant.module, mutant.source(), folder / str(number))
@@ -314,11 +327,15 @@ def run(mutants: Sequence[Mutant], folder: Path, jobs: int, limit_s: float | Non
         shutil.rmtree(folder / str(number), ignore_errors=True)
         result = "timeout" if pid in late else "killed" if status else "survived"
         yield Outcome(mutant, result, now - began)
+    for pid in running:
+        os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="change single points of a module and run its unit tests")
     parser.add_argument("--count", type=int, default=200, help="mutants to run")
+    parser.add_argument("--seconds", type=float, help="run as many as end within this time, at most --count")
     parser.add_argument("--seed", type=int, default=1, help="another seed draws other mutants")
     parser.add_argument("--module", help="only modules whose path contains this")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="mutants at a time")
@@ -345,7 +362,11 @@ def main() -> int:
     counts = {"killed": 0, "survived": 0, "timeout": 0}
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         for outcome in run(
-            [mutant for mutant in drawn if mutant.key not in known], Path(folder), wanted.jobs, wanted.limit_s
+            [mutant for mutant in drawn if mutant.key not in known],
+            Path(folder),
+            wanted.jobs,
+            wanted.limit_s or (LIMIT_S if wanted.seconds else None),
+            wanted.seconds,
         ):
             counts[outcome.result] += 1
             if wanted.verbose or outcome.result == "survived":
