@@ -643,7 +643,7 @@ class _Recorded(BaseHTTPRequestHandler):
 @pytest.fixture
 def engine() -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Recorded)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()

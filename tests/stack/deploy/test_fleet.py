@@ -21,6 +21,7 @@ from urllib.request import HTTPBasicAuthHandler, HTTPPasswordMgrWithDefaultRealm
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from alerts import fleet as recorded
 from alerts import printer
@@ -32,6 +33,7 @@ from dashboards.model import Dashboard, Query
 from dashboards.registry import BOARDS
 from exporters.catalogue import EVERYTHING, promql, promql_ast, vllm
 from exporters.net.prometheus import Prometheus, address
+from stack.cli import main
 from stack.deploy.fleet import budget, files
 from stack.lab import install
 from stack.lab.install import cache
@@ -327,7 +329,7 @@ def found_by_name(part, tmp_path_factory) -> Iterator[subprocess.Popen[str] | No
 def world(part, free_port, tmp_path_factory, found_by_name) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("fleet")
     targets = FakeTargets()
-    threading.Thread(target=targets.serve_forever, daemon=True).start()
+    threading.Thread(target=targets.serve_forever, args=(0.01,), daemon=True).start()
     store_port, port = free_port(), free_port()
     store, prometheus = f"http://127.0.0.1:{store_port}", f"http://127.0.0.1:{port}"
     config = shortened(store, port)
@@ -359,28 +361,22 @@ def world(part, free_port, tmp_path_factory, found_by_name) -> Iterator[World]:
         try:
             running.extend(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) for command in commands)
             eventually(
-                lambda: data(prometheus, "query", query="count(up == 1) >= 6")["result"],
-                within_s=60,
-                what="targets that are up",
+                lambda: data(prometheus, "query", query="count(up == 1) >= 6")["result"], what="targets that are up"
             )
             late = folder / "targets/new.tmp"
             late.write_text(of_targets(at, "captured:8000"))
             late.rename(folder / "targets/engines-late.yml")
             found = 'up{job="vllm", instance="captured:8000"} == 1'
-            eventually(
-                lambda: data(prometheus, "query", query=found)["result"], within_s=60, what="the engine that came later"
-            )
+            eventually(lambda: data(prometheus, "query", query=found)["result"], what="the engine that came later")
             firing = f"count({NEAR_LIMIT}) == 3"
-            eventually(
-                lambda: data(prometheus, "query", query=firing)["result"], within_s=60, what="alerts about limits"
-            )
+            eventually(lambda: data(prometheus, "query", query=firing)["result"], what="alerts about limits")
             at_s = time.time()
-            eventually(lambda: held(store) > at_s + 1, within_s=60, what="what happened until then in the store")
+            eventually(lambda: held(store) > at_s + 1, what="what happened until then in the store")
             yield World(prometheus, store, at_s)
         finally:
             for process in reversed(running):  # Prometheus first: it waits for a store that is gone
                 process.terminate()
-                process.wait(20)
+                process.wait(60)
             targets.shutdown()
             targets.server_close()
 
@@ -476,19 +472,9 @@ async def test_our_own_client_asks_the_store_as_it_asks_prometheus(world):
 @live
 def test_the_doctor_reads_the_store(world, tmp_path):
     (tmp_path / "user").write_text(f"inference:{PASSWORD}\n")
-    command = [
-        sys.executable,
-        "-m",
-        "stack.cli",
-        "doctor",
-        "--prometheus",
-        world.store,
-        "--user-file",
-        tmp_path / "user",
-        "--json",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert done.returncode in (0, 1), done.stderr
+    arguments = ["doctor", "--prometheus", world.store, "--user-file", str(tmp_path / "user"), "--json"]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code in (0, 1), done.output
     found = json.loads(done.stdout)
     assert ["qwen3-8b"] == [found["first_step"]["model"]], (
         "the fixture's engines are in trouble, and the captured one is not"

@@ -1405,7 +1405,7 @@ class Captured(http.server.BaseHTTPRequestHandler):
 @contextmanager
 def captured_engine(port: int) -> Iterator[None]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Captured)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield
     server.shutdown()
     server.server_close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from stack.cli import COMMANDS
 from stack.doctor import advice as workload_advice
 from stack.doctor import symptoms
 from stack.doctor.matrix import symptom
-from stack.doctor.matrix.symptom import AREAS
+from stack.doctor.matrix.symptom import AREAS, Symptom
 from stack.doctor.symptoms import ROWS
 from stack.root import ROOT
 from stack.tuning import experiment
@@ -24,13 +25,33 @@ from stack.tuning.derived import flags
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 OPTIONS = frozenset((GOLDEN / "vllm-options-0.32.txt").read_text().split())
+PAGES = {page.name for page in runbook_page.pages()}
 SAMPLES = {sample for metric in EVERYTHING for sample in metric.samples}
 OF_THE_DOCTOR = {"client-disconnects", "refusals", "inter_token_p95"}
 FIGURES = {*METRICS, *OF_THE_DOCTOR}
 LEVERS = [row for row in ROWS if row.area != "quality"]
-each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-each_lever = pytest.mark.parametrize("row", LEVERS, ids=lambda row: row.name)
 DISAGGREGATED = re.compile(r"(?i)disaggregat|kv-transfer|prefill and decode in separate")
+
+
+def over(rows: Sequence[Symptom]) -> Callable[[Callable[[Symptom], None]], Callable[[], None]]:
+    """Make one test of a check of a row; a failure names the row."""
+
+    def of(check: Callable[[Symptom], None]) -> Callable[[], None]:
+        def test() -> None:
+            for row in rows:
+                try:
+                    check(row)
+                except AssertionError as error:
+                    error.add_note(f"row: {row.name}")
+                    raise
+
+        test.__doc__ = check.__doc__
+        return test
+
+    return of
+
+
+each_row, each_lever = over(ROWS), over(LEVERS)
 
 
 def options(text: str) -> set[str]:
@@ -105,7 +126,7 @@ def test_every_option_in_a_row_is_one_of_vllm(row):
 @each_row
 def test_a_row_leads_to_pages_that_are_there(row):
     assert row.pages
-    assert set() == set(row.pages) - {page.name for page in runbook_page.pages()}
+    assert set() == set(row.pages) - PAGES
 
 
 @each_row

@@ -4,6 +4,7 @@ tests/bench/record_situations.py made them."""
 from __future__ import annotations
 
 import asyncio
+import functools
 import gzip
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ NEVER_ALONE = ("unique-prompts", "cache-off", "speculative-decoding", "deferred-
 each_situation = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 
 
+@functools.cache
 def about(folder: Path) -> dict[str, Any]:
     return yaml.safe_load((folder / "situation.yaml").read_text())
 
@@ -53,6 +55,7 @@ def all_looks(folder: Path, who: str) -> Pages:
     return replace(pages, inside=inside, at_s=at_s, silent_s=about(folder).get("silent_s", 0.0))
 
 
+@functools.cache
 def found(folder: Path) -> Diagnosis:
     said = about(folder)
     sources = [all_looks(folder, "engine")]
