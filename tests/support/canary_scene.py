@@ -68,7 +68,7 @@ class Scene:
 
     def minute(self) -> None:
         """Write a minute of requests, by the share of the file, and let it pass."""
-        share = read_teams(self.teams).canary.share
+        share = float(self.teams.read_text().split("share: ")[1].split()[0])
         lines = []
         for number in range(60):
             variant = "canary" if number < math.ceil(60 * share) else "stable"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -127,28 +125,19 @@ def test_help_ends_with_an_example(tmp_path: Path):
     assert "Example:  vllm-watch canary teams.yaml --log requests.jsonl" in text
 
 
-def test_a_run_over_is_over_after_a_restart(tmp_path: Path):
-    """A guard's act needs no log: the process ends by itself, and once more says the same."""
-    (tmp_path / "teams.yaml").write_text(
-        GOOD.replace("limit_s: 20000", "limit_s: 1").replace("decide_s: 6000", "decide_s: 1")
-    )
-    (tmp_path / "requests.jsonl").touch()
-    command = [
-        sys.executable, "-m", "stack.cli", "canary", "teams.yaml", "--log", "requests.jsonl", "--events",
-        "events.jsonl", "--act", "--reload", "touch reloaded",
-    ]  # fmt: skip
-    done = [
-        subprocess.run(
-            command, check=False, cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
-            capture_output=True, text=True, timeout=60,
-        )
-        for _ in range(2)
-    ]  # fmt: skip
-    assert [4, 4] == [one.returncode for one in done]
+def test_a_run_over_is_over_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A guard's act needs no log: the command ends by itself, and once more says the same."""
+    monkeypatch.chdir(tmp_path)
+    Path("teams.yaml").write_text(GOOD.replace("limit_s: 20000", "limit_s: 1").replace("decide_s: 6000", "decide_s: 1"))
+    Path("requests.jsonl").touch()
+    command = ["canary", "teams.yaml", "--log", "requests.jsonl", "--events", "events.jsonl", "--act", "--reload",
+        "touch reloaded"]  # fmt: skip
+    done = [CliRunner().invoke(cli.main, command) for _ in range(2)]
+    assert [4, 4] == [one.exit_code for one in done]
     assert done[0].stdout == done[1].stdout
     assert done[0].stdout.startswith("undecided: no metric has enough requests; see ")
-    assert 2 == len((tmp_path / "events.jsonl").read_text().splitlines())
-    assert (tmp_path / "reloaded").exists()
+    assert 2 == len(Path("events.jsonl").read_text().splitlines())
+    assert Path("reloaded").exists()
 
 
 def test_a_command_that_only_watched_starts_without_watch(tmp_path: Path):

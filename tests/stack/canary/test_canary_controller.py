@@ -28,7 +28,8 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Scene:
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # hundreds of minutes, and no power failure
     (tmp_path / "teams.yaml").write_text(TEAMS.format(share="0", decide_s="6000"))
     (tmp_path / "requests.jsonl").touch()
     return Scene(tmp_path)
