@@ -371,4 +371,4 @@ def _server(part: Callable[[str], install.InstalledPart], folder: Path) -> Itera
             yield Asker(port)
         finally:
             server.terminate()
-            server.wait(20)
+            server.wait(60)

@@ -261,9 +261,10 @@ def test_a_run_leaves_a_record_for_each_request_and_its_figures(tmp_path):
     assert (6, 6, {}, None) == (first.asked, first.ok, first.failed, first.cut)
     assert first.seed != second.seed
     told = first.figures
-    assert 30 <= told["ttft_ms.p50"] < 200
-    assert 10 <= told["tpot_ms.p50"] < 100
-    assert told["e2e_ms.p50"] == pytest.approx(told["ttft_ms.p50"] + 4 * told["tpot_ms.p50"], rel=0.2)
+    for name, least in (("ttft_ms", 30), ("tpot_ms", 10), ("e2e_ms", 70)):
+        measured_ms = [getattr(record, name) for record in records[:6]]
+        assert least <= min(measured_ms) <= told[f"{name}.p50"] <= max(measured_ms), name
+    assert all(r.e2e_ms == pytest.approx(r.ttft_ms + 4 * r.tpot_ms, rel=1e-3) for r in records)
     assert (250.0, 0.5, 240.0, 30.0, 0.0, 0.0) == tuple(
         told[name]
         for name in ("queue_ms.mean", "hit_ratio", "prompt_tokens", "completion_tokens", "preemptions", "error_ratio")
@@ -699,10 +700,10 @@ def live_url():
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     yield found["url"]
     loop.call_soon_threadsafe(found["stop"].set)
-    thread.join(10)
+    thread.join(60)
 
 
 def test_the_template_of_the_fake_costs_tokens():

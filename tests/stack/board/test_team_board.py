@@ -288,7 +288,7 @@ def test_command_serves_the_team_only(prometheus: str, free_port: Callable[[], i
 
     def get(path: str) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(f"http://{url}{path}", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://{url}{path}", timeout=60) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

@@ -134,7 +134,7 @@ async def test_checks_repeat_until_the_process_is_told_to_end(baseline, tmp_path
             )
         finally:
             process.terminate()
-            out, errors = await asyncio.wait_for(process.communicate(), 20)
+            out, errors = await asyncio.wait_for(process.communicate(), 60)
     assert 0 == process.returncode, errors
     assert out.count(b"tiny: same") >= 2
     assert b"http://127.0.0.1:9/v1/models does not answer" in errors, "the other engine is down"

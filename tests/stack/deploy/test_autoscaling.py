@@ -359,7 +359,7 @@ def test_real_prometheus_answers_as_keda_asks(part, free_port, tmp_path):
 
         def asked() -> list[float]:
             words = urllib.parse.urlencode({"query": query})
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/query?{words}", timeout=5) as reply:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/query?{words}", timeout=60) as reply:
                 return [float(row["value"][1]) for row in json.load(reply)["data"]["result"]]
 
         held = running + waiting
@@ -368,4 +368,4 @@ def test_real_prometheus_answers_as_keda_asks(part, free_port, tmp_path):
             eventually(lambda: asked() == [pytest.approx(expected)], what=f"one series of {expected}")
         finally:
             server.terminate()
-            server.wait(20)
+            server.wait(60)

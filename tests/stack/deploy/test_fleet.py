@@ -198,7 +198,7 @@ def data(where: str, path: str, **form: object) -> dict:
     passwords = HTTPPasswordMgrWithDefaultRealm()
     passwords.add_password(None, where, "inference", PASSWORD)
     opener = build_opener(HTTPBasicAuthHandler(passwords))
-    with opener.open(Request(f"{where}/api/v1/{path}", urlencode(form, doseq=True).encode()), timeout=20) as reply:
+    with opener.open(Request(f"{where}/api/v1/{path}", urlencode(form, doseq=True).encode()), timeout=60) as reply:
         return json.load(reply)["data"]
 
 

@@ -1428,7 +1428,7 @@ def process(*command: str | Path, log: Path) -> Iterator[subprocess.Popen[bytes]
 
 
 def answer(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=5) as reply:
+    with urllib.request.urlopen(url, timeout=60) as reply:
         return json.load(reply)["data"]
 
 
@@ -1614,9 +1614,9 @@ def test_metrics_need_the_token_and_probes_do_not(watched):
     unchecked = ssl._create_unverified_context()  # noqa: S323  Prometheus checks it; here the login is asked about
     for name in ("gateway-metrics", "sidecar"):
         at = f"https://127.0.0.1:{port[name]}"
-        assert 200 == urllib.request.urlopen(f"{at}/-/healthy", timeout=5, context=unchecked).status
+        assert 200 == urllib.request.urlopen(f"{at}/-/healthy", timeout=60, context=unchecked).status
         with pytest.raises(urllib.error.HTTPError, match="401"):
-            urllib.request.urlopen(f"{at}/metrics", timeout=5, context=unchecked)
+            urllib.request.urlopen(f"{at}/metrics", timeout=60, context=unchecked)
 
 
 def test_pages_are_limited_as_budgeted():

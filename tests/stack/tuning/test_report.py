@@ -32,6 +32,7 @@ from stack.tuning.comparison import Comparison
 from stack.tuning.derived import Material
 from stack.tuning.lab_rows import CRITERIA, lab_rows
 from stack.tuning.run_comparison import compare_runs
+from tests.support.wait import eventually
 
 T0 = 1_790_000_000.0
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>|`*_[x](javascript:alert(3))"
@@ -880,10 +881,10 @@ class TestInChromium:
         expect(page.locator("#pictures .js-plotly-plot")).to_have_count(9)
         expect(page.locator("#pictures .small path.js-line")).to_have_count(9)
         expect(page.locator("#over-time .js-plotly-plot path.point").first).to_be_attached()
+        fits = "document.documentElement.scrollWidth <= innerWidth"
         for width in (1400, 800, 390):
             page.set_viewport_size({"width": width, "height": 900})
-            page.wait_for_timeout(300)  # a resized window is drawn anew after a while
-            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
+            eventually(lambda: page.evaluate(fits), f"a resized page, drawn anew {width} px wide")
 
     def test_other_workloads_and_hostile_names(self, opened):
         """Another workload is one choice away and hostile names are only text."""
