@@ -27,7 +27,8 @@ from exporters.requests.record import RequestRecord, parse_block
 from stack.gateway import make_key
 from stack.lab import plan
 from tests.bench.bench_gateway import ALONE, ROOT, running
-from tests.support.bench_server import free_port, until_ready
+from tests.support.bench_server import until_ready
+from tests.support.ports import free_port
 from tests.support.wait import eventually
 
 BEGIN, END = "<!-- measured: truth -->", "<!-- end -->"

@@ -47,6 +47,7 @@ from tests.support.wait import eventually
 
 ROOT = Path(__file__).parents[3]
 board, prometheus = served_board.board, served_board.prometheus  # fixtures
+expect.set_options(timeout=60_000)  # ends a hanging test only
 
 LINES = panel("lines", Query("x", "{{model_name}}", "s"))
 OVER = Range(1000, 1060, points=4, scrape_s=15)

@@ -34,6 +34,8 @@ from stack.tuning.lab_rows import CRITERIA, lab_rows
 from stack.tuning.run_comparison import compare_runs
 from tests.support.wait import eventually
 
+expect.set_options(timeout=60_000)  # ends a hanging test only
+
 T0 = 1_790_000_000.0
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>|`*_[x](javascript:alert(3))"
 PRICES = Prices(gpu_hour=3.0, gpus=(GpuPrice("H200", 3.6),), api=(ApiPrice("tiny", 0.001, 0.004, 0.0005),))
