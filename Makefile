@@ -77,6 +77,7 @@ cli: $(VENV)/run.done
 # Both run, whatever comes of the first. ARGS may choose tests that only one of them has (5: none was chosen).
 test: $(VENV)/dev.done
 	@$(RUN) lab install --every
+	@$(PYTHONPATH_HERE) $(VENV)/bin/python -m tests.support.parts
 	@$(MAKE) --no-print-directory lint
 	@mkdir -p .pytest_cache && rm -f '$(TIMES)'
 	$(FAST) $(ARGS); fast=$$?; \

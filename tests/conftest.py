@@ -16,6 +16,7 @@ import hypothesis
 import pytest
 
 from stack.lab import install
+from tests.support import parts
 from tests.support.engines import Engines
 from tests.support.file_times import (  # noqa: F401  # hooks
     parts_used,
@@ -43,10 +44,10 @@ def part() -> Callable[[str], install.InstalledPart]:
     """A real part of the stack, or the test does not run (outside CI), or fails (in CI)."""
 
     def get(name: str) -> install.InstalledPart:
-        found = install.find(name)
+        found = parts.find(name)
         if found is None:
             _missing[name] = _missing.get(name, 0) + 1
-            message = f"{name} is not installed; 'make test' installs it"
+            message = f"{name} is not installed; {parts.remedy(name)}"
             pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
         _used[name] = f"{found.version} ({found.origin})"
         parts_used.add(name)
@@ -102,21 +103,24 @@ def real_engines(part, free_port, tmp_path_factory) -> Iterator[Engines]:
 
 
 @pytest.fixture(scope="session")
-def past(part, tmp_path_factory) -> Iterator[Callable[[Path], str]]:
-    """A real Prometheus that holds the series of an OpenMetrics file; its address. One for all who bring the same."""
+def past(part, tmp_path_factory) -> Iterator[Callable[..., str]]:
+    """A real Prometheus that holds the series of an OpenMetrics file; its address. One for all who bring the same.
+
+    release: "-3.12" for the second Prometheus of the tests (tests/support/parts.py)."""
     servers: list[subprocess.Popen[bytes]] = []
-    addresses: dict[bytes, str] = {}
+    addresses: dict[tuple[bytes, str], str] = {}
 
-    def serve(page: Path) -> str:
-        content = hashlib.sha256(page.read_bytes()).digest()
-        if content not in addresses:
-            addresses[content] = start(page)
-        return addresses[content]
+    def serve(page: Path, release: str = "") -> str:
+        key = hashlib.sha256(page.read_bytes()).digest(), release
+        if key not in addresses:
+            addresses[key] = start(page, release)
+        return addresses[key]
 
-    def start(page: Path) -> str:
+    def start(page: Path, release: str) -> str:
         folder = tmp_path_factory.mktemp("past")
         made = [
-            part("promtool").path, "tsdb", "create-blocks-from", "--max-block-duration=486h",  # not one for each 2 h
+            part(f"promtool{release}").path, "tsdb", "create-blocks-from",
+            "--max-block-duration=486h",  # not one for each 2 h
             "openmetrics", "--quiet", page, folder / "data",
         ]  # fmt: skip
         done = subprocess.run(made, capture_output=True, text=True, check=False)
@@ -124,8 +128,9 @@ def past(part, tmp_path_factory) -> Iterator[Callable[[Path], str]]:
         (folder / "prometheus.yml").write_text("{}\n")
         port = free_port()
         command = [
-            part("prometheus").path, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
-            "--storage.tsdb.retention.time=100y", f"--web.listen-address=127.0.0.1:{port}",
+            part(f"prometheus{release}").path, f"--config.file={folder}/prometheus.yml",
+            f"--storage.tsdb.path={folder}/data", "--storage.tsdb.retention.time=100y",
+            f"--web.listen-address=127.0.0.1:{port}",
         ]  # fmt: skip
         with (folder / "prometheus.log").open("w") as log:
             servers.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))

@@ -196,14 +196,17 @@ ASKED = {asked.name: asked for asked in questions()}
 
 @pytest.fixture(scope="module")
 def said(part, tmp_path_factory) -> dict[str, str]:
+    return answers(part("promtool").path, ASKED, tmp_path_factory.mktemp("promtool"))
+
+
+def answers(promtool: Path, questions: Mapping[str, Asked], folder: Path) -> dict[str, str]:
     """Question -> what was wrong with the answer, or nothing. Two promtools share the work."""
-    folder = tmp_path_factory.mktemp("promtool")
-    files = {str(written(asked, folder / f"{at}.yaml")): name for at, (name, asked) in enumerate(ASKED.items())}
+    files = {str(written(asked, folder / f"{at}.yaml")): name for at, (name, asked) in enumerate(questions.items())}
     halves = list(files)[::2], list(files)[1::2]
     environment = os.environ | {"GOGC": "400"}  # half the processor time goes into collecting garbage of short tests
     running = [
         subprocess.Popen(
-            [part("promtool").path, "test", "rules", *half],
+            [promtool, "test", "rules", *half],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -214,11 +217,10 @@ def said(part, tmp_path_factory) -> dict[str, str]:
     found: dict[str, str] = {}
     for process, half in zip(running, halves, strict=True):
         text, _ = process.communicate()
-        answers = re.split(r"^  (?=SUCCESS$|FAILED:$)", text, flags=re.MULTILINE)[1:]
-        assert len(half) == len(answers), text[-2000:]
+        said = re.split(r"^  (?=SUCCESS$|FAILED:$)", text, flags=re.MULTILINE)[1:]
+        assert len(half) == len(said), text[-2000:]
         found |= {
-            files[path]: "" if answer.startswith("SUCCESS") else answer
-            for path, answer in zip(half, answers, strict=True)
+            files[path]: "" if answer.startswith("SUCCESS") else answer for path, answer in zip(half, said, strict=True)
         }
     return found
 
@@ -262,13 +264,23 @@ def test_on_promtool(name, said):
 
 
 @pytest.mark.prometheus
+def test_prometheus_3_12_fires_every_alert_as_well(part, tmp_path):
+    """One case of each: how rules are evaluated is Prometheus' own matter, whether it reads ours is not."""
+    first = {case.alert: next(of_case(case)) for case in reversed(CASES)}
+    found = answers(part("promtool-3.12").path, first, tmp_path)
+    assert {alert.name for alert in ALERTS} == found.keys()
+    assert {} == {name: fault for name, fault in found.items() if fault}
+
+
+@pytest.mark.prometheus
+@pytest.mark.parametrize("promtool", ["promtool", "promtool-3.12"])
 @pytest.mark.parametrize("pace", [1, 15])
-def test_promtool_accepts_every_rule_file(pace, part, tmp_path):
+def test_promtool_accepts_every_rule_file(pace, promtool, part, tmp_path):
     """Also at the pace of a drill, where every window is a fifteenth."""
     paths = [tmp_path / name for name, _ in printer.rule_files()]
     for path, (_, text) in zip(paths, printer.rule_files(settings=Settings(pace=pace)), strict=True):
         path.write_text(text)
-    command = [part("promtool").path, "check", "rules", "--lint=all", "--lint-fatal", *paths]
+    command = [part(promtool).path, "check", "rules", "--lint=all", "--lint-fatal", *paths]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert 0 == done.returncode, done.stdout + done.stderr
 

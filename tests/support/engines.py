@@ -38,6 +38,8 @@ from tests.support import wait
 from tests.support.wait import eventually
 
 CONTEXT = 32768  # the model's
+RUST = "VLLM_USE_RUST_FRONTEND"
+NOT_IN_RUST = ("--enable-per-request-metrics",)  # the frontend of 0.32 refuses to start with it
 KEPT = 1  # engines that wait for another file; each has 2.3 GB, two processes run tests, and 12 GiB is the limit
 TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")  # costs nothing where no tool is called
 
@@ -223,15 +225,16 @@ def started(
         folder, programs, port_offset=port - plan.PORTS["vllm"], args={"vllm": (*TOOLS, *arguments)}
     )
     spec = next(process for process in plan.processes(config) if process.name == "vllm")
+    argv = [str(word) for word in spec.argv if RUST not in more_env or word not in NOT_IN_RUST]
     # Few machines that run the lab have a C++ compiler, and nothing here may need one.
     env, log = {**os.environ, **spec.env, "CXX": "no-compiler", **more_env}, folder / f"vllm-{port}.log"
     if more_env:
         with log.open("wb") as output:
             process = subprocess.Popen(
-                spec.argv, stdout=output, stderr=output, env=env, start_new_session=True, preexec_fn=alone
+                argv, stdout=output, stderr=output, env=env, start_new_session=True, preexec_fn=alone
             )
     else:
-        process = PreloadedVllm.of(programs["engine"], env).fork([str(word) for word in spec.argv], log, core)
+        process = PreloadedVllm.of(programs["engine"], env).fork(argv, log, core)
     return Engine(spec, log, process, core if home is None else home)
 
 
@@ -263,6 +266,10 @@ class Engines:
         self._shared[key] = found  # asked for last
         self._users[found.process.pid] = _user()
         return found
+
+    def with_rust_frontend(self, program: Path) -> Engine:
+        """The shared one whose HTTP server is vLLM's Rust frontend, with the program of the same release."""
+        return self.shared(**{RUST: "1", "VLLM_RUST_FRONTEND_PATH": str(program)})
 
     def taken(self, *arguments: str) -> Engine:
         """The shared one, whose user will end it: the next to ask for the same gets another."""
