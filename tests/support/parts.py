@@ -83,7 +83,7 @@ def main() -> int:
                 install_frontend(alone)
     except PartMissing as missing:
         work.say(str(missing))
-        return 1
+        return 1 if os.environ.get("CI") else 0  # elsewhere its tests are reported as not run
     return 0
 
 
