@@ -1,11 +1,11 @@
-"""The doctor, run as people run it, at the side of a real vLLM that has the trouble just then, or none."""
+"""The doctor, run as people run it but for its times (tests/support/at_test_pace.py), at the side of a real vLLM that
+has the trouble just then, or none."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -14,15 +14,16 @@ from typing import Any
 
 import pytest
 
+from exporters.catalogue import vllm
+from stack.drill.faults import stopped
 from tests.support.engines import Engine, Engines
 from tests.support.situation_load import Clients, Load, core_of
-from tests.support.wait import eventually
+from tests.support.wait import until
 
 pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).parents[2]
-FOR_S = 8
-CROWD = Clients(60, (40, 120), (100, 200))  # the lab's engine runs 16 of them at once
+CROWD = Clients(60, (40, 120), (50, 100))  # the lab's engine runs 16 of them at once
 FEW = Clients(4, (100, 300), (20, 80), shared=64, pause_s=0.4)
 LONG = Clients(4, (40, 120), (2000, 3000))
 
@@ -32,48 +33,54 @@ def engine(real_engines: Engines) -> Engine:
     return real_engines.shared().up()
 
 
+async def produces(engine: Engine) -> None:
+    """Return once the engine has produced a token from now on."""
+    before = engine.figure(vllm.GENERATION_TOKENS)
+    await until(lambda: engine.figure(vllm.GENERATION_TOKENS) > before, "another token")
+
+
 @asynccontextmanager
 async def under(clients: Clients, engine: Engine) -> AsyncIterator[None]:
-    """The engine under this load for a while already; idle afterwards."""
+    """The engine under this load already; idle afterwards."""
     load = Load(engine.spec.address, {}, f"{os.getpid()} {clients}")
     try:
         load.start([clients])
-        await asyncio.sleep(5)
+        if clients is FEW:
+            await produces(engine)
+        else:
+            await until(lambda: engine.running >= min(clients.number, 16), "the whole load")
         yield
     finally:
         await load.stop()
-    eventually(lambda: engine.running == 0, within_s=60, what="an idle engine")
+    await until(lambda: engine.running == 0, "an idle engine")
 
 
-@asynccontextmanager
-async def stopped_after(seconds: float, process: int) -> AsyncIterator[None]:
-    """Stop a process so many seconds after the block began; it goes on when that ends."""
+class Look:
+    """`vllm-watch doctor URL --json`, which has taken its first look."""
 
-    async def stop() -> None:
-        await asyncio.sleep(seconds)
-        os.kill(process, signal.SIGSTOP)
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
 
-    task = asyncio.create_task(stop())
-    try:
-        yield
-    finally:
-        task.cancel()
-        os.kill(process, signal.SIGCONT)
+    @classmethod
+    async def begun(cls, engine: Engine, seconds: int, *options: object) -> Look:
+        argv = ["-m", "tests.support.at_test_pace", "doctor", engine.spec.address, "--for", f"{seconds}s", "--json"]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *argv,
+            *map(str, options),
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        line = await asyncio.wait_for(process.stderr.readline(), 60)
+        assert line.startswith(b"looking for "), line + await process.stderr.read()
+        return cls(process)
 
-
-async def told(engine: Engine, *options: object) -> tuple[int | None, Mapping[str, Any]]:
-    """Exit status of `vllm-watch doctor URL --json`, and what it said."""
-    argv = ["-m", "stack.cli", "doctor", engine.spec.address, "--for", f"{FOR_S}s", "--json", *map(str, options)]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *argv,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    said, complaints = await asyncio.wait_for(process.communicate(), 60)
-    assert said, complaints.decode()
-    return process.returncode, json.loads(said)
+    async def told(self) -> tuple[int | None, Mapping[str, Any]]:
+        """Exit status, and what it said."""
+        said, complaints = await asyncio.wait_for(self._process.communicate(), 60)
+        assert said, complaints.decode()
+        return self._process.returncode, json.loads(said)
 
 
 def names(said: Mapping[str, Any]) -> list[str]:
@@ -84,41 +91,34 @@ async def test_a_crowd_is_bound_by_the_queue(engine, tmp_path):
     """The deployment's own limit stands in a file, since this engine is quick enough for the shipped one."""
     (tmp_path / "thresholds.yaml").write_text(json.dumps({"thresholds": {"queue_time_p95": 0.5}}))
     async with under(CROWD, engine):
-        status, said = await told(engine, "--thresholds", tmp_path / "thresholds.yaml")
+        status, said = await (await Look.begun(engine, 6, "--thresholds", tmp_path / "thresholds.yaml")).told()
     assert (1, "queue-bound") == (status, names(said)[0]), said
 
 
 async def test_of_an_engine_that_is_well_nothing_is_found(engine):
     async with under(FEW, engine):
-        status, said = await told(engine)
+        status, said = await (await Look.begun(engine, 6)).told()
     assert (0, []) == (status, names(said)), said
 
 
-async def test_stalled_core_is_found_while_its_page_answers(engine):
-    """A core that stands still is found while its page answers."""
+async def test_a_core_that_stands_still_is_never_fine(engine):
+    """It is found where it stood still long enough before the end, and where it stood still at the first look already,
+    while its page answers. A look that ends sooner was too short to tell it from a long prefill."""
     async with under(LONG, engine):
-        core = core_of(engine)
-        os.kill(core, signal.SIGSTOP)
-        try:
-            status, said = await told(engine, "--for", "16s")  # less may be one long prefill
-        finally:
-            os.kill(core, signal.SIGCONT)
-    assert (1, "frozen-engine") == (status, names(said)[0]), said
-
-
-async def test_a_core_that_stops_within_the_look_is_never_fine(engine):
-    """Long enough before the end it is found; shortly before it the look was too short to tell it from a long
-    prefill."""
-    async with under(LONG, engine), stopped_after(10, core_of(engine)):
-        status, said = await told(engine, "--for", "30s")
-    assert (1, "frozen-engine") == (status, names(said)[0]), said
-    async with under(LONG, engine), stopped_after(10, core_of(engine)):
-        status, said = await told(engine, "--for", "20s")
+        long = await Look.begun(engine, 16)
+        short = await Look.begun(engine, 5)
+        await produces(engine)
+        with stopped(core_of(engine)):
+            late = await Look.begun(engine, 9)
+            (status, said), *found = [await look.told() for look in (short, long, late)]
     assert (3, [], True) == (status, names(said), said["undecided"]), said
+    assert [(1, "frozen-engine")] * 2 == [(status, names(said)[0]) for status, said in found], found
 
 
 async def test_hanging_api_server_is_found(engine):
     """An api server that stops answering within the look is found."""
-    async with under(LONG, engine), stopped_after(5, engine.process.pid):
-        status, said = await told(engine, "--for", "10s")
+    async with under(LONG, engine):
+        look = await Look.begun(engine, 6)
+        with stopped(engine.process.pid):
+            status, said = await look.told()
     assert (1, "frozen-engine", "frozen-api-server") == (status, names(said)[0], said["findings"][0]["row"]), said
