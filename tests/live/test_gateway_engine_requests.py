@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import pytest
 
 from stack.gateway.estimate import Estimator
 from stack.gateway.request_body import read
+from tests.support.engines import run_by_engine
 
 pytestmark = pytest.mark.engine
 
@@ -247,12 +247,10 @@ FUZZ = drawn(21)
 
 
 @pytest.fixture(scope="module")
-def vllm(part: Any) -> Any:
+def vllm(part: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The answer of vLLM's own code to all cases, from one run of the engine's Python."""
-    program = [str(part("engine").path.parent / "python"), "tests/support/engine_requests.py"]
-    done = subprocess.run(program, input=json.dumps(carried() + FUZZ), capture_output=True, text=True, check=False)
-    assert 0 == done.returncode, done.stderr[-2000:]
-    return json.loads(done.stdout)
+    folder = tmp_path_factory.mktemp("requests")
+    return run_by_engine(part("engine").path, "engine_requests.py", carried() + FUZZ, folder)
 
 
 def ours(case: dict[str, Any]) -> Any:

@@ -70,7 +70,6 @@ class Watched:
                 exposition_parser.parse(get(f"{self.address}/metrics")).total("vllm_watch_source_up", kind="engine")
                 == 1
             ),
-            30,
             "a first look",
         )
 

@@ -23,10 +23,10 @@ import signal
 import subprocess
 import tempfile
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -173,8 +173,8 @@ class PreloadedVllm:
 
     _running: ClassVar[dict[tuple[str, ...], PreloadedVllm]] = {}
 
-    def __init__(self, program: Path, env: Mapping[str, str]) -> None:
-        python = program.parent / "python"
+    def __init__(self, spec: plan.Process) -> None:
+        python, env = Path(spec.argv[0]).parent / "python", environment(spec)
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # lives as long as the process
         self._process = subprocess.Popen(
             [python, Path(__file__).parent / "preloaded_vllm.py"], env=env, text=True, stderr=self._log,
@@ -183,16 +183,19 @@ class PreloadedVllm:
         self._read("ready")
 
     @classmethod
-    def of(cls, program: Path, env: Mapping[str, str]) -> PreloadedVllm:
-        """The one for this program and environment; it lives until this process ends."""
-        key = (str(program), *sorted(f"{name}={value}" for name, value in env.items() if name != "PYTEST_CURRENT_TEST"))
+    def of(cls, spec: plan.Process) -> PreloadedVllm:
+        """The one for this program and its environment; it lives until this process ends."""
+        key = (str(spec.argv[0]), *sorted(f"{name}={value}" for name, value in spec.env.items()))
         if key not in cls._running:
-            cls._running[key] = cls(program, env)
+            cls._running[key] = cls(spec)
         return cls._running[key]
 
-    def fork(self, argv: Sequence[str], log: Path, core: int) -> ForkedProcess:
-        """An engine in a process group of its own."""
-        asked = {"argv": argv, "log": str(log), "core": core}
+    def fork(
+        self, argv: Sequence[str], env: Mapping[str, str], cores: Collection[int], files: tuple[Path, Path, Path]
+    ) -> ForkedProcess:
+        """A process of vLLM's command or of a script, in a process group of its own. env: beside that of this one.
+        files: standard input, output and errors, which exist."""
+        asked = {"argv": argv, "env": dict(env), "core": sorted(cores), "files": [str(file) for file in files]}
         self._process.stdin.write(json.dumps(asked) + "\n")
         self._process.stdin.flush()
         return ForkedProcess(int(self._read()))
@@ -205,6 +208,18 @@ class PreloadedVllm:
         raise AssertionError(f"vLLM could not be preloaded: {self._log.read()[-2000:]}")
 
 
+def lab_engine(folder: Path, programs: Mapping[str, Path], port: int, *arguments: str) -> plan.Process:
+    """The lab's own engine, at another port and with more arguments."""
+    offset = port - plan.PORTS["vllm"]
+    config = plan.LabConfig(folder, programs, port_offset=offset, args={"vllm": (*TOOLS, *arguments)})
+    return next(process for process in plan.processes(config) if process.name == "vllm")
+
+
+def environment(spec: plan.Process) -> dict[str, str]:
+    """Few machines that run the lab have a C++ compiler, and nothing here may need one."""
+    return {**os.environ, **spec.env, "CXX": "no-compiler"}
+
+
 def started(
     folder: Path,
     programs: Mapping[str, Path],
@@ -215,27 +230,42 @@ def started(
     home: int | None = None,
 ) -> Engine:
     """An engine as the lab starts its own, on this port, with one core until it answers and then with the core `home`.
-    It may not answer yet. more_env: imports may depend on it, so such an engine is started without preloading."""
+    It may not answer yet. more_env: set after vLLM was imported, but for the Rust frontend, which starts the engine."""
 
     def alone() -> None:
         supervisor._die_with_parent()
         os.sched_setaffinity(0, {core})
 
-    config = plan.LabConfig(
-        folder, programs, port_offset=port - plan.PORTS["vllm"], args={"vllm": (*TOOLS, *arguments)}
-    )
-    spec = next(process for process in plan.processes(config) if process.name == "vllm")
+    spec = lab_engine(folder, programs, port, *arguments)
     argv = [str(word) for word in spec.argv if RUST not in more_env or word not in NOT_IN_RUST]
-    # Few machines that run the lab have a C++ compiler, and nothing here may need one.
-    env, log = {**os.environ, **spec.env, "CXX": "no-compiler", **more_env}, folder / f"vllm-{port}.log"
-    if more_env:
+    log = folder / f"vllm-{port}.log"
+    if RUST in more_env:
         with log.open("wb") as output:
             process = subprocess.Popen(
-                argv, stdout=output, stderr=output, env=env, start_new_session=True, preexec_fn=alone
+                argv,
+                stdout=output,
+                stderr=output,
+                env=environment(spec) | dict(more_env),
+                start_new_session=True,
+                preexec_fn=alone,
             )
     else:
-        process = PreloadedVllm.of(programs["engine"], env).fork(argv, log, core)
+        log.write_bytes(b"")
+        process = PreloadedVllm.of(spec).fork(argv, more_env, {core}, (Path(os.devnull), log, log))
     return Engine(spec, log, process, core if home is None else home)
+
+
+def run_by_engine(engine: Path, script: str, asked: object, folder: Path) -> Any:
+    """What a script of tests/support that imports vLLM prints as JSON, with a JSON value on its standard input."""
+    files = tuple(folder / name for name in ("input.json", "output.json", "errors"))
+    for file, text in zip(files, (json.dumps(asked), "", ""), strict=True):
+        file.write_text(text)
+    spec = lab_engine(folder, {"engine": engine, "model": folder}, plan.PORTS["vllm"])
+    path = str(Path(__file__).with_name(script))
+    PreloadedVllm.of(spec).fork([path], {}, os.sched_getaffinity(0), files).wait(300)
+    output, errors = (file.read_text() for file in files[1:])
+    assert output, errors[-2000:]
+    return json.loads(output)
 
 
 class Engines:

@@ -3,8 +3,6 @@ engine is installed."""
 
 from __future__ import annotations
 
-import json
-import subprocess
 from dataclasses import asdict, replace
 
 import pytest
@@ -25,6 +23,7 @@ from stack.capacity.kv import (
     token_costs,
 )
 from stack.capacity.model import BadModel, Layer, ModelShape, shape
+from tests.support.engines import run_by_engine
 from tests.support.model_configs import NAMES, REFUSED, config, model
 
 GIB = 2**30
@@ -327,7 +326,7 @@ LENGTHS = length_cases()
 
 
 @pytest.fixture(scope="module")
-def told(part) -> dict:
+def told(part, tmp_path_factory) -> dict:
     """What vLLM's own functions say to all cases and configurations, from one run of the engine's Python."""
     asked = [
         {
@@ -340,19 +339,15 @@ def told(part) -> dict:
     ]
     configs = {name: config(name) for name in MODELS}
     lengths = [{"config": given, "asked": [None, *flags]} for given, flags in LENGTHS.values()]
-    program = [str(part("engine").path.parent / "python"), "tests/support/engine_capacity.py"]
-    questions = json.dumps(
-        {
-            "cases": asked,
-            "configs": configs,
-            "families": sorted(FAMILIES),
-            "lengths": lengths,
-            "architectures": [*STATES_ALONE, *HYBRID],
-        }
-    )
-    done = subprocess.run(program, input=questions, capture_output=True, text=True, check=False)
-    assert 0 == done.returncode, done.stderr[-2000:]
-    return json.loads(done.stdout)
+    questions = {
+        "cases": asked,
+        "configs": configs,
+        "families": sorted(FAMILIES),
+        "lengths": lengths,
+        "architectures": [*STATES_ALONE, *HYBRID],
+    }
+    folder = tmp_path_factory.mktemp("capacity")
+    return run_by_engine(part("engine").path, "engine_capacity.py", questions, folder)
 
 
 @pytest.mark.engine
