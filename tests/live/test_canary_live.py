@@ -10,11 +10,9 @@ import contextlib
 import json
 import logging
 import os
-import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,7 +22,9 @@ from typing import Any
 import pytest
 import yaml
 
+from exporters.catalogue import vllm
 from exporters.events import log as events
+from stack.drill.faults import stopped
 from stack.gateway import make_key
 from stack.lab import plan
 from tests.support.engines import Engine, Engines, get
@@ -35,7 +35,8 @@ pytestmark = pytest.mark.engine
 ROOT = Path(__file__).parents[2]
 KEY, HASH = make_key("demo")
 CLIENTS = 6
-HUNG_S = 15.0
+OUT_S = 5.0  # until a silent engine leaves rotation
+HUNG_S = 6 * OUT_S
 
 _log = logging.getLogger("canary")
 
@@ -104,12 +105,10 @@ class Rollout:
 
 
 @pytest.fixture
-def rollout(
-    free_port: Callable[[], int], tmp_path: Path
-) -> Iterator[Callable[[Engine, Engine, dict[str, Any]], Rollout]]:
+def rollout(free_port: Callable[[], int], tmp_path: Path) -> Iterator[Callable[..., Rollout]]:
     running: list[subprocess.Popen[bytes]] = []
 
-    def begin(stable: Engine, canary: Engine, policy: dict[str, Any]) -> Rollout:
+    def begin(stable: Engine, canary: Engine, policy: dict[str, Any], out_s: float = 4 * OUT_S) -> Rollout:
         ports = free_port(), free_port()
         teams = {
             "teams": {"demo": {"keys": [HASH]}},
@@ -117,10 +116,14 @@ def rollout(
                 "old": {"url": stable.spec.address},
                 "new": {"url": canary.spec.address, "variant": "canary"},
             },
-            "canary": {"share": 0.0, "block_s": 0.5, "block_requests": 4, "settle_s": 2.0, "step_s": 3.0} | policy,
+            "canary": {"share": 0.0, "block_s": 0.1, "block_requests": 2, "settle_s": 1.0, "step_s": 2.0} | policy,
         }
         (tmp_path / "teams.yaml").write_text(yaml.safe_dump(teams, sort_keys=False))
-        listen = {"listen": f"127.0.0.1:{ports[0]}", "metrics_listen": f"127.0.0.1:{ports[1]}"}
+        listen = {
+            "listen": f"127.0.0.1:{ports[0]}",
+            "metrics_listen": f"127.0.0.1:{ports[1]}",
+            "liveness": {"out_s": out_s, "hung_s": 3 * out_s},
+        }
         (tmp_path / "gateway.yaml").write_text(json.dumps(listen))
         (tmp_path / "requests.jsonl").touch()
         with (tmp_path / "gateway.log").open("wb") as log:
@@ -149,11 +152,9 @@ def engines(real_engines: Engines) -> Iterator[tuple[Engine, Engine]]:
 
 def test_a_canary_with_fewer_seats_is_rolled_back(engines, rollout):
     run = rollout(*engines, {"steps": [0.4], "decide_s": 300.0, "limit_s": 600.0})
-    began = time.monotonic()
     with run.loaded(), run.controlled() as controller:
-        eventually(lambda: run.share() == 0.4, within_s=30, what="the first step")
-        assert 3 == controller.wait(60), run.said()
-    _log.info("rolled back after %.0f s: %s", time.monotonic() - began, run.said().splitlines()[-1])
+        assert 3 == controller.wait(120), run.said()
+    _log.info("rolled back: %s", run.said().splitlines()[-1])
     assert ["start", "roll_back"] == run.steps()
     assert 0.0 == run.share()
     assert "+" in events.read(run.folder / "events.jsonl")[0][-1].what
@@ -161,36 +162,25 @@ def test_a_canary_with_fewer_seats_is_rolled_back(engines, rollout):
 
 
 def test_an_engine_beside_itself_is_good(engines, rollout):
-    """The margin is wide, since a second of a busy CPU stands for a minute of a GPU."""
-    policy = {"steps": [0.3, 0.5], "tolerance": 1.0, "margin": 0.6, "decide_s": 45.0, "limit_s": 90.0}
+    """The margin is wide, since a tenth of a second of a busy CPU stands for a minute of a GPU."""
+    policy = {"steps": [0.3, 0.5], "alpha": 0.001, "tolerance": 1.0, "margin": 0.6, "decide_s": 10.0, "limit_s": 300.0}
     run = rollout(engines[0], engines[0], policy)
-    began = time.monotonic()
     with run.loaded(), run.controlled() as controller:
-        assert 0 == controller.wait(100), run.said()
-    _log.info("good after %.0f s: %s", time.monotonic() - began, run.said().splitlines()[-1])
+        assert 0 == controller.wait(200), run.said()
+    _log.info("good: %s", run.said().splitlines()[-1])
     assert ["start", "raise", "promote"] == run.steps()
     assert 0.5 == run.share()
 
 
 def test_a_hung_canary_loses_its_share(engines, rollout):
     """Its core is stopped. Too few requests make a block, so that nothing but the guard acts."""
-    run = rollout(*engines, {"steps": [0.2], "block_requests": 100000})
-    core = next(
-        int(path.parts[2])
-        for path in Path("/proc").glob("[0-9]*/cmdline")
-        if b"EngineCore" in path.read_bytes() and os.getpgid(int(path.parts[2])) == engines[1].process.pid
-    )
+    run = rollout(*engines, {"steps": [0.2], "block_requests": 100000}, out_s=OUT_S)
+    answered = engines[1].figure(vllm.REQUEST_SUCCESS)
     with run.loaded(), run.controlled() as controller:
-        eventually(lambda: run.share() == 0.2, within_s=30, what="the first step")
-        time.sleep(3)  # requests reach it
-        began = time.monotonic()
-        os.kill(core, signal.SIGSTOP)
-        try:
+        eventually(lambda: run.share() == 0.2, what="the first step")
+        eventually(lambda: engines[1].figure(vllm.REQUEST_SUCCESS) > answered, what="requests at the canary")
+        with stopped(engines[1].part("EngineCore")):
             eventually(lambda: run.share() == 0.0, within_s=HUNG_S, what="a canary without a share")
-            hung_s = time.monotonic() - began
-            assert 3 == controller.wait(10), run.said()
-        finally:
-            os.kill(core, signal.SIGCONT)
-    _log.info("hung: share 0 after %.1f s: %s", hung_s, run.said().splitlines()[-1])
+            assert 3 == controller.wait(30), run.said()
     assert ["start", "roll_back"] == run.steps()
     assert "out of rotation" in events.read(run.folder / "events.jsonl")[0][-1].what
