@@ -157,7 +157,7 @@ bench-gateway: $(VENV)/dev.done
 
 bench-admission: $(VENV)/dev.done
 	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/support/admission_sim.py
-	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench/admission_scenarios.py
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/support/admission_scenarios.py
 	$(if $(findstring --leases,$(ARGS)),@$(RUN) lab install valkey)
 	$(if $(findstring --leases,$(ARGS)),PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench/bench_leases.py)
 

@@ -149,7 +149,7 @@ def past(part, tmp_path_factory) -> Iterator[Callable[..., str]]:
 @pytest.fixture(scope="module")
 def chromium(part) -> Iterator[Any]:
     """A real browser. Of one file: while its loop runs, no test can have a loop of its own."""
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
     quiet = [
         "--no-sandbox",
@@ -158,6 +158,7 @@ def chromium(part) -> Iterator[Any]:
         "--disable-component-update",
         "--disable-sync",
     ]
+    expect.set_options(timeout=60_000)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=part("chromium").path, args=quiet)
         yield browser

@@ -22,9 +22,9 @@ from stack.bench.result import Run
 from stack.tuning.comparison import metric_of
 from stack.tuning.run_comparison import compare_runs
 from tests.bench.bench_gateway import processor
-from tests.support.bench_server import free_port
 from tests.support.engines import get, started
 from tests.support.load_generator_pair import AT_ONCE, INPUT, OUTPUT, engine_parts, ours, theirs
+from tests.support.ports import free_port
 
 ROUNDS = 6  # the least for a verdict
 TTFT, ENGINE = vllm.TIME_TO_FIRST_TOKEN.name, "engine_ttft_ms.mean"

@@ -29,7 +29,8 @@ from dashboards.variables import CHAIN
 from exporters.catalogue import exposition_parser
 from stack.lab import install
 from tests.support import memory
-from tests.support.bench_server import free_port, get, timed, until_ready, url_of
+from tests.support.bench_server import get, timed, until_ready, url_of
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 ENGINES, HOURS, SCRAPE_S, BLOCK_S, ROUNDS = 20, 24, 15, 7200, 5

@@ -39,8 +39,9 @@ from stack.lab import install
 from tests.bench.bench_fleet_page import Size, lines, targets, text
 from tests.bench.bench_gateway import cpu_s
 from tests.support import memory
-from tests.support.bench_server import free_port, get, timed, until_ready, url_of
+from tests.support.bench_server import get, timed, until_ready, url_of
 from tests.support.panel_fixtures import Line
+from tests.support.ports import free_port
 
 BLOCK_S, ROUNDS = 7200, 5
 RAW, RECORDED = ("overview", "fleet", "teams"), "fleet-weeks"

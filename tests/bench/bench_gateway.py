@@ -16,7 +16,6 @@ import json
 import os
 import platform
 import resource
-import socket
 import statistics
 import subprocess
 import sys
@@ -36,7 +35,8 @@ from stack.lab.install import cache_dir
 from tests.bench.bench_gateway_load import Load, Shape, answers, drive
 from tests.bench.bench_gateway_stub import reply
 from tests.support import memory
-from tests.support.bench_server import free_port
+from tests.support.bench_processes import ALONE, running
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 CONCURRENT, GAP_MS = 32, 20
@@ -45,7 +45,6 @@ LONGER = 0.05
 # CPU of ours over that of bare aiohttp in the same round, since machines differ: the limit, and the aim
 RATIOS = {"json_cpu_us": ("CPU per JSON request", 1.25, 1.0), "event_cpu_us": ("CPU per streamed event", 1.0, 0.7)}
 STREAMS_AIM = 1000
-ALONE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # a peer does not see our packages
 QUIET = 0.03  # what others may take of a core before the figures are said to be worth little
 PEERS = {
     "httpx": ("httpx==0.28.1", "starlette==1.10.0", "uvicorn[standard]==0.54.0"),
@@ -553,38 +552,6 @@ def _litellm(python: Path, folder: Path, upstream: str, core: int) -> Iterator[C
 
 def module(file: str, *arguments: object, python: Path = Path(sys.executable)) -> list[object]:
     return [python, ROOT / f"tests/bench/{file}.py", *arguments]
-
-
-@contextlib.contextmanager
-def running(
-    command: list[object], port: int, core: int | None = None, env: dict[str, str] | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A running program that listens on the port, on one core; ends it at the end. What it says is shown only if it
-    does not start."""
-    with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(
-            [str(part) for part in command],
-            env=ALONE | (env or {}),
-            stdout=said,
-            stderr=said,
-            preexec_fn=partial(os.sched_setaffinity, 0, {core}) if core is not None else None,
-        )
-        try:
-            until = time.monotonic() + 120
-            while not _listens(port):
-                if process.poll() is not None or time.monotonic() > until:
-                    said.seek(0)
-                    raise SystemExit(f"{command[0]} did not start: {said.read()[-2000:].decode(errors='replace')}")
-                time.sleep(0.02)
-            yield process
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def environment(peer: str, requirements: Sequence[str] = ()) -> Path:

@@ -30,7 +30,8 @@ from stack.lab import install
 from tests.bench.bench_fleet import number, process, query, size_of
 from tests.bench.bench_sidecar_lines import record
 from tests.support import memory
-from tests.support.bench_server import free_port, until_ready
+from tests.support.bench_server import until_ready
+from tests.support.ports import free_port
 
 TEAMS, MODELS = 10, 6
 # an hour of scrapes every 15 s; requests between two of them, 2 a second for each team and model

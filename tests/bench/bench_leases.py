@@ -39,7 +39,7 @@ from tests.bench.bench_gateway import (
     running,
 )
 from tests.bench.bench_gateway_load import Shape
-from tests.support.bench_server import free_port
+from tests.support.ports import free_port
 
 TEAMS = 100
 CPU_MOST, LOSS_MOST = 0.01, 0.02

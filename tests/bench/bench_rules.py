@@ -30,8 +30,9 @@ from exporters.catalogue.bounds import TTFT_S as BOUNDS
 from exporters.text import parse_window
 from stack.lab import install
 from tests.bench.bench_fleet_page import well
-from tests.support.bench_server import free_port, until_ready
+from tests.support.bench_server import until_ready
 from tests.support.panel_fixtures import Line, fleet
+from tests.support.ports import free_port
 
 ENGINES, MODELS, SCRAPE_S, BLOCK_S, WATCHED_S, LIMIT_MS = 20, 3, 15, 7200, 330, 100
 MADE_BY_RULES = {"ALERTS", *(recording.record for recording in RECORDINGS)}

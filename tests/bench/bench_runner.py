@@ -16,7 +16,7 @@ import uvloop
 from stack.bench.load import BenchTarget, LoadRun, Prepared
 from stack.bench.workload_plan import PlannedRequest, Segment
 from tests.bench.bench_gateway import module, processor, running
-from tests.support.bench_server import free_port
+from tests.support.ports import free_port
 
 ROUNDS = 5
 AIMS = {"requests": 5_000, "events": 100_000}  # per second on one core

@@ -30,8 +30,9 @@ from rich.text import Text
 from dashboards.registry import BOARDS
 from stack.lab import install
 from tests.bench.bench_dashboards import ROOT
-from tests.support.bench_server import free_port, until_ready
+from tests.support.bench_server import until_ready
 from tests.support.panel_fixtures import HOUR_S
+from tests.support.ports import free_port
 from tests.support.replayed_hour import ReplayedHour
 from tests.support.screens import END_S, dashboard, whole
 

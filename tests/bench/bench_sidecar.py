@@ -43,7 +43,7 @@ from tests.bench.bench_gateway import QUIET, Figure, core_s, cpu_s, figure_of, m
 from tests.bench.bench_sidecar_lines import Lines, record
 from tests.bench.bench_sidecar_peers import MTAIL
 from tests.support import memory
-from tests.support.bench_server import free_port
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests/golden/0.32.0-after-probe.prom"

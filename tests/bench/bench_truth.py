@@ -18,9 +18,9 @@ from pathlib import Path
 
 from stack.lab import install
 from tests.bench.bench_gateway import ROOT, environment, processor
-from tests.support.bench_server import free_port
 from tests.support.engines import started
 from tests.support.load_generator_pair import engine_parts
+from tests.support.ports import free_port
 from tests.support.truth_scene import (
     Client,
     Guidellm,

@@ -35,10 +35,10 @@ from exporters.requests.record import ended_at, parse_line
 from stack.doctor import series
 from stack.lab import supervisor
 from stack.lab.install.engine import VLLM
-from tests.support.bench_server import free_port
 from tests.support.engines import Engine, get, started
 from tests.support.live_gateway import Gate, running
 from tests.support.load_generator_pair import engine_parts
+from tests.support.ports import free_port
 from tests.support.situation_load import Clients, Load, core_of
 
 FOLDER = Path(__file__).parents[1] / "situations"

@@ -493,10 +493,20 @@ def _variables(part: Callable[[str], InstalledPart]) -> dict[str, str]:
     }
 
 
+def _quick_scrapes(docker: PrivateDocker, folder: Path) -> dict[str, str]:
+    """The variable of patience.yml: the Prometheus configuration of a folder, with intervals of a second."""
+    text = (folder / "prometheus/prometheus.yml").read_text()
+    quick = re.sub(r"^(  (?:scrape|evaluation)_interval:) 15s$", r"\1 1s", text, flags=re.MULTILINE)
+    assert quick.count(" 1s\n") == 2, "both intervals"
+    path = docker.folder / f"scrapes-{hashlib.sha256(quick.encode()).hexdigest()[:12]}.yml"
+    path.write_text(quick)
+    return {"STANDIN_SCRAPES": str(path)}
+
+
 @pytest.fixture(scope="module")
 def started(docker: PrivateDocker, part: Callable[[str], InstalledPart]) -> SimpleNamespace:
     """The whole stack, on its way up: while the engine loads, others are looked at."""
-    variables = _variables(part)
+    variables = _variables(part) | _quick_scrapes(docker, DEPLOY)
     project = docker.up_project([BASE, CPU, STANDINS, PATIENCE], variables, ROOT)
     project("up", "--detach", timeout_s=300)
     return SimpleNamespace(docker=docker, project=project, variables=variables)
@@ -538,6 +548,7 @@ def secured(started: SimpleNamespace) -> SimpleNamespace:
     variables = {f"VLLM_WATCH_PORT_{name}": str(port) for name, port in PORTS.items()} | {
         "COMPOSE_PROJECT_NAME": "secured"
     }
+    variables |= _quick_scrapes(docker, DEPLOY / "secure")
     project = docker.up_project([BASE, CPU, SECURE, SECURE_STANDINS, PATIENCE], variables, ROOT)
     project("up", "--detach", "--wait", "--wait-timeout", "300", timeout_s=330)
     volumes = docker.folder / "data/volumes"
@@ -742,6 +753,7 @@ def replicated(docker: PrivateDocker) -> Iterator[SimpleNamespace]:
     variables = {f"VLLM_WATCH_PORT_{name}": str(port) for name, port in REPLICAS_PORTS.items()} | {
         "COMPOSE_PROJECT_NAME": "replicated"
     }
+    variables |= _quick_scrapes(docker, DEPLOY / "replicas")
     project = docker.up_project([BASE, CPU, REPLICAS, SECURE_STANDINS, PATIENCE], variables, ROOT)
     wanted = ("vllm", "haproxy", "store", "gateway", "gateway-1", "sidecar", "sidecar-1", "prometheus")
     project("up", "--detach", "--wait", "--wait-timeout", "300", *wanted, timeout_s=330)

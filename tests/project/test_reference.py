@@ -18,8 +18,7 @@ from stack import reference, render
 from stack.drill.drills import WHY_NOT
 from stack.reference import alerts, metrics, runbooks, use
 from stack.root import ROOT
-from tests.bench import admission_scenarios
-from tests.support import worked_examples
+from tests.support import admission_scenarios, worked_examples
 from tests.support.admission_sim import Ended, percentile
 from tests.support.alert_cases import CASES
 
@@ -162,7 +161,7 @@ def test_a_false_figure_in_an_example_is_found():
 
 
 def test_gateway_scenarios_match_the_simulation():
-    """`python tests/bench/admission_scenarios.py --write` prints them anew."""
+    """`python tests/support/admission_scenarios.py --write` prints them anew."""
     page = admission_scenarios.PAGE.read_text()
     assert page == admission_scenarios.printed(page)
 

@@ -1,32 +1,19 @@
-"""A Prometheus for benches: a free port, readiness, queries."""
+"""A Prometheus for benches: readiness and queries."""
 
 from __future__ import annotations
 
 import json
-import socket
 import time
 import urllib.parse
 import urllib.request
 
 from dashboards.interpolate import Range
 from dashboards.model import Shape
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+from tests.support.wait import eventually
 
 
 def until_ready(base: str, path: str = "/-/ready") -> None:
-    for _ in range(300):
-        try:
-            urllib.request.urlopen(f"{base}{path}", timeout=1).read()
-        except OSError:
-            time.sleep(0.1)
-        else:
-            return
-    raise SystemExit(f"{base} did not start")
+    eventually(lambda: urllib.request.urlopen(f"{base}{path}", timeout=1).read(), f"an answer of {base}")
 
 
 def url_of(base: str, expr: str, over: Range, shape: Shape) -> str:

@@ -26,12 +26,14 @@ from exporters.catalogue.metric import Metric
 from exporters.requests.record import RequestRecord, parse_block
 from stack.gateway import make_key
 from stack.lab import plan
-from tests.bench.bench_gateway import ALONE, ROOT, running
+from tests.support.bench_processes import ALONE, running
 from tests.support.bench_server import until_ready
 from tests.support.ports import free_port
 from tests.support.wait import eventually
 
 BEGIN, END = "<!-- measured: truth -->", "<!-- end -->"
+
+ROOT = Path(__file__).parents[2]
 
 
 QUANTILES = (0.5, 0.95, 0.99)

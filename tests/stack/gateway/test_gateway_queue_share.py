@@ -26,7 +26,7 @@ from stack.gateway.admission_state import Refusal, Ticket, TicketState
 from stack.gateway.policy import Band, Team
 from stack.gateway.queue_share import Bound, Claim
 from tests.support.admission_gate import Gate, gate
-from tests.support.bench_server import free_port
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 BANDS = {"high": Band(rank=0), "usual": Band(rank=1), "low": Band(rank=2)}

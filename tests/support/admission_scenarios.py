@@ -1,8 +1,8 @@
 """Scenarios of admission on a virtual clock: our policy beside first come first served, team by team. Printed into
 docs/internals/admission.md.
 
-    python tests/bench/admission_scenarios.py            the table
-    python tests/bench/admission_scenarios.py --write    the table, into the page
+    python tests/support/admission_scenarios.py            the table
+    python tests/support/admission_scenarios.py --write    the table, into the page
 
 The same arrivals for both, from one seed; nothing here reads a clock, so every figure is exact and comes out the same
 anywhere."""
