@@ -284,6 +284,7 @@ SAID = {
 }
 
 
+@pytest.mark.breaks_engine
 def test_an_engine_that_dies_half_way_leaves_what_was_measured(engines, tmp_path):
     engine, folder = engines["off"], tmp_path / "out"
     run = (

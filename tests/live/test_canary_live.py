@@ -172,6 +172,7 @@ def test_an_engine_beside_itself_is_good(engines, rollout):
     assert 0.5 == run.share()
 
 
+@pytest.mark.breaks_engine
 def test_a_hung_canary_loses_its_share(engines, rollout):
     """Its core is stopped. Too few requests make a block, so that nothing but the guard acts."""
     run = rollout(*engines, {"steps": [0.2], "block_requests": 100000}, out_s=OUT_S)

@@ -33,6 +33,12 @@ def engine(real_engines: Engines) -> Engine:
     return real_engines.shared().up()
 
 
+@pytest.fixture(scope="module")
+def stoppable(real_engines: Engines) -> Engine:
+    """An engine that nobody else gets."""
+    return real_engines.own().up()
+
+
 async def produces(engine: Engine) -> None:
     """Return once the engine has produced a token from now on."""
     before = engine.figure(vllm.GENERATION_TOKENS)
@@ -101,24 +107,26 @@ async def test_of_an_engine_that_is_well_nothing_is_found(engine):
     assert (0, []) == (status, names(said)), said
 
 
-async def test_a_core_that_stands_still_is_never_fine(engine):
+@pytest.mark.breaks_engine
+async def test_a_core_that_stands_still_is_never_fine(stoppable):
     """It is found where it stood still long enough before the end, and where it stood still at the first look already,
     while its page answers. A look that ends sooner was too short to tell it from a long prefill."""
-    async with under(LONG, engine):
-        long = await Look.begun(engine, 16)
-        short = await Look.begun(engine, 5)
-        await produces(engine)
-        with stopped(core_of(engine)):
-            late = await Look.begun(engine, 9)
+    async with under(LONG, stoppable):
+        long = await Look.begun(stoppable, 16)
+        short = await Look.begun(stoppable, 5)
+        await produces(stoppable)
+        with stopped(core_of(stoppable)):
+            late = await Look.begun(stoppable, 9)
             (status, said), *found = [await look.told() for look in (short, long, late)]
     assert (3, [], True) == (status, names(said), said["undecided"]), said
     assert [(1, "frozen-engine")] * 2 == [(status, names(said)[0]) for status, said in found], found
 
 
-async def test_hanging_api_server_is_found(engine):
+@pytest.mark.breaks_engine
+async def test_hanging_api_server_is_found(stoppable):
     """An api server that stops answering within the look is found."""
-    async with under(LONG, engine):
-        look = await Look.begun(engine, 6)
-        with stopped(engine.process.pid):
+    async with under(LONG, stoppable):
+        look = await Look.begun(stoppable, 6)
+        with stopped(stoppable.process.pid):
             status, said = await look.told()
     assert (1, "frozen-engine", "frozen-api-server") == (status, names(said)[0], said["findings"][0]["row"]), said

@@ -702,6 +702,7 @@ def test_rush_is_served_or_rejected_on_record(gates: dict[str, Gate], two: Engin
 # ---- an engine that dies
 
 
+@pytest.mark.breaks_engine
 def test_engine_killed_in_a_stream_ends_it_with_an_error(gates: dict[str, Gate], two: Engine):
     """An engine that is killed in a stream ends it with an error."""
     ask = gates["limited"].caller()
@@ -725,6 +726,7 @@ def test_engine_killed_in_a_stream_ends_it_with_an_error(gates: dict[str, Gate],
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.breaks_engine
 def test_while_the_engine_is_down_clients_are_told_to_come_back(
     gates: dict[str, Gate], two: Engine, way: str, stream: bool
 ):
@@ -739,6 +741,7 @@ def test_while_the_engine_is_down_clients_are_told_to_come_back(
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.breaks_engine
 def test_another_engine_answers_for_a_dead_one(gates: dict[str, Gate], two: Engine, way: str, stream: bool):
     """While the engine is down another answers if there is one."""
     two.kill()

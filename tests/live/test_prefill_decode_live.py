@@ -137,6 +137,7 @@ def test_a_request_of_a_pair_is_one_request(pair: Pair) -> None:
     "connector",
     ["folder", pytest.param("nixl", marks=pytest.mark.skipif(not NIXL, reason="VLLM_WATCH_NIXL is not set"))],
 )
+@pytest.mark.breaks_engine
 def test_stopped_prefill_engine_is_blamed(
     real_engines: Engines, request: pytest.FixtureRequest, connector: str, free_port: Any, tmp_path: Any
 ) -> None:
