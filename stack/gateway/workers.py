@@ -92,8 +92,10 @@ def _reserved(address: str) -> Iterator[str]:
             alone.bind((host, port))
             port = alone.getsockname()[1]
             alone.close()
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # also just after a gateway without workers
+                held.setsockopt(socket.SOL_SOCKET, option, 1)
             held.bind((host, port))
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # a second gateway is still refused
         except OSError as error:
             raise BadConfig(
                 f"listen: {address} cannot be used: {error.strerror}; stop the program that has it, or choose another"
