@@ -1,16 +1,15 @@
 """The lab end to end on real parts: vLLM on the CPU, Prometheus, Alertmanager, gateway, sidecar. One run, looked at
-from many sides."""
+from many sides, which scrapes and looks each second (tests/support/at_test_pace.py)."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
 import random
 import re
-import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,7 +20,6 @@ from pathlib import Path
 import openai
 import pytest
 import yaml
-from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
 from rich.console import Console
 
 from alerts.panel_ref import PanelRef, board_uid
@@ -35,10 +33,11 @@ from exporters.sidecar_config import SidecarConfig
 from stack import config, render
 from stack.gateway import GatewayConfig
 from stack.lab import headlines, install, plan, supervisor, up, workload
+from tests.support.own_cache import own_cache
+from tests.support.ports import free_offset
 from tests.support.wait import eventually
 
 ROOT = Path(__file__).parents[2]
-OFFSET = 21000
 
 
 def lab_config(tmp_path, **changes):
@@ -137,15 +136,23 @@ def test_elsewhere_than_on_linux_it_says_what_works():
 # --- mistakes, each one sentence
 
 
-def run_lab(*arguments, **env):
+def lab_command(offset: int, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "tests.support.at_test_pace", "lab", "up", "--port-offset", str(offset), *arguments]
+
+
+def environment(cache: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "VLLM_WATCH_CACHE": str(cache)}
+
+
+def run_lab(cache, offset, *arguments):
     return subprocess.run(
-        [sys.executable, "-m", "stack.cli", "lab", "up", *arguments],
+        lab_command(offset, *arguments),
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=180,
         check=False,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+        env=environment(cache),
     )
 
 
@@ -154,69 +161,76 @@ def told(done) -> str:
     return " ".join(done.stdout.split())
 
 
-def test_a_taken_port_is_named_with_the_way_out(free_port):
-    import socket
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return own_cache(tmp_path_factory.mktemp("cache"))
 
+
+@pytest.fixture(scope="module")
+def offset():
+    """Of labs that run one after the other, beside the lab that is looked at."""
+    return free_offset(plan.PORTS.values())
+
+
+@pytest.fixture
+def taken_port(offset):
+    """Something listens at the port that a lab at this offset has for Prometheus."""
+    port = plan.PORTS["prometheus"] + offset
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", plan.PORTS["prometheus"] + OFFSET + 500))
-        done = run_lab("--port-offset", str(OFFSET + 500))
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        yield port, lambda: (taken.bind(("127.0.0.1", port)), taken.listen())
+
+
+def test_a_taken_port_is_named_with_the_way_out(cache, offset, taken_port):
+    port, take = taken_port
+    take()
+    done = run_lab(cache, offset)
     assert 1 == done.returncode
     assert re.search(
-        r"port 30590 for prometheus is taken; stop what listens there, or move all ports with --port-offset \d+",
+        rf"port {port} for prometheus is taken; stop what listens there, or move all ports with --port-offset \d+",
         told(done),
     )
 
 
-def test_port_taken_during_install_is_named(monkeypatch, tmp_path):
+def test_port_taken_during_install_is_named(monkeypatch, tmp_path, offset, taken_port):
     """The first lab installs for minutes; who came in between would else be told of by a process, with a setting that
     the lab does not have."""
-    import socket
-
-    offset = OFFSET + 550
-    with socket.socket() as taken:
-        monkeypatch.setattr(install, "install", lambda *_: taken.bind(("127.0.0.1", plan.PORTS["gateway"] + offset)))
-        with pytest.raises(
-            supervisor.LabError, match=f"port {plan.PORTS['gateway'] + offset} for gateway is taken; .* --port-offset"
-        ):
-            up.configured(tmp_path, None, offset, Console(quiet=True))
+    port, take = taken_port
+    monkeypatch.setattr(install, "install", lambda *_: take())
+    with pytest.raises(supervisor.LabError, match=f"port {port} for prometheus is taken; .* --port-offset"):
+        up.configured(tmp_path, None, offset, Console(quiet=True))
 
 
-def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path):
+def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path, offset):
     file = tmp_path / "file"
     file.touch()
-    done = run_lab("--port-offset", str(OFFSET + 600), VLLM_WATCH_CACHE=str(file / "x"))
+    done = run_lab(file / "x", offset)
     assert 1 == done.returncode
     assert "cannot be written" in told(done)
 
 
 @pytest.mark.prometheus
-def test_an_engine_that_is_none_is_one_sentence(part):
+def test_an_engine_that_is_none_is_one_sentence(part, cache, offset):
     part("prometheus")
-    done = run_lab("--port-offset", str(OFFSET + 700), "--engine", "http://127.0.0.1:1")
+    done = run_lab(cache, offset, "--engine", "http://127.0.0.1:1")
     assert 1 == done.returncode
     assert "http://127.0.0.1:1/v1/models does not answer like a vLLM server" in told(done)
 
 
 @pytest.mark.engine
 @pytest.mark.prometheus
-def test_engine_dying_at_start_leaves_nothing(part, tmp_path):
+def test_engine_dying_at_start_leaves_nothing(part, tmp_path, offset):
     """The model is taken away: the real vLLM ends with its real message."""
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    real = install.cache_dir()
-    for entry in real.iterdir():
-        if not entry.name.startswith(("lab", "stamps", "models")):
-            (cache / entry.name).symlink_to(entry)
-    shutil.copytree(real / "stamps", cache / "stamps")
-    empty = cache / "models" / "empty"
-    empty.mkdir(parents=True)
+    cache = own_cache(tmp_path / "cache")
+    empty = tmp_path / "empty"
+    empty.mkdir()
     stamp = json.loads((cache / "stamps/model.json").read_text())
     (cache / "stamps/model.json").write_text(json.dumps(stamp | {"path": str(empty)}))
-    done = run_lab("--port-offset", str(OFFSET + 800), VLLM_WATCH_CACHE=str(cache))
+    done = run_lab(cache, offset)
     assert 1 == done.returncode
     assert "vllm ended with status 1 while the lab started; its last words:" in told(done)
     assert "logs/vllm.log" in told(done)
-    assert not processes_below(cache)
+    assert not processes_below(tmp_path)
 
 
 def processes_below(folder: Path) -> list[str]:
@@ -242,18 +256,19 @@ def get(url: str):
 
 
 class RunningLab:
-    """A lab in a process of its own, as a person starts it, but that its engine takes less of a small machine."""
+    """A lab in a process of its own, as a person starts it."""
 
-    def __init__(self, log: Path) -> None:
-        self.folder = install.cache_dir() / f"lab-{OFFSET}"
+    def __init__(self, log: Path, cache: Path) -> None:
+        self.offset = free_offset(plan.PORTS.values())
+        self.folder = cache / f"lab-{self.offset}"
         self.log = log
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "stack.cli", "lab", "up", "--port-offset", str(OFFSET)],
-            stdout=log.open("w"), stderr=subprocess.STDOUT, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
+        with log.open("w") as output:
+            self.process = subprocess.Popen(
+                lab_command(self.offset), stdout=output, stderr=subprocess.STDOUT, cwd=ROOT, env=environment(cache)
+            )
 
     def url(self, name: str) -> str:
-        return f"http://127.0.0.1:{plan.PORTS[name] + OFFSET}"
+        return f"http://127.0.0.1:{plan.PORTS[name] + self.offset}"
 
     def ready(self) -> bool:
         if self.process.poll() is not None:
@@ -292,10 +307,10 @@ class RunningLab:
 
 
 @pytest.fixture(scope="module")
-def lab(part, tmp_path_factory):
+def lab(part, tmp_path_factory, cache):
     for name in ("prometheus", "alertmanager", "engine", "model", "otelcol"):
         part(name)
-    running = RunningLab(tmp_path_factory.mktemp("lab") / "output")
+    running = RunningLab(tmp_path_factory.mktemp("lab") / "output", cache)
     try:
         eventually(running.ready, within_s=240, what="the lab being ready")
         yield running
@@ -305,6 +320,7 @@ def lab(part, tmp_path_factory):
             running.process.wait(60)
         except subprocess.TimeoutExpired:
             running.process.kill()
+            running.process.wait()
 
 
 def on_the_lab(test):
@@ -315,11 +331,9 @@ def on_the_lab(test):
 @on_the_lab
 def test_every_headline_gets_a_value_and_the_watchdog_arrives(lab):
     for headline in headlines.HEADLINES:
-        eventually(lambda h=headline: lab.query(h.expr) is not None, within_s=60, what=headline.name)
+        eventually(lambda h=headline: lab.query(h.expr) is not None, what=headline.name)
     eventually(
-        lambda: "VLLMWatchdog" in get(f"{lab.url('alertmanager')}/api/v2/alerts"),
-        within_s=30,
-        what="the watchdog at Alertmanager",
+        lambda: "VLLMWatchdog" in get(f"{lab.url('alertmanager')}/api/v2/alerts"), what="the watchdog at Alertmanager"
     )
     alert = next(
         a
@@ -338,7 +352,7 @@ def test_the_lab_says_where_its_boards_are(lab):
 @pytest.mark.chromium
 def test_a_browser_opens_the_link_that_came_with_the_alert(lab, part, tmp_path):
     """From the alert as Alertmanager holds it to the words on the screen of a real Chromium."""
-    eventually(lambda: "runbook_url" in get(f"{lab.url('alertmanager')}/api/v2/alerts"), within_s=30)
+    eventually(lambda: "runbook_url" in get(f"{lab.url('alertmanager')}/api/v2/alerts"))
     link = json.loads(get(f"{lab.url('alertmanager')}/api/v2/alerts"))[0]["annotations"]["runbook_url"]
     assert link.startswith(lab.url("board")), "the lab's rules carry the lab's own addresses"
     quiet = [
@@ -373,15 +387,17 @@ def test_boards_open_in_a_browser(lab, new_tab, tmp_path):
     a picture of each board."""
     folder = Path(os.environ.get("VLLM_WATCH_ARTIFACTS") or tmp_path)
     folder.mkdir(parents=True, exist_ok=True)
-    tab = new_tab(viewport={"width": 1440, "height": 4000}, color_scheme="dark").page
+    tab = new_tab(color_scheme="dark").page
     for board in BOARDS:
         needed = {str(PanelRef(board.slug, panel.slug).panel_id): panel for panel in board.panels}
+        tab.set_viewport_size({"width": 1440, "height": 1000})
         tab.goto(
             f"{lab.url('board')}/d/{board_uid(board.slug)}?from=now-5m&refresh={'5s' if board.slug == 'overview' else 'off'}"  # noqa: E501
         )
-        while (folded := tab.locator("details.row:not([open]):not([hidden]) > summary")).count():
-            with contextlib.suppress(PlaywrightTimeoutError):  # it may become hidden meanwhile
-                folded.first.click(timeout=1000)
+        tab.evaluate("document.querySelectorAll('details.row').forEach(row => { row.open = true })")
+        # Every panel is in sight.
+        height = tab.evaluate("document.documentElement.scrollHeight")
+        tab.set_viewport_size({"width": 1440, "height": height + 1000})
 
         def settled(board=board, needed=needed) -> bool:
             seen = (
@@ -400,21 +416,30 @@ def test_boards_open_in_a_browser(lab, new_tab, tmp_path):
             assert {} == {slug: state for slug, state in wrong.items() if slug not in hidden}
             return bool(seen)
 
-        eventually(settled, within_s=45, what=f"every panel of {board.slug} drawn or empty with a reason")
+        eventually(settled, what=f"every panel of {board.slug} drawn or empty with a reason")
         tab.locator("body").screenshot(path=folder / f"board-{board.slug}.png")
     assert len(BOARDS) == len(list(folder.glob("board-*.png")))
 
 
 @on_the_lab
-@pytest.mark.parametrize(("option", "sends"), [((), False), (("--traffic",), True)])
-def test_engine_of_others_gets_traffic_on_request_only(lab, option, sends):
-    """A second lab reads the engine of the first one."""
-    offset = OFFSET + 900
-    done = run_lab("--port-offset", str(offset), "--engine", lab.url("vllm"), "--for", "15s", *option)
-    said = told(done)
-    assert 0 == done.returncode, said
-    assert sends == bool((install.cache_dir() / f"lab-{offset}/requests.jsonl").read_text())
-    assert ("no traffic was sent" in said, "none sent; --traffic sends some" in said) == (not sends, not sends)
+def test_engine_of_others_gets_traffic_on_request_only(lab, cache, offset):
+    """Two more labs read the engine of the first one, side by side."""
+    labs = {
+        at: subprocess.Popen(
+            lab_command(at, "--engine", lab.url("vllm"), "--for", for_s, *options),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment(cache),
+        )
+        for at, for_s, options in (
+            (offset, "5s", ()),
+            (free_offset(plan.PORTS.values()), "10s", ("--traffic",)),
+        )
+    }  # fmt: skip
+    for (at, process), sends in zip(labs.items(), (False, True), strict=True):
+        output, errors = process.communicate(timeout=180)
+        said = " ".join(output.split())
+        assert 0 == process.returncode, said + errors
+        assert sends == bool((cache / f"lab-{at}/requests.jsonl").read_text())
+        assert ("no traffic was sent" in said, "none sent; --traffic sends some" in said) == (not sends, not sends)
 
 
 @on_the_lab
@@ -492,7 +517,7 @@ def test_a_panel_of_overview_has_figures_on_the_running_lab(lab, panel):
     def answers() -> list[float]:
         return [value for expr in asked if (value := lab.query(expr)) is not None]
 
-    eventually(answers, within_s=40, what=f"{panel.slug}: {asked}")
+    eventually(answers, what=f"{panel.slug}: {asked}")
     if panel.unit == "percentunit":
         assert all(0 <= value <= 1 for value in answers())
 
@@ -506,7 +531,7 @@ def test_a_bucket_of_a_latency_panel_leads_to_a_trace(lab):
         answer = json.loads(get(f"{lab.url('prometheus')}/api/v1/query_exemplars?{asked}"))
         return {exemplar["labels"]["trace_id"] for series in answer["data"] for exemplar in series["exemplars"]}
 
-    eventually(traces, within_s=30, what="exemplars at Prometheus")
+    eventually(traces, what="exemplars at Prometheus")
     assert all(re.fullmatch("[0-9a-f]{32}", trace) for trace in traces())
 
 
@@ -523,7 +548,7 @@ def test_spans_reach_the_collector(lab, transport):
             or 0
         )
 
-    eventually(lambda: accepted() > 0, within_s=30, what=f"spans over {transport} at the collector")
+    eventually(lambda: accepted() > 0, what=f"spans over {transport} at the collector")
 
 
 # one after the other, and none comes back
@@ -543,16 +568,14 @@ def killed(lab, victim: str) -> None:
         what=f"the lab's page saying that {victim} has ended",
     )
     if victim not in ("prometheus", *plan.UNSCRAPED):
-        eventually(
-            lambda: lab.query(f'up{{job="{victim}"}}') == 0, within_s=30, what=f"Prometheus seeing {victim} down"
-        )
+        eventually(lambda: lab.query(f'up{{job="{victim}"}}') == 0, what=f"Prometheus seeing {victim} down")
     after = {name: lab.lab_metric("vllm_watch_lab_process_up", name) for name in before}
     assert {**before, victim: 0} == {**after, victim: 0}
     assert lab.process.poll() is None
 
 
 def told_down(lab) -> set[str]:
-    """By the last status line, of which there is one every ten seconds."""
+    """By the last status line, of which there is one a second."""
     *_, line = [line for line in lab.log.read_text().splitlines() if "  |  alerts: " in line]
     head = line.split("  |  ", 1)[0]
     return set(head.removeprefix("down: ").split(", ")) if head != "all up" else set()
@@ -568,14 +591,14 @@ def test_killed_process_leaves_the_others_running(lab, victim):
 @on_the_lab
 def test_the_status_line_names_exactly_what_is_down(lab):
     """By now all but Prometheus."""
-    eventually(lambda: set(VICTIMS[:-1]) == told_down(lab), within_s=30, what="the status line naming them")
+    eventually(lambda: set(VICTIMS[:-1]) == told_down(lab), what="the status line naming them")
 
 
 @on_the_lab
 def test_without_prometheus_the_labs_own_page_tells(lab):
     """And the status line, which names every target too: whether one is up nobody can say any more."""
     killed(lab, "prometheus")
-    eventually(lambda: {"prometheus", "lab"} <= told_down(lab), within_s=30, what="the status line naming Prometheus")
+    eventually(lambda: {"prometheus", "lab"} <= told_down(lab), what="the status line naming Prometheus")
 
 
 @on_the_lab
@@ -584,10 +607,7 @@ def test_ctrl_c_stops_everything_that_was_started_and_only_that(lab):
     try:
         lab.process.send_signal(signal.SIGINT)
         assert 0 == lab.process.wait(60)
-        deadline = time.monotonic() + 20
-        while (left := processes_below(lab.folder)) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert [] == left
+        eventually(lambda: [] == processes_below(lab.folder), "the end of all processes of the lab")
         assert bystander.poll() is None
     finally:
         bystander.kill()
