@@ -28,10 +28,12 @@ from exporters.text import parse_window
 from stack.drill import drills, faults, gpu_faults, lab, monitoring_faults, run
 from stack.drill.drills import DRILLS, FAST, QUICK, QUICKER, WHY_NOT, Drill
 from stack.lab import install, plan
+from tests.support.at_test_pace import DRILL_PACE
+from tests.support.own_cache import own_cache
+from tests.support.ports import free_offset
 from tests.support.wait import eventually
 
 ROOT = Path(__file__).parents[2]
-OFFSET = 22000  # above 23000 a port of ours is one that the kernel lends to any client, and so may be taken
 
 
 # --- the table
@@ -102,7 +104,7 @@ def in_seconds(rule: dict[str, str], faster: int = 1) -> dict[str, str]:
     return {**rule, **times, "expr": expr}
 
 
-@pytest.mark.parametrize("pace", [QUICK, QUICKER])
+@pytest.mark.parametrize("pace", [QUICK, DRILL_PACE, QUICKER])
 def test_the_rules_of_a_drill_are_the_shipped_ones_but_for_time(pace):
     shipped, overridden = rules(Settings()), rules(Settings(Overrides(thresholds=lab.OVERRIDES)))
     assert {name: in_seconds(rule, pace) for name, rule in overridden.items()} == {
@@ -183,8 +185,10 @@ def test_a_stopped_process_goes_on_whatever_happens():
     finally:
         sleeper.kill()
         sleeper.wait()
-    with faults.stopped(subprocess.Popen(["sleep", "60"]).pid):
-        pass  # and one that ended meanwhile is no error
+    ended = subprocess.Popen(["sleep", "60"])
+    with faults.stopped(ended.pid):
+        ended.kill()
+        ended.wait()  # and one that ended meanwhile is no error
 
 
 def test_a_moved_file_comes_back_with_what_was_in_it(tmp_path):
@@ -222,9 +226,7 @@ def test_disk_full_for_one_process_is_freed_again(tmp_path):
 def test_the_children_of_a_process_are_found_and_nobody_elses():
     parent = subprocess.Popen(["sh", "-c", "sleep 60 & wait"], start_new_session=True)
     try:
-        deadline = time.monotonic() + 30
-        while not (found := list(lab.descendants(parent.pid))) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        found = eventually(lambda: list(lab.descendants(parent.pid)), "a child")
         assert 1 == len(found)
         assert os.getpid() not in found
     finally:
@@ -351,9 +353,20 @@ def test_drill_table_and_page_labels():
 # --- the command
 
 
-def drill(*arguments, **options):
-    command, env = [sys.executable, "-m", "stack.cli", "drill", *arguments], {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=env, **options)
+def drill_command(*arguments):
+    """With the times of tests (tests/support/at_test_pace.py)."""
+    return [sys.executable, "-m", "tests.support.at_test_pace", "drill", *arguments]
+
+
+def environment(**more):
+    return {**os.environ, "PYTHONPATH": str(ROOT), **more}
+
+
+def drill(*arguments, cache=None, **options):
+    env = environment(**({"VLLM_WATCH_CACHE": str(cache)} if cache else {}))
+    return subprocess.run(
+        drill_command(*arguments), capture_output=True, text=True, check=False, cwd=ROOT, env=env, **options
+    )
 
 
 def test_the_list_names_every_alert_once():
@@ -384,12 +397,22 @@ def in_a_lab(test):
     return pytest.mark.engine(pytest.mark.prometheus(test))
 
 
-@in_a_lab
-def test_six_alerts_fire_and_resolve_on_a_real_vllm(part):
-    """One engine, six faults, one after the other; the rest is `make drills`."""
+@pytest.fixture(scope="module")
+def cache(part, tmp_path_factory):
     for name in ("prometheus", "alertmanager", "engine", "model"):
         part(name)
-    done = drill("fast", "--json", "--port-offset", str(OFFSET), timeout=600)
+    return own_cache(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def offset():
+    return free_offset(plan.PORTS.values())
+
+
+@in_a_lab
+def test_six_alerts_fire_and_resolve_on_a_real_vllm(cache, offset):
+    """One engine, six faults, one after the other; the rest is `make drills`."""
+    done = drill("fast", "--json", "--port-offset", str(offset), cache=cache, timeout=600)
     report = json.loads(done.stdout or "{}")
     assert dict.fromkeys(FAST, "") == {row["alert"]: row["trouble"] for row in report["drills"]}, done.stderr
     assert (0, True) == (done.returncode, report["passed"])
@@ -397,31 +420,27 @@ def test_six_alerts_fire_and_resolve_on_a_real_vllm(part):
         f"{row['alert']}.md" == row["runbook"] and row["fired_s"] > 0 and row["resolved_s"] > 0
         for row in report["drills"]
     )
-    assert [] == processes_below(install.cache_dir() / f"drill-{OFFSET}")
+    assert [] == processes_below(cache / f"drill-{offset}")
 
 
 @in_a_lab
-def test_ctrl_c_leaves_nothing_running(part):
-    for name in ("prometheus", "alertmanager", "engine", "model"):
-        part(name)
-    offset = OFFSET + 500
-    folder = install.cache_dir() / f"drill-{offset}"
-    command = [sys.executable, "-m", "stack.cli", "drill", "EngineDown", "--port-offset", str(offset)]
+def test_ctrl_c_leaves_nothing_running(cache, offset):
+    folder, listens = cache / f"drill-{offset}", f"--port {plan.PORTS['vllm'] + offset}"
     process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
+        drill_command("EngineDown", "--port-offset", str(offset)),
+        stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment(VLLM_WATCH_CACHE=str(cache)),
+    )  # fmt: skip
     try:
         eventually(
-            lambda: process.poll() is not None or f"--port {plan.PORTS['vllm'] + offset}" in engines(),
-            within_s=60,
-            what="the engine being started",
+            lambda: process.poll() is not None or listens in engines(), within_s=60, what="the engine being started"
         )
         assert process.poll() is None, process.stderr.read()
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGINT)
-        assert 130 == process.wait(60)
-        assert "drill: stopped; nothing was left running" in process.stderr.read()
-        assert f"--port {plan.PORTS['vllm'] + offset}" not in engines()
+        _, said = process.communicate(timeout=60)
+        assert 130 == process.returncode
+        assert "drill: stopped; nothing was left running" in said
+        assert listens not in engines()
         assert [] == processes_below(folder)
     finally:
         process.kill()
