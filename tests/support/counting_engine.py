@@ -8,9 +8,11 @@ from aiohttp import web
 
 from tests.support.gateway_scene import REPLY, FakeEngine
 
+HOLD_S = 0.2
+
 
 class CountingEngine(FakeEngine):
-    """Holds each request for a while and counts those in flight."""
+    """Holds each request for HOLD_S and counts those in flight."""
 
     def __init__(self) -> None:
         super().__init__(answer=self.hold)
@@ -20,7 +22,7 @@ class CountingEngine(FakeEngine):
         self.running += 1
         self.most = max(self.most, self.running)
         try:
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(HOLD_S)
         finally:
             self.running -= 1
         self.done += 1

@@ -18,14 +18,14 @@ import pytest
 
 from stack.gateway.lease_client import LeaseStore
 from stack.gateway.sharing import Sharing
-from tests.support.counting_engine import CountingEngine
+from tests.support.counting_engine import HOLD_S, CountingEngine
 from tests.support.gateway_scene import ASK, CHAT, KEYS, FakeEngine, gateway, listening
 from tests.support.lease_store import connected, http_server, real_store
 from tests.support.wait import until
 
 ROOT = Path(__file__).parents[3]
 SLOTS = 12
-OUTAGE_S = float(os.environ.get("VLLM_WATCH_OUTAGE_S", "4"))
+OUTAGE_S = float(os.environ.get("VLLM_WATCH_OUTAGE_S", "1"))
 
 
 @contextlib.asynccontextmanager
@@ -35,13 +35,14 @@ async def gateway_process(
     process = started(folder, engine, store_url, index, port, metrics_port, replicas)
     try:
         async with aiohttp.ClientSession() as session:
-            for _ in range(600):
-                with contextlib.suppress(aiohttp.ClientError):
-                    async with session.get(f"http://127.0.0.1:{metrics_port}/-/healthy") as answer:
-                        if answer.status == 200:
-                            break
-                assert process.poll() is None, (folder / "stderr").read_text()
-                await asyncio.sleep(0.05)
+
+            async def healthy() -> bool:
+                if process.poll() is not None:
+                    pytest.fail((folder / "stderr").read_text())
+                async with session.get(f"http://127.0.0.1:{metrics_port}/-/healthy") as answer:
+                    return answer.status == 200
+
+            await until(healthy, "the gateway serves")
         yield process
     finally:
         process.kill()
@@ -73,7 +74,7 @@ async def metric(port: int, name: str) -> float:
 
 
 class Flood:
-    """Clients of all gateways that ask again and again; statuses by port."""
+    """Clients of all gateways that ask again and again, each until it gets no answer; statuses by port."""
 
     def __init__(self, ports: list[int], each: int) -> None:
         self.statuses: dict[int, list[int | str]] = {port: [] for port in ports}
@@ -89,7 +90,7 @@ class Flood:
                         self.statuses[port].append(answer.status)
                 except aiohttp.ClientError as error:
                     self.statuses[port].append(type(error).__name__)
-                    await asyncio.sleep(0.1)
+                    return
 
     async def end(self) -> None:
         for task in self._tasks:
@@ -144,14 +145,23 @@ class Fleet:
     ports: list[tuple[int, int]]
     flood: Flood
 
-    async def metrics(self, name: str, of: int = 3) -> list[float]:
-        return [await metric(port, name) for _, port in self.ports[:of]]
+    async def until_metrics(self, name: str, values: dict[int, float]) -> None:
+        """Return once a metric has these values, by the number of the gateway."""
 
-    async def most_within(self, seconds: float, after_s: float = 0.0) -> int:
-        """Return the most requests that were at the engine at once."""
-        await asyncio.sleep(after_s)
+        async def equal() -> bool:
+            return values == {number: await metric(self.ports[number][1], name) for number in values}
+
+        await until(equal, f"{name} is {values}")
+
+    async def turnover(self, rounds: int) -> None:
+        """Return after so many rounds, each of as many answers as there are slots."""
+        done = self.engine.done
+        await until(lambda: self.engine.done >= done + rounds * SLOTS, f"{rounds} rounds of requests")
+
+    async def most(self, rounds: int = 4) -> int:
+        """Return the most requests that are at the engine at once, over so many rounds."""
         self.engine.most = self.engine.running
-        await asyncio.sleep(seconds)
+        await self.turnover(rounds)
         return self.engine.most
 
 
@@ -169,15 +179,15 @@ async def flooded_fleet(folder: Path, store_urls: list[str], free_port: Callable
         ]
         # one gateway alone may use every slot
         flood = Flood([ports[0][0]], 20)
-        await until(lambda: engine.running == SLOTS, within_s=20, what="all slots are in use at one gateway")
+        await until(lambda: engine.running == SLOTS, "all slots are in use at one gateway")
         await flood.end()
-        await until(lambda: not engine.running, within_s=20, what="nothing runs")
+        await until(lambda: not engine.running, "nothing runs")
         flood = Flood([port for port, _ in ports], 12)
         stack.push_async_callback(flood.end)
         fleet = Fleet(engine, processes, ports, flood)
-        assert SLOTS == await fleet.most_within(4)
-        assert [3.0] * 3 == await fleet.metrics("lease_replicas")
-        assert all(len(statuses) > 20 for statuses in flood.statuses.values()), "each gateway has its part"
+        await fleet.until_metrics("lease_replicas", dict.fromkeys(range(3), 3.0))
+        assert SLOTS == await fleet.most()
+        await until(lambda: all(len(each) > 8 for each in flood.statuses.values()), "each gateway has its part")
         yield fleet
 
 
@@ -188,29 +198,29 @@ async def test_three_gateways_hold_the_limit_through_faults(part, free_port, tmp
     with contextlib.ExitStack() as store:
         url = store.enter_context(real_store(valkey, store_port, tmp_path)).url
         async with flooded_fleet(tmp_path, [url] * 3, free_port) as fleet:
+            fleet.engine.most = 0
             fleet.processes[2].send_signal(signal.SIGKILL)
-            assert SLOTS == await fleet.most_within(4, after_s=0.2), "the slots of the dead one are used, and no more"
-            assert [2.0] * 2 == await fleet.metrics("lease_replicas", 2)
+            await fleet.until_metrics("lease_replicas", {0: 2.0, 1: 2.0})
+            await until(lambda: fleet.engine.running == SLOTS, "the slots of the dead one are used")
+            assert SLOTS == max(fleet.engine.most, await fleet.most()), "and no more"
 
             store.close()
-            await asyncio.sleep(OUTAGE_S)
-            assert [1.0] * 2 == await fleet.metrics("lease_lost", 2)
-            done = fleet.engine.done
-            assert 2 * SLOTS // 3 == await fleet.most_within(2), "the fixed shares of two of three gateways"
-            assert fleet.engine.done > done
+            await fleet.until_metrics("lease_lost", {0: 1.0, 1: 1.0})
+            await fleet.turnover(round(OUTAGE_S / HOLD_S))
+            assert 2 * SLOTS // 3 == await fleet.most(), "the fixed shares of two of three gateways"
 
+            fleet.engine.most = 0
             store.enter_context(real_store(valkey, store_port, tmp_path))
-            assert SLOTS == await fleet.most_within(6)
-            assert [0.0] * 2 == await fleet.metrics("lease_lost", 2)
+            await fleet.until_metrics("lease_lost", {0: 0.0, 1: 0.0})
+            await until(lambda: fleet.engine.running == SLOTS, "all slots are in use again")
+            assert SLOTS == max(fleet.engine.most, await fleet.most())
             await fleet.flood.end()
             for port, _ in fleet.ports[:2]:
                 assert {200} == set(fleet.flood.statuses[port])
 
             fleet.processes[0].terminate()
-            assert 0 == await asyncio.to_thread(fleet.processes[0].wait, 30)
-            await asyncio.sleep(0.5)
-            left = await metric(fleet.ports[1][1], "lease_replicas")
-            assert 1.0 == left, "a gateway that stops returns its lease at once"
+            assert 0 == await asyncio.to_thread(fleet.processes[0].wait, 60)
+            await fleet.until_metrics("lease_replicas", {1: 1.0})
 
 
 async def test_partition_pause_and_reload_hold_the_limit(part, free_port, tmp_path: Path):
@@ -221,28 +231,40 @@ async def test_partition_pause_and_reload_hold_the_limit(part, free_port, tmp_pa
         async with contextlib.AsyncExitStack() as stack:
             relays = [await stack.enter_async_context(Relay(free_port(), store_port).running()) for _ in range(3)]
             fleet = await stack.enter_async_context(flooded_fleet(tmp_path, [relay.url for relay in relays], free_port))
+            all_of_them = dict.fromkeys(range(3), 3.0)
+            fleet.engine.most = 0
             relays[1].cut(True)
-            most = await fleet.most_within(5)
-            assert SLOTS <= most <= SLOTS + SLOTS // 3
-            assert [0.0, 1.0, 0.0] == await fleet.metrics("lease_lost")
+            await fleet.until_metrics("lease_lost", {0: 0.0, 1: 1.0, 2: 0.0})
+            await fleet.until_metrics("lease_replicas", {0: 2.0, 2: 2.0})
+            await fleet.turnover(2)
+            assert SLOTS <= fleet.engine.most <= SLOTS + SLOTS // 3
             relays[1].cut(False)
-            assert SLOTS == await fleet.most_within(2, after_s=2.5)
-            assert [0.0] * 3 == await fleet.metrics("lease_lost")
+            await fleet.until_metrics("lease_lost", dict.fromkeys(range(3), 0.0))
+            await fleet.until_metrics("lease_replicas", all_of_them)
+            await fleet.turnover(2)  # what was admitted without a lease ends
+            assert SLOTS == await fleet.most()
 
+            fleet.engine.most = 0
             fleet.processes[1].send_signal(signal.SIGSTOP)
-            assert SLOTS == await fleet.most_within(2, after_s=2.5), "its slots are used by the others"
+            await fleet.until_metrics("lease_replicas", {0: 2.0, 2: 2.0})
+            await until(lambda: fleet.engine.running == SLOTS, "its slots are used by the others")
+            assert SLOTS == max(fleet.engine.most, await fleet.most())
+            fleet.engine.most = 0
             fleet.processes[1].send_signal(signal.SIGCONT)
+            await fleet.until_metrics("lease_replicas", all_of_them)
+            await fleet.turnover(1)
             # a request that was admitted just before the stop, and sent after it, is an orphan
-            assert SLOTS + SLOTS // 3 >= await fleet.most_within(0.5)
-            assert SLOTS == await fleet.most_within(1.5), "it does not use the lease that has lapsed"
-            assert [3.0] * 3 == await fleet.metrics("lease_replicas")
+            assert SLOTS + SLOTS // 3 >= fleet.engine.most
+            assert SLOTS == await fleet.most(), "it does not use the lease that has lapsed"
 
             for slots, order in ((SLOTS // 2, (1, 0, 2)), (SLOTS, (2, 0, 1))):
                 write_teams(tmp_path, slots)
                 for number in order:
                     fleet.processes[number].send_signal(signal.SIGHUP)
-                    assert SLOTS >= await fleet.most_within(0.5)
-                assert slots == await fleet.most_within(1.5, after_s=0.5)
+                    assert SLOTS >= await fleet.most(1)
+                await until(lambda slots=slots: fleet.engine.running == slots, f"all {slots} slots are in use")
+                await fleet.turnover(2)
+                assert slots == await fleet.most(2)
             await fleet.flood.end()
             for statuses in fleet.flood.statuses.values():
                 assert {200, 429} >= set(statuses), "after the pause a wait may be estimated too long"
