@@ -24,7 +24,7 @@ from tests.support.truth_scene import (
 )
 
 SHAPES = (Shape("short", 64, 24, 6), Shape("bursts", 64, 24, 40, every_s=2.0))
-REQUESTS = 151
+REQUESTS = 51  # no rank of a quantile is near a whole number
 WIDTH = 2 ** (1 / 2**SCHEMA) - 1  # of a native bucket: no estimate in it can be further off
 
 
