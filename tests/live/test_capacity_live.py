@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import subprocess
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from stack.capacity.model import ModelShape
 from stack.capacity.verify import Verifier, compare
 from tests.support import engine_sizes
 from tests.support.engines import Engines
+from tests.support.load_generator_pair import forked
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 GIB = 1 << 30
@@ -503,11 +503,9 @@ def sizes(part, tmp_path_factory) -> dict[str, tuple[Path, str, str]]:
     """Of each case: the model's folder, the page of its engine, its start-up log."""
     folder = tmp_path_factory.mktemp("sizes")
     (folder / "cases.json").write_text(json.dumps(CASES))
-    python = part("engine").path.parent / "python"
-    command = [python, engine_sizes.__file__, folder / "cases.json", folder]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    assert 0 == done.returncode, done.stdout[-3000:]
-    logs = dict(each.split("\n", 1) for each in done.stdout.split(engine_sizes.MARK)[1:])
+    said = forked([engine_sizes.__file__, folder / "cases.json", folder], {}, part("engine").path, folder)
+    logs = dict(each.split("\n", 1) for each in said.split(engine_sizes.MARK)[1:])
+    assert CASES.keys() == logs.keys(), said[-3000:]
     return {name: (folder / name, (folder / f"{name}.prom").read_text(), logs[name]) for name in CASES}
 
 

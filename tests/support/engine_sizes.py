@@ -1,14 +1,15 @@
 """Starts real vLLM engines one after the other in one process, and keeps what each says of its KV cache: its page, and
 its start-up log.
 
-Run by the engine's Python: `engine_sizes.py CASES FOLDER`. A case is a model's configuration and the engine's options;
-its weights are random ones that vLLM makes itself, so the configuration is all there is of the model. vLLM is imported
-once, 13 s of CPU; each engine takes 2 s more."""
+Run by preloaded_vllm.py: `engine_sizes.py CASES FOLDER`. A case is a model's configuration and the engine's options;
+its weights are random ones that vLLM makes itself, so the configuration is all there is of the model. Each engine takes
+2 s of CPU."""
 
 from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -29,6 +30,7 @@ def main(cases: Path, folder: Path) -> None:
     from vllm import LLM, ModelRegistry  # type: ignore[import-not-found,unused-ignore]
     from vllm.distributed import cleanup_dist_env_and_memory  # type: ignore[import-not-found,unused-ignore]
 
+    logging.getLogger("vllm").setLevel(logging.INFO)  # preloaded_vllm.py has other scripts say nothing
     for name, case in json.loads(cases.read_text()).items():
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps(case["config"]))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stack.bench import result
 from stack.bench.result import Run
 from stack.lab import install, plan
+from tests.support.engines import PreloadedVllm, lab_engine
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,6 +43,16 @@ def ours(url: str, folder: Path, requests: int, seed: int) -> Run:
     return result.read(folder).runs[0]
 
 
+def forked(argv: Sequence[object], env: Mapping[str, str], engine: Path, folder: Path) -> str:
+    """Run vLLM's command, or a Python script, in a process that has imported vLLM; return what it printed."""
+    output, nothing = folder / "output", Path(os.devnull)
+    output.touch()
+    spec = lab_engine(folder, {"engine": engine, "model": folder}, plan.PORTS["vllm"])
+    process = PreloadedVllm.of(spec).fork([*map(str, argv)], env, os.sched_getaffinity(0), (nothing, output, output))
+    process.wait(300)
+    return output.read_text()
+
+
 def theirs(url: str, folder: Path, requests: int, seed: int) -> tuple[Run, Path]:
     """One run of `vllm bench serve`, taken in as `vllm-watch bench import` does, and the file it wrote."""
     folder.mkdir(parents=True)
@@ -55,15 +67,8 @@ def theirs(url: str, folder: Path, requests: int, seed: int) -> tuple[Run, Path]
         "--num-warmups", WARM_UP, "--seed", seed, "--disable-tqdm",
         "--save-result", "--save-detailed", "--result-dir", folder, "--result-filename", "theirs.json",
     ]  # fmt: skip
-    env = {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_TARGET_DEVICE": "cpu",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-    }
-    done = subprocess.run([*map(str, argv)], env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert 0 == done.returncode, done.stdout + done.stderr
+    complaints = forked(argv, {"HF_HUB_OFFLINE": "1"}, programs["engine"], folder)
+    assert (folder / "theirs.json").exists(), complaints
     done = command("bench", "import", folder / "theirs.json", "--out", folder / "taken-in")
     assert 0 == done.returncode, done.stdout + done.stderr
     return result.read(folder / "taken-in").runs[0], folder / "theirs.json"
