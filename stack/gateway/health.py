@@ -186,7 +186,8 @@ class HealthMonitor:
         await asyncio.gather(*due)
 
     async def _ask_whether_paused(self, it: _Watched, engine: EngineLiveness) -> None:
-        engine.paused = await self._client(it).paused()
+        paused = await self._client(it).paused()
+        engine.paused = paused and engine.liveness.state in _ASKED
 
     async def _assess(self, it: _Watched, engine: EngineLiveness) -> None:
         """Assess an engine once a second, however long its answers take; until cancelled."""
@@ -200,6 +201,8 @@ class HealthMonitor:
     def _assess_once(self, it: _Watched, engine: EngineLiveness) -> None:
         now = self._clock()
         before, after = engine.assess(now), engine.liveness
+        if after.state not in _ASKED:  # it went on, and is asked no more
+            engine.paused = False
         if before.live and not after.live:
             why = f"no progress for {after.quiet_s():.0f} s ({after.cause})"
             _log.error("%s at %s is hung: %s", it.name, it.upstream.url, why)
