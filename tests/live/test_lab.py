@@ -380,6 +380,14 @@ STATES = (
 )
 
 
+def in_sight(tab) -> None:
+    """Open all rows, and have every panel in sight."""
+    tab.evaluate("document.querySelectorAll('details.row:not([open])').forEach(row => { row.open = true })")
+    height = tab.evaluate("document.documentElement.scrollHeight")
+    if height > tab.viewport_size["height"]:
+        tab.set_viewport_size({"width": 1440, "height": height})
+
+
 @on_the_lab
 @pytest.mark.chromium
 def test_boards_open_in_a_browser(lab, new_tab, tmp_path):
@@ -394,12 +402,9 @@ def test_boards_open_in_a_browser(lab, new_tab, tmp_path):
         tab.goto(
             f"{lab.url('board')}/d/{board_uid(board.slug)}?from=now-5m&refresh={'5s' if board.slug == 'overview' else 'off'}"  # noqa: E501
         )
-        tab.evaluate("document.querySelectorAll('details.row').forEach(row => { row.open = true })")
-        # Every panel is in sight.
-        height = tab.evaluate("document.documentElement.scrollHeight")
-        tab.set_viewport_size({"width": 1440, "height": height + 1000})
 
         def settled(board=board, needed=needed) -> bool:
+            in_sight(tab)
             seen = (
                 {panel.slug: tab_states.get(number) for number, panel in needed.items()}
                 if (tab_states := tab.evaluate(STATES))
@@ -416,7 +421,7 @@ def test_boards_open_in_a_browser(lab, new_tab, tmp_path):
             assert {} == {slug: state for slug, state in wrong.items() if slug not in hidden}
             return bool(seen)
 
-        eventually(settled, what=f"every panel of {board.slug} drawn or empty with a reason")
+        eventually(settled, what=f"every panel of {board.slug} drawn or empty with a reason", every_s=0.1)
         tab.locator("body").screenshot(path=folder / f"board-{board.slug}.png")
     assert len(BOARDS) == len(list(folder.glob("board-*.png")))
 
