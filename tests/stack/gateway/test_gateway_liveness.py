@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -18,11 +19,32 @@ import pytest
 from aiohttp import web
 
 from exporters.requests.record import PROBE_TEAM, RequestRecord, parse_line
-from stack.gateway import GatewayConfig, Started, make_key, serve
+from stack.gateway import GatewayConfig, Started, health, make_key, serve
 from stack.gateway.config import LivenessConfig
+from tests.support.wait import LIMIT_S, until
 
 KEY, HASH = make_key("demo")
-QUICK = LivenessConfig(out_s=2.0, hung_s=4.0, idle_probe_s=1.0)
+LOOK_S = 0.25
+
+
+class QuickLiveness(LivenessConfig, frozen=True, kw_only=True):
+    """Limits of a quarter of the least that a configuration may have; looks come four times as often too."""
+
+    out_s: float = 0.5
+    hung_s: float = 1.0
+    idle_probe_s: float | None = 0.25
+
+    def __post_init__(self) -> None:
+        pass
+
+
+QUICK = QuickLiveness()
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "EVERY_S", LOOK_S)
+    monkeypatch.setattr(importlib.import_module("stack.gateway.serve"), "GAP_S", 2 * LOOK_S)  # the module
 
 
 @dataclass
@@ -44,6 +66,7 @@ class FakeCore:
     sent: asyncio.Event = field(default_factory=asyncio.Event)
     fetching: int = 0
     asked: list[str] = field(default_factory=list)
+    scrapes: int = 0
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.path == "/health":
@@ -54,6 +77,7 @@ class FakeCore:
             why = "The model is currently scaling. Please try again later."
             return web.json_response({"error": why}, status=503)
         if request.path == "/metrics":
+            self.scrapes += 1
             running, labels = self.running if self.shown is None else self.shown, '{engine="0",model_name="tiny"}'
             names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "generation_tokens_total")
             values = (running, self.fetching, 0.5, self.steps)
@@ -92,7 +116,7 @@ class FakeCore:
             self.steps += 1
             choice = {"index": 0, "text": "a", "finish_reason": None}
             await response.write(b"data: " + json.dumps({"model": "tiny", "choices": [choice]}).encode() + b"\n\n")
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.01)
         await response.write(b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\ndata: [DONE]\n\n")
         return response
 
@@ -115,11 +139,15 @@ class Fleet:
         assert len(lines) == len(found), "an engine has one state at a time"
         return found
 
-    async def until(self, name: str, *states: str) -> tuple[str, str]:
-        async with asyncio.timeout(30):
-            while (found := (await self.states())[name])[0] not in states:
-                await asyncio.sleep(0.05)
-        return found
+    async def until(self, name: str, *states: str, evidence: str | None = None) -> None:
+        """Return once an engine is in one of the states, for this evidence."""
+
+        async def reached() -> bool:
+            state, found = (await self.states())[name]
+            assert state in states, state
+            return evidence in (None, found)
+
+        await until(reached, f"{name} is {' or '.join(states)}")
 
     async def stream(self, prompt: str = "hello", tokens: int = 3) -> str:
         """The text that a client gets."""
@@ -132,12 +160,12 @@ class Fleet:
 
     async def last_at(self, upstream: str) -> RequestRecord:
         """The latest record of a client's request, as soon as it is one of this engine."""
-        async with asyncio.timeout(10):
-            while True:
-                last = [record for record in self.records() if record.team == "demo"][-1]
-                if last.upstream == upstream:
-                    return last
-                await asyncio.sleep(0.02)
+
+        def last() -> RequestRecord | None:
+            record = [record for record in self.records() if record.team == "demo"][-1]
+            return record if record.upstream == upstream else None
+
+        return await until(last, f"the last record is one of {upstream}")
 
     def records(self) -> list[RequestRecord]:
         return [parse_line(line) for line in self.log.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
@@ -188,12 +216,13 @@ async def test_request_without_content_moves_to_another_engine(tmp_path: Path):
                 break
         it.cores["one"].moves.clear()
         waiting = asyncio.create_task(it.stream(prompt))
-        assert ("suspect", "steps_stopped") == await it.until("one", "suspect")
-        assert "data: [DONE]" in await asyncio.wait_for(waiting, 10)
+        await it.until("one", "suspect", evidence="steps_stopped")
+        assert "data: [DONE]" in await asyncio.wait_for(waiting, LIMIT_S)
         moved = await it.last_at("two")
         assert ("two", 2, "one:engine_hung", "ok") == (moved.upstream, moved.attempt, moved.tried, moved.outcome)
-        assert "data: [DONE]" in await asyncio.wait_for(it.stream(prompt), 2), "new requests go elsewhere at once"
-        assert "hung" == (await it.until("one", "hung"))[0]
+        assert "data: [DONE]" in await it.stream(prompt), "new requests go elsewhere"
+        assert 2 == it.cores["one"].asked.count(prompt)
+        await it.until("one", "hung")
         it.cores["one"].moves.set()
         await it.until("one", "healthy", "idle")
         await it.stream(prompt)
@@ -208,17 +237,15 @@ async def test_core_that_hangs_while_its_gauge_reads_0_is_found(tmp_path: Path):
         it.cores["one"].moves.clear()
         it.cores["one"].shown = 0
         waiting = asyncio.create_task(it.stream())
-        assert ("hung", "output_stopped") == await it.until("one", "hung")
+        await it.until("one", "hung", evidence="output_stopped")
         for path, status in (("engine-ready", 503), ("engine-live", 503), ("engine-live?upstream=two", 404)):
             async with it.session.get(f"{it.started.metrics_url}/-/{path}") as answer:
                 assert status == answer.status
-        async with asyncio.timeout(10):
-            while not saved.exists():
-                await asyncio.sleep(0.02)
+        await until(saved.exists, "the hook has saved the evidence")
         evidence = json.loads(saved.read_text())
         assert ("one", "output_stopped", 1) == (evidence["upstream"], evidence["evidence"], len(evidence["requests"]))
         it.cores["one"].moves.set()
-        assert "data: [DONE]" in await asyncio.wait_for(waiting, 10), "without another engine the request waits"
+        assert "data: [DONE]" in await asyncio.wait_for(waiting, LIMIT_S), "without another engine the request waits"
         await it.until("one", "healthy", "idle")
 
 
@@ -226,13 +253,10 @@ async def test_core_that_hangs_while_idle_is_found_by_a_probe(tmp_path: Path):
     async with fleet(tmp_path, "one") as it:
         it.cores["one"].moves.clear()
         it.cores["one"].shown = 0
-        assert ("suspect", "probe_silent") == await it.until("one", "suspect")
+        await it.until("one", "suspect", evidence="probe_silent")
         it.cores["one"].moves.set()
         await it.until("one", "idle")
-        async with asyncio.timeout(10):
-            while not it.records():
-                await asyncio.sleep(0.05)
-        probe = it.records()[0]
+        probe = (await until(it.records, "the record of a probe"))[0]
         assert (PROBE_TEAM, "tiny", "one", 1, "ok") == (
             probe.team,
             probe.model,
@@ -244,26 +268,29 @@ async def test_core_that_hangs_while_idle_is_found_by_a_probe(tmp_path: Path):
 
 @pytest.mark.parametrize("probe", [True, False])
 async def test_decode_engine_that_fetches_kv_stays_in_rotation(tmp_path: Path, probe: bool):
-    """Three times the limit without a token, and nobody calls it suspect or hung."""
+    """Twice the limit without a token, and nobody calls it suspect or hung."""
     async with fleet(tmp_path, "one", liveness=msgspec.structs.replace(QUICK, probe=probe)) as it:
         await it.stream()
         waiting = asyncio.create_task(it.stream("fetch"))
-        assert ("slow", "kv_fetch") == await it.until("one", "slow")
-        seen = set()
-        for _ in range(60):
-            seen.add((await it.states())["one"])
-            await asyncio.sleep(0.1)
-        assert {state for state, _ in seen} <= {"slow", "healthy"}
-        assert "data: [DONE]" in await asyncio.wait_for(it.stream(), 5), "it serves others meanwhile"
+        await it.until("one", "slow", evidence="kv_fetch")
+        last, seen = it.cores["one"].scrapes + 2 * QUICK.hung_s / LOOK_S, set[str]()
+
+        async def looked_often() -> bool:
+            seen.add((await it.states())["one"][0])
+            return it.cores["one"].scrapes >= last
+
+        await until(looked_often, "the gateway looks at it for twice the limit")
+        assert seen <= {"slow", "healthy"}
+        assert "data: [DONE]" in await it.stream(), "it serves others meanwhile"
         it.cores["one"].sent.set()
-        assert "data: [DONE]" in await asyncio.wait_for(waiting, 10)
+        assert "data: [DONE]" in await asyncio.wait_for(waiting, LIMIT_S)
 
 
 @pytest.mark.parametrize(("scaling", "evidence"), [(True, "elastic_ep"), (False, "retired_rank")])
 async def test_scaling_engine_and_retired_rank_leave_rotation(tmp_path: Path, scaling: bool, evidence: str):
     async with fleet(tmp_path, "one", "two") as it:
         it.cores["one"].scaling = scaling
-        assert ("scaling", evidence) == await it.until("one", "scaling")
+        await it.until("one", "scaling", evidence=evidence)
         for number in range(8):
             assert "data: [DONE]" in await it.stream(f"prompt {number}")
         assert not it.cores["one"].asked or {"1"} == set(it.cores["one"].asked), "probes only"
@@ -272,7 +299,7 @@ async def test_scaling_engine_and_retired_rank_leave_rotation(tmp_path: Path, sc
 
 
 async def test_gateway_without_probes_sends_none(tmp_path: Path):
-    async with fleet(tmp_path, "one", liveness=LivenessConfig(out_s=2.0, hung_s=3.0, probe=False)) as it:
+    async with fleet(tmp_path, "one", liveness=msgspec.structs.replace(QUICK, probe=False)) as it:
         waiting = asyncio.create_task(it.stream())
         it.cores["one"].moves.clear()
         await it.until("one", "suspect")
