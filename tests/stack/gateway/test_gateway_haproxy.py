@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -19,10 +18,12 @@ import pytest
 from aiohttp import web
 
 from stack.config import BadConfig
-from stack.deploy.haproxy import CHECK_MS, LoadBalancer, configuration
+from stack.deploy.haproxy import LoadBalancer, configuration
 from tests.support.authority import Authority
+from tests.support.wait import until
 
 ROOT = Path(__file__).parents[3]
+FALL = 2  # failed checks until a gateway gets no requests, as the configuration says
 
 
 @dataclass
@@ -34,11 +35,15 @@ class FakeGateway:
     ready: bool = True
     hold: asyncio.Event = field(default_factory=asyncio.Event)
     gone: int = 0
+    checks: int = 0
+    held: int = 0
     runner: web.ServerRunner | None = None
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.path == "/-/ready":
+            self.checks += 1
             return web.Response(status=200 if self.ready else 503)
+        self.held += 1
         try:
             await self.hold.wait()
         except asyncio.CancelledError:
@@ -71,12 +76,14 @@ async def haproxy(program: Path, folder: Path, balancer: LoadBalancer) -> AsyncI
     url = f"http://{balancer.listen}"
     try:
         async with aiohttp.ClientSession() as session:
-            for _ in range(200):
-                assert process.poll() is None, (folder / "haproxy.log").read_text()
-                with contextlib.suppress(aiohttp.ClientError):
-                    async with session.get(url):
-                        break
-                await asyncio.sleep(0.02)
+
+            async def answers() -> bool:
+                if process.poll() is not None:
+                    pytest.fail((folder / "haproxy.log").read_text())
+                async with session.get(url):
+                    return True
+
+            await until(answers, "HAProxy answers")
         yield url
     finally:
         process.kill()
@@ -169,31 +176,29 @@ async def test_requests_of_a_key_stay_together_and_move_alone(part, free_port, t
 async def test_a_drained_and_a_refused_gateway_cost_no_request(part, free_port, tmp_path: Path):
     async with fleet(part, free_port, tmp_path) as (gateways, url, session):
         gateways[0].ready = False
-        answers, since_s = Counter[str](), time.monotonic()
-        async with asyncio.timeout(20):  # until HAProxy has seen as many failed checks as it wants
-            while time.monotonic() - since_s < 4 * CHECK_MS / 1000:
-                answers[name := await ask(session, url)] += 1
-                if name == "g0":
-                    answers.clear()
-                    since_s = time.monotonic()
+        last = gateways[0].checks + FALL + 2  # the last one that counts has been answered before
+        await until(lambda: gateways[0].checks >= last, "HAProxy has seen as many failed checks as it wants")
+        answers = Counter([await ask(session, url) for _ in range(30)])
         assert {"g1", "g2"} == set(answers), "a gateway that is not ready gets no new requests"
         await gateways[1].stop()
         assert {"g2": 30} == Counter([await ask(session, url) for _ in range(30)]), "refused connections go elsewhere"
         gateways[0].ready = True
-        async with asyncio.timeout(10):
-            while await ask(session, url) != "g0":
-                await asyncio.sleep(0.05)
+
+        async def back() -> bool:
+            return await ask(session, url) == "g0"
+
+        await until(back, "it gets requests again")
 
 
 async def test_a_client_that_leaves_is_noticed_by_the_gateway(part, free_port, tmp_path: Path):
     async with fleet(part, free_port, tmp_path) as (gateways, url, session):
         for gateway in gateways:
             gateway.hold.clear()
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(ask(session, url), 0.3)
-        async with asyncio.timeout(5):
-            while not any(gateway.gone for gateway in gateways):
-                await asyncio.sleep(0.02)
+        before = sum(gateway.held for gateway in gateways)
+        client = asyncio.create_task(ask(session, url))
+        await until(lambda: sum(gateway.held for gateway in gateways) > before, "a gateway has the request")
+        client.cancel()
+        await until(lambda: any(gateway.gone for gateway in gateways), "the gateway sees the client disconnect")
 
 
 async def test_without_a_gateway_clients_get_an_error_to_retry(part, free_port, tmp_path: Path):
