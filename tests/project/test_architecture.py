@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Collection, Mapping
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from exporters.catalogue import EVERYTHING
 from stack.cli import COMMANDS, DEVELOPMENT
 from tools import import_graph
 from tools.import_graph import PACKAGES
@@ -70,22 +72,38 @@ IMPORTERS = {
 FORBIDDEN = ("vllm", "httpx", "starlette")
 
 
-def imports(path: Path) -> set[str]:
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree(path)))
+
+
+@cache
+def graph() -> Mapping[str, set[str]]:
+    return import_graph.imports(import_graph.modules())
+
+
+@cache
+def imports(path: Path) -> frozenset[str]:
     """Dotted names of everything a file imports, also inside functions."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: write imports in full"
             found.add(node.module or "")
-    return found
+    return frozenset(found)
 
 
 def imported_names(path: Path) -> set[str]:
     """Dotted names of what is imported out of modules, which may be modules as well."""
-    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
-    return {f"{node.module}.{alias.name}" for node in nodes for alias in node.names}
+    statements = [node for node in nodes(path) if isinstance(node, ast.ImportFrom)]
+    return {f"{node.module}.{alias.name}" for node in statements for alias in node.names}
 
 
 def dotted(path: Path) -> str:
@@ -100,7 +118,7 @@ def test_dependencies_point_one_way():
     assert [("alerts.x", "dashboards.y")] == import_graph.upward(
         {"alerts.x": {"dashboards.y", "exporters.z"}, "stack.a": {"runbooks.b"}}
     )
-    assert [] == import_graph.upward(import_graph.imports(import_graph.modules()))
+    assert [] == import_graph.upward(graph())
 
 
 # What measures, the lowest first. A package or file of exporters imports its own row and those before it.
@@ -131,37 +149,38 @@ def test_public_class_names_are_unique():
     """Then a name in a traceback or a search leads to one class."""
     where: dict[str, list[str]] = {}
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 where.setdefault(node.name, []).append(relative(path))
     assert {} == {name: paths for name, paths in where.items() if len(paths) > 1}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=relative)
-def test_each_library_is_imported_in_one_place(path):
-    if relative(path) == "stack/lab/tiny_model.py":
-        return  # run by the engine's own Python
-    roots = {name.split(".")[0] for name in imports(path)}
-    wrong = [lib for lib, importers in IMPORTERS.items() if lib in roots and relative(path) not in importers]
-    assert not wrong, f"{relative(path)} imports {wrong}; only these may:  {[IMPORTERS[lib] for lib in wrong]}"
-    assert not roots & set(FORBIDDEN)
+def test_each_library_is_imported_in_one_place():
+    wrong = []
+    for path in SOURCES:
+        if relative(path) == "stack/lab/tiny_model.py":
+            continue  # run by the engine's own Python
+        roots = {name.split(".")[0] for name in imports(path)}
+        wrong += [(relative(path), lib) for lib in roots & IMPORTERS.keys() if relative(path) not in IMPORTERS[lib]]
+        wrong += [(relative(path), lib) for lib in roots & set(FORBIDDEN)]
+    assert not wrong, f"only these may: { {lib: IMPORTERS.get(lib) for _, lib in wrong} }"
 
 
-@pytest.mark.parametrize("path", [p for p in SOURCES if "exporters/catalogue/" not in relative(p)], ids=relative)
-def test_metric_names_are_typed_only_in_the_catalogue(path):
+def test_metric_names_are_typed_only_in_the_catalogue():
     """A string that is a series name is found by its shape; module and logger names have dots, environment names
     capitals."""
-    from exporters.catalogue import EVERYTHING
-
-    known = {
+    names = {
         sample for metric in EVERYTHING for sample in (*metric.samples, metric.name) if metric.name.startswith("vllm")
     }
-    typed = {
-        node.value
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and any(name in node.value for name in known)
-    }
-    assert not typed
+    named = re.compile("|".join(sorted(names)))
+    typed = [
+        (relative(path), node.value)
+        for path in SOURCES
+        if "exporters/catalogue/" not in relative(path)
+        for node in nodes(path)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and named.search(node.value)
+    ]
+    assert [] == typed
 
 
 def test_no_files_import_each_other_in_a_circle():
@@ -170,14 +189,12 @@ def test_no_files_import_each_other_in_a_circle():
     assert [("a", "b", "c"), ("e",)] == import_graph.cycles(
         {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": set(), "e": {"e"}}
     )
-    assert [] == import_graph.cycles(import_graph.imports(import_graph.modules()))
+    assert [] == import_graph.cycles(graph())
 
 
 def test_the_drawing_of_imports_is_that_of_the_code():
     page = import_graph.PAGE.read_text()
-    assert page == import_graph.written(page, import_graph.imports(import_graph.modules())), (
-        "make import-graph ARGS=--write"
-    )
+    assert page == import_graph.written(page, graph()), "make import-graph ARGS=--write"
 
 
 # What a second implementation of a job would hold -> the only files that may hold it.
@@ -252,14 +269,15 @@ WRITERS = {
 TEAMS_MAKERS = {"stack/deploy/init.py", "stack/lab/up.py"}
 
 
-def uses(tree: ast.AST) -> set[str]:
+@cache
+def uses(path: Path) -> set[str]:
     """Return the dotted names that a module imports, or reads off a module that it imports."""
     names, modules = set[str](), dict[str, str]()
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom):
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
             modules |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
             names.add(f"{modules[node.value.id]}.{node.attr}")
     return names
@@ -269,9 +287,9 @@ def uses(tree: ast.AST) -> set[str]:
 def test_each_shared_file_has_one_owner(file):
     writer, owners = WRITERS[file]
     module, _, name = writer.rpartition(".")
-    defined = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text()).body
+    defined = tree(ROOT / f"{module.replace('.', '/')}.py").body
     assert name in {getattr(node, "name", None) for node in defined}, f"{writer} is gone; who writes {file} now?"
-    assert owners == {relative(path) for path in SOURCES if writer in uses(ast.parse(path.read_text()))}
+    assert owners == {relative(path) for path in SOURCES if writer in uses(path)}
 
 
 def test_teams_are_written_by_their_owners_only():
@@ -296,6 +314,7 @@ STARTED = {
 }
 
 
+@cache
 def words(path: Path) -> Counter[str]:
     return Counter(re.findall(r"\w+", path.read_text()))
 
@@ -310,35 +329,36 @@ def test_no_product_module_is_imported_by_tests_alone():
     assert set(STARTED) <= lonely <= commands | set(STARTED)
 
 
-@pytest.mark.parametrize("path", STARTED)
-def test_processes_started_by_name_are_listed(path):
+def test_processes_started_by_name_are_listed():
     """What is started by its name is named where it is started."""
     starters = [*SOURCES, *(ROOT / "stack/deploy").rglob("*.y*ml"), *ROOT.glob("*.yml")]
-    texts = [other.read_text() for other in starters if relative(other) != path]
-    assert any(re.search(rf"\b{Path(path).stem}\b", text) for text in texts), STARTED[path]
+    named = {relative(path): words(path) for path in starters}
+    assert [] == [
+        path for path in STARTED if not any(Path(path).stem in text for other, text in named.items() if other != path)
+    ]
 
 
 def test_no_product_name_is_used_by_tests_alone():
     """A function or class of a module; what has a decorator may be found by it, as the faults of the drills are."""
-    used = sum(map(words, SOURCES), Counter[str]())
+    used = Counter[str]()
     for path in SOURCES:
-        for node in ast.parse(path.read_text()).body:
+        used.update(words(path))
+    for path in SOURCES:
+        for node in tree(path).body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.decorator_list:
                 assert used[node.name] > 1, f"{relative(path)}: nothing in the product uses {node.name}"
 
 
-@pytest.mark.parametrize(
-    "path", sorted([*SOURCES, *(ROOT / "tests").glob("*.py"), *(ROOT / "tools").glob("*.py")]), ids=relative
-)
-def test_what_another_file_needs_has_no_underscore(path):
+def test_what_another_file_needs_has_no_underscore():
     """Then whoever changes it knows that others use it."""
     taken = [
-        alias.name
-        for node in ast.walk(ast.parse(path.read_text()))
+        (relative(path), alias.name)
+        for path in [*SOURCES, *(ROOT / "tests").glob("*.py"), *(ROOT / "tools").glob("*.py")]
+        for node in nodes(path)
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     ]
-    assert [] == [name for name in taken if name.startswith("_")]
+    assert [] == [(path, name) for path, name in taken if name.startswith("_")]
 
 
 def test_dependencies_and_imports_agree():
@@ -410,11 +430,6 @@ def test_python_versions_are_told_the_same_everywhere():
 
 
 def test_names_of_tests_have_at_most_60_characters():
-    names = [
-        f"{path.name}::{node.name}"
-        for path in (ROOT / "tests").rglob("test_*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
-        if len(node.name) > 60
-    ]
-    assert [] == names
+    named = re.compile(r"^ *(?:async )?def (test_\w{56,})\(", re.MULTILINE)
+    files = (ROOT / "tests").rglob("test_*.py")
+    assert [] == [(path.name, name) for path in files for name in named.findall(path.read_text())]
