@@ -7,7 +7,6 @@ ExampleConnector over a folder; NixlConnector over TCP where VLLM_WATCH_NIXL is 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import threading
@@ -44,8 +43,7 @@ WATCHED = {
     "models": {plan.MODEL: {"upstreams": ["pair"]}},
 }
 NIXL = os.environ.get("VLLM_WATCH_NIXL")
-
-_log = logging.getLogger("prefill_decode")
+LIMITS = {"out_s": 8.0, "hung_s": 10.0}  # of liveness; a busy machine may keep the decode engine from a step for 4 s
 
 
 @dataclass
@@ -147,27 +145,28 @@ def test_stopped_prefill_engine_is_blamed(
     pair = _over_nixl(real_engines, free_port) if nixl else request.getfixturevalue("pair")
     urls = {"prefill": pair.prefill.spec.address, "decode": pair.decode.spec.address}
     seen: dict[str, set[tuple[str, str]]] = {name: set() for name in urls}
-    core, stopped_at, out_s = pair.prefill.part("EngineCore"), list[float](), list[float]()
+    core, stopped = pair.prefill.part("EngineCore"), threading.Event()
 
     def stop() -> None:
         os.kill(core, signal.SIGSTOP)
-        stopped_at.append(time.monotonic())
+        stopped.set()
 
-    def look() -> bool:
+    def state() -> str:
+        """The one of the prefill engine."""
         states = engine_states(gate.metrics_url)
         for name, found in seen.items():
             found.add(states[name])
-        ready = requests.get(f"{gate.metrics_url}/-/engine-ready?upstream=prefill", timeout=5).ok
-        if not out_s and not ready:
-            out_s.append(time.monotonic() - stopped_at[0])
-        time.sleep(0.2)
-        return states["prefill"][0] == "hung"
+        return states["prefill"][0]
+
+    def out_of_rotation() -> bool:
+        state()
+        return not requests.get(f"{gate.metrics_url}/-/engine-ready?upstream=prefill", timeout=5).ok
 
     with (
         pair_router.routing(*urls.values(), between=stop) as router,
         running(
             "watched", tmp_path, WATCHED, {**urls, "router": router}, (free_port(), free_port()),
-            {} if nixl else {"idle_probe_s": None},
+            LIMITS | ({} if nixl else {"idle_probe_s": None}),
         ) as gate,
     ):  # fmt: skip
         idle = ("idle", "no_work")
@@ -178,15 +177,14 @@ def test_stopped_prefill_engine_is_blamed(
         for client in clients:
             client.start()
         try:
-            eventually(lambda: stopped_at, what="the prefill")
-            eventually(look, within_s=60, what="a prefill engine that counts as hung")
+            eventually(stopped.is_set, what="the prefill")
+            eventually(out_of_rotation, what="a prefill engine out of rotation")
+            eventually(lambda: state() == "hung", what="a prefill engine that counts as hung")
         finally:
             os.kill(core, signal.SIGCONT)
             for client in clients:
                 client.join(60)
-    _log.info("%s: prefill engine out after %.1f s; %s", connector, out_s[0], seen)
     assert ("hung", "probe_silent" if nixl else "steps_stopped") in seen["prefill"]
-    assert out_s[0] <= (15 if nixl else 17)  # the gateway reads an engine that is idle for it each 5 s
     assert {state for state, _ in seen["decode"]} <= {"healthy", "idle", "slow"}
     assert not nixl or ("slow", "kv_fetch") in seen["decode"]
 
