@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from exporters.requests.record import RequestRecord, parse_line
 from stack.lab import plan
 from tests.support.engines import Engine, Engines
 from tests.support.gateway_scene import KEYS, Running, gateway
+from tests.support.wait import until
 
 pytestmark = pytest.mark.engine
 
@@ -26,12 +26,8 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def engine(real_engines: Engines) -> Iterator[Engine]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_ENABLE_RESPONSES_API_STORE", "1")
-        found = real_engines.own()
-    yield found.up()
-    found.end()
+def engine(real_engines: Engines) -> Engine:
+    return real_engines.shared(VLLM_ENABLE_RESPONSES_API_STORE="1").up()
 
 
 def teams(**terms: dict[str, Any]) -> dict[str, Any]:
@@ -62,11 +58,12 @@ async def asked(it: Running, route: str, team: str, fields: dict[str, Any]) -> R
     name = f"isolation-{next(_numbers)}"
     async with post(it, fields, route, team, **{"X-Request-Id": name}) as answer:
         assert 200 == answer.status, await answer.text()
-    for _ in range(500):
-        if found := [record for record in map(parse_line, it._lines()) if record.request_id == name]:
-            return found[0]
-        await asyncio.sleep(0.01)
-    raise AssertionError("no record")
+
+    def recorded() -> list[RequestRecord]:
+        return [record for record in map(parse_line, it._lines()) if record.request_id == name]
+
+    (found,) = await until(recorded, "the record")
+    return found
 
 
 @pytest.mark.parametrize("route", [CHAT, TEXT, RESPONSES, MESSAGES])
