@@ -29,11 +29,11 @@ from tests.support.broken_upstream import BrokenUpstream
 from tests.support.engine_rows import difference, of_clickhouse, rows_of
 from tests.support.engines import Engine, Engines
 from tests.support.gateway_fleet import FleetClients, GatewayFleet
+from tests.support.ports import free_offset
 from tests.support.wait import until
 
 pytestmark = pytest.mark.engine
 
-OFFSET = 15000  # below the ports that tests and engines are given
 SIDECARS = ("sidecar", "sidecar-1")
 TIMES = {
     "ttft": sidecar.TTFT, "tpot": sidecar.TPOT, "e2e": sidecar.E2E, "queue": sidecar.QUEUE,
@@ -119,7 +119,7 @@ async def test_every_view_equals_the_counters(engine: Engine, part: Any, tmp_pat
     programs = {name: part(name).path for name in ("valkey", "haproxy")}
     broken = ThreadingHTTPServer(("127.0.0.1", 0), BrokenUpstream)
     Thread(target=broken.serve_forever, daemon=True).start()
-    fleet = GatewayFleet(tmp_path / "lab", programs, engine.spec.address, 2, 8, OFFSET)
+    fleet = GatewayFleet(tmp_path / "lab", programs, engine.spec.address, 2, 8, free_offset(plan.PORTS.values()))
     upstreams = {"engine": {"url": engine.spec.address}, "broken": {"url": f"http://127.0.0.1:{broken.server_port}"}}
     served = {"upstreams": ["engine", "broken"], "fallbacks": ["engine"], "max_model_len": 32_768}
     with (fleet.config.folder / "teams.yaml").open("a") as teams:

@@ -12,15 +12,16 @@ import pytest
 
 from exporters.catalogue import reconciled, vllm
 from exporters.catalogue.gateway import LEASE_LOST, LEASE_REPLICAS
+from stack.lab import plan
 from tests.support.engines import Engine, Engines
 from tests.support.gateway_fleet import FleetClients, GatewayFleet
+from tests.support.ports import free_offset
 from tests.support.wait import until
 
 pytestmark = pytest.mark.engine
 
 GATEWAYS = ("gateway-0", "gateway-1", "gateway-2")
 SEATS = 4
-OFFSET = 14000  # below the ports that tests and engines are given
 COUNTED = (vllm.PROMPT_TOKENS, vllm.PREFIX_CACHE_HITS, vllm.GENERATION_TOKENS)
 
 
@@ -35,7 +36,9 @@ async def test_new_gateways_and_a_lost_store_fail_no_request(engine: Engine, par
     """And then a gateway is killed: only requests fail that it had."""
     programs = {name: part(name).path for name in ("valkey", "haproxy")}
     before = [engine.figure(metric) for metric in COUNTED]
-    fleet = GatewayFleet(tmp_path / "lab", programs, engine.spec.address, len(GATEWAYS), SEATS, OFFSET)
+    fleet = GatewayFleet(
+        tmp_path / "lab", programs, engine.spec.address, len(GATEWAYS), SEATS, free_offset(plan.PORTS.values())
+    )
     async with fleet:
         await until(lambda: leases(fleet, 3), "all gateways have a lease")
         await until(lambda: settled(fleet), "the first sidecar compares all logs with the engine")
