@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
 import json
 import random
 import socket
@@ -35,15 +36,15 @@ from tests.support.wait import eventually
 pytestmark = pytest.mark.engine
 
 SMALL = ("--max-model-len", "3000", "--num-gpu-blocks-override", "96", "--max-num-seqs", "4", "--max-logprobs", "1000")
-TOLERANCE, TOLERANCE_MS = 0.02, 5.0  # of the client; 2 ms where the machine is idle; 3.5 ms were seen where it is not
-FAILS_AFTER_S = 1.5
+TOLERANCE, TOLERANCE_MS = 0.25, 5.0  # of the client; 2 ms where the machine is idle; 3.5 ms were seen where it is not
+FAILS_AFTER_S = 1.0
 POLICY = {
     "teams": {
         "demo": {}, "narrow": {"max_running": 1}, "fallback": {"models": ["spare"]}, "hurried": {"band": "hurried",
         "max_running": 1},
         "small": {"models": ["small"]},
     },
-    "bands": {"default": {"rank": 1}, "hurried": {"rank": 1, "max_wait_s": 4.0}},
+    "bands": {"default": {"rank": 1}, "hurried": {"rank": 1, "max_wait_s": 1.0}},
     "models": {
         plan.MODEL: {"upstreams": ["one"]},
         "small": {"upstreams": ["two"]},
@@ -127,10 +128,11 @@ class Client:
         said: list[int] | str = "the cache",
         begun: Callable[[], None] = lambda: None,
         pause_s: float = 0.0,
-        leaves_after_s: float | None = None,
+        leaves: Callable[[int], bool] = lambda _: False,
         **more: Any,
     ) -> Sent:
-        """Send a request and read its answer. begun: called at its first bytes. pause_s: before more is read of it."""
+        """Send a request and read its answer. begun: called at its first bytes. pause_s: before more is read of it, by
+        a client that is slow. leaves: called after each read with their number, whether the client leaves."""
         name = self.gate.offer()
         body = {"model": self.model, "prompt": said, "max_tokens": tokens, "ignore_eos": True, "stream": True, **more}
         headers = {
@@ -145,8 +147,10 @@ class Client:
             answer.read1(1)
             begun()
             time.sleep(pause_s)
-            while answer.read1(65_536):
-                if leaves_after_s is not None and time.monotonic() - start_s > leaves_after_s:
+            for reads in itertools.count(1):
+                if not answer.read1(65_536):
+                    break
+                if leaves(reads):
                     connection.sock.shutdown(socket.SHUT_RDWR)
                     break
             return Sent(name, time.monotonic() - start_s)
@@ -221,7 +225,7 @@ def test_long_decode_and_a_client_that_leaves(gate: Gate):
     phase, cause = longest(found)
     assert "decode" == phase
     assert "300 tokens at" in cause
-    record, found = show(gate, Client(gate).send(20_000, leaves_after_s=2.0))
+    record, found = show(gate, Client(gate).send(20_000, leaves=lambda reads: reads > 100))
     assert ("client_abort", "client_hangup", "decode") == (record.outcome, record.reason, longest(found)[0])
 
 
@@ -238,8 +242,10 @@ def test_queue_of_the_gateway(gate: Gate, later: ThreadPoolExecutor):
 @pytest.mark.usefixtures("idle")
 def test_rejection_after_a_wait_and_at_once(gate: Gate, later: ThreadPoolExecutor):
     hurried = Client(gate, "hurried")
-    holder = started(later, hurried, 20_000, leaves_after_s=7.0)
+    told = threading.Event()
+    holder = started(later, hurried, 20_000, leaves=lambda _: told.is_set())
     record, found = show(gate, hurried.send(8))
+    told.set()
     holder.result()
     assert "rejected" == record.outcome
     phase, cause = longest(found)
