@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,24 +21,20 @@ from stack.golden.record import RecordPlan, record
 from tests.support.engines import Engine, Engines, get
 from tests.support.golden_load import company
 from tests.support.live_gateway import running
-from tests.support.model_damage import KINDS
+from tests.support.model_damage import KINDS, damage
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.engine
 
-SUPPORT = Path(__file__).parents[1] / "support"
-CHECKS = 8  # `make bench-golden` does 200
+COMPANY = (0, 1, 3, 15)  # requests beside a check; `make bench-golden` does 200
 
 
 @pytest.fixture(scope="module")
 def copies(part: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders of the changed models, by kind."""
     folder = tmp_path_factory.mktemp("models")
-    python = part("engine").path.parent / "python"
     for kind in KINDS:
-        subprocess.run(
-            [python, SUPPORT / "model_damage.py", kind, part("model").path, folder / kind], check=True, timeout=120
-        )
+        damage(kind, part("model").path, folder / kind)
     return {kind: folder / kind for kind in KINDS}
 
 
@@ -62,8 +57,8 @@ def test_unchanged_engine_raises_no_alarm_under_load(real_engines, baseline, tmp
 
     async def under_load() -> list[GoldenResult]:
         found = []
-        for number in range(CHECKS):
-            async with company(engine.spec.address, (0, 1, 3, 15)[number % 4]):
+        for count in COMPANY:
+            async with company(engine.spec.address, count):
                 found.append(await check_engine(engine.spec.address, baseline))
         return found
 

@@ -1,26 +1,21 @@
-"""Copies of the lab's model with one thing changed. Run by the engine's own Python, which has safetensors and torch:
-model_damage.py KIND SOURCE TARGET."""
+"""Copies of the lab's model with one thing changed."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 KINDS = ("flip", "nan", "template", "tokenizer")
-WEIGHT = "model.layers.1.mlp.down_proj.weight"
+WEIGHT, ROW, COLUMN = "model.layers.1.mlp.down_proj.weight", 3, 5
+LENGTH_BYTES = 8  # of a safetensors file's header, before it
+NAN = {"F32": b"\0\0\xc0\x7f", "BF16": b"\xc0\x7f"}
 
 
 def damage(kind: str, source: Path, target: Path) -> None:
     shutil.copytree(source, target)
     if kind in ("flip", "nan"):
-        from safetensors.torch import load_file, save_file  # type: ignore[import-not-found,unused-ignore]
-
-        weights = load_file(target / "model.safetensors")
-        # one value of one layer
-        weights[WEIGHT][3, 5] *= -1 if kind == "flip" else float("nan")
-        save_file(weights, target / "model.safetensors", {"format": "pt"})
+        _change_weight(kind, target / "model.safetensors")
     elif kind == "template":
         template = target / "chat_template.jinja"
         template.write_text(template.read_text().replace("{{ message['content'] }}", " {{ message['content'] }}"))
@@ -32,5 +27,15 @@ def damage(kind: str, source: Path, target: Path) -> None:
         (target / "tokenizer.json").write_text(json.dumps(words))
 
 
-if __name__ == "__main__":
-    damage(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
+def _change_weight(kind: str, file: Path) -> None:
+    """One value of one layer: its sign, or to no number."""
+    data = bytearray(file.read_bytes())
+    start = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little")
+    tensor = json.loads(data[LENGTH_BYTES:start])[WEIGHT]
+    size = len(NAN[tensor["dtype"]])
+    at = start + tensor["data_offsets"][0] + (ROW * tensor["shape"][1] + COLUMN) * size
+    if kind == "flip":
+        data[at + size - 1] ^= 0x80
+    else:
+        data[at : at + size] = NAN[tensor["dtype"]]
+    file.write_bytes(data)
