@@ -87,6 +87,9 @@ def terms(gates: dict[str, Gate]) -> Gate:
     return gates["terms"]
 
 
+each_way_once = pytest.mark.parametrize(("way", "stream"), [("sync", False), ("async", True)])
+
+
 @pytest.fixture(params=["sync", "async"])
 def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -229,7 +232,7 @@ WEATHER = {
 NAMED = {"type": "function", "function": {"name": "weather"}}
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@each_way_once
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
 def test_a_tool_is_called(ask: Caller, choice: Any, stream: bool):
     """The engine holds the random model to the tool's schema, once or several times; in a stream the pieces of a call
@@ -331,7 +334,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@each_way_once
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_told_once_and_by_its_class(terms: Gate, way: str, name: str, stream: bool):
     """A client that would try twice more does not, because the same would be refused again. One record each."""
@@ -580,7 +583,7 @@ def variants(gate: Gate, prompts: list[str], mark: str) -> dict[str, str | None]
 
 def test_canary_share_is_sticky(gates: dict[str, Gate]):
     """A canary gets its five percent and the same request the same variant."""
-    prompts = [f"request {number}" for number in range(500)]
+    prompts = [f"request {number}" for number in range(200)]
     first = variants(gates["canary"], prompts, "first")
     low, high = within(len(prompts), 0.05)
     assert {"stable", "canary"} == set(first.values())

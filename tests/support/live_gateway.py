@@ -21,6 +21,7 @@ from exporters.requests.record import RequestRecord, parse_line
 from stack.gateway import make_key
 from stack.lab import plan, supervisor
 from tests.support.engines import CONTEXT
+from tests.support.wait import eventually
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,7 +61,7 @@ GATES: dict[str, Any] = {
             "brief": {"max_output_tokens": 4, "over_output": "refuse"}, "other": {"models": ["another"]},
             "hurried": {"band": "hurried"}, "leaver": {},
         },
-        "bands": {"default": {"rank": 1}, "hurried": {"rank": 1, "total_s": 3.0}},
+        "bands": {"default": {"rank": 1}, "hurried": {"rank": 1, "total_s": 1.0}},
         "models": {plan.MODEL: {"max_model_len": CONTEXT}, "another": {}},
         "upstreams": {"one": ONE},
     },
@@ -89,10 +90,14 @@ class Gate:
 
     def records(self, names: Iterable[str]) -> list[RequestRecord]:
         """The records of these requests, in this order, once they are written."""
-        deadline, wanted = time.monotonic() + SOON_S, list(names)
-        while missing := set(wanted) - set(found := {record.request_id: record for record in self.lines()}):
-            assert time.monotonic() < deadline, f"not on record: {missing}"
-            time.sleep(0.02)
+        wanted = list(names)
+
+        def written() -> dict[str, RequestRecord]:
+            found = {record.request_id: record for record in self.lines()}
+            assert not (missing := set(wanted) - set(found)), f"not on record: {missing}"
+            return found
+
+        found = eventually(written, "the records") if wanted else {}
         return [found[name] for name in wanted]
 
     def offer(self, name: str = "") -> str:
