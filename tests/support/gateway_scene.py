@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from exporters.requests.record import RequestRecord, parse_line
 from stack.gateway import GatewayConfig, Started, make_key, serve
+from tests.support.wait import until
 
 KEYS = {team: make_key(team) for team in ("demo", "batch")}
 
@@ -157,9 +157,8 @@ class Running:
 
     async def records(self, count: int) -> list[RequestRecord]:
         """The log, once it has `count` lines; more would be as wrong as fewer."""
-        deadline = time.monotonic() + 30
-        while len(lines := self._lines()) < count and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(self._lines()) >= count, f"{count} records")
+        lines = self._lines()
         assert count == len(lines)
         return [parse_line(line) for line in lines]
 

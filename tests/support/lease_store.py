@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from aiohttp import web
 
 from stack.gateway.lease_client import LeaseClient, LeaseStore, StoreLost
+from tests.support.wait import until
 
 
 @dataclass
@@ -42,15 +42,18 @@ def real_store(program: Path, port: int, folder: Path, *options: str) -> Iterato
 async def connected(store: LeaseStore, password: str | None = None, call_s: float = 5.0) -> AsyncIterator[LeaseClient]:
     """A client, as soon as the server answers."""
     client = LeaseClient(store, store.tls(), lambda: password, call_s=call_s)
-    for _ in range(200):
+
+    async def connects() -> bool:
         try:
             await client.connect()
-            break
         except StoreLost as error:
-            if "Connection refused" not in str(error) and "loading" not in str(error):
-                raise
-            await asyncio.sleep(0.05)
+            if "Connection refused" in str(error) or "loading" in str(error):
+                return False
+            raise
+        return True
+
     try:
+        await until(connects, "the store answers")
         yield client
     finally:
         client.abort()

@@ -51,7 +51,7 @@ from tests.support.gateway_scene import (
 )
 from tests.support.wait import until
 
-PAUSE_S = 1.5
+PAUSE_S = 1.0
 
 
 async def test_a_reply_passes_byte_for_byte_and_leaves_one_record(tmp_path: Path):
@@ -468,9 +468,11 @@ async def test_a_client_that_leaves_while_sending_is_on_record(tmp_path: Path):
             " 100\r\n\r\nabc".encode()
         )
         await writer.drain()
-        deadline = time.monotonic() + 30
-        while not (await it.figures()).get((INFLIGHT.name, "demo")) and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)
+
+        async def in_flight() -> bool:
+            return bool((await it.figures()).get((INFLIGHT.name, "demo")))
+
+        await until(in_flight, "the request is in flight")
         writer.close()
         assert ("client_abort", "demo") == ((record := await it.record()).outcome, record.team)
         assert [] == it.engine.asked
@@ -671,12 +673,12 @@ async def test_two_teams_keep_their_own_records(tmp_path: Path):
                 await answer.read()
 
         await asyncio.gather(*(one(number) for number in range(1, 61)))
-        figures: dict[tuple[str, ...], float] = {}
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            figures = await it.figures()
-            if not any(value for name, value in figures.items() if name[0] == INFLIGHT.name):
-                break
+
+        async def nothing_in_flight() -> dict[tuple[str, ...], float]:
+            shown = await it.figures()
+            return {} if any(value for name, value in shown.items() if name[0] == INFLIGHT.name) else shown
+
+        figures = await until(nothing_in_flight, "nothing is in flight")
         offered = int(sum(value for name, value in figures.items() if name[0] == REQUESTS.name))
         records = await it.records(offered)
         assert 55 <= offered <= 60  # a client may leave before its request was even sent
@@ -763,17 +765,32 @@ async def test_slow_reader_holds_the_engine_back(tmp_path: Path):
 
 async def test_draining_ends_streams_and_refuses_new_ones(tmp_path: Path):
     """Draining ends running streams in peace and refuses new ones."""
-    parts = [ROLE, *[TOKEN] * 20, LAST, DONE]
-    async with gateway(tmp_path, events(*parts, pause_s=0.03)) as it:
+    go_on = asyncio.Event()
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(ROLE + TOKEN)
+        await go_on.wait()
+        await response.write(LAST + DONE)
+        return response
+
+    async with gateway(tmp_path, answer) as it:
         running = await it.post(STREAM)
         await running.content.readany()
         it.stop.set()
-        deadline = time.monotonic() + 30
-        with contextlib.suppress(aiohttp.ClientConnectorError):
-            while time.monotonic() < deadline:
+
+        async def closed() -> bool:
+            try:
                 async with it.post() as answer:
-                    assert 503 == answer.status
-        assert time.monotonic() < deadline
+                    if answer.status != 503:
+                        pytest.fail(f"a request was answered {answer.status}")
+            except aiohttp.ClientConnectorError:
+                return True
+            return False
+
+        await until(closed, "the gateway accepts no connections")
+        go_on.set()
         assert (await running.read()).endswith(DONE)
         await until(lambda: b'"outcome":"ok"' in it.path.read_bytes(), "the record of the stream")
 
@@ -854,9 +871,7 @@ async def test_a_disconnect_behind_pipelined_requests_frees_the_slot(tmp_path: P
         writer.write(framed() + behind)
         await until(lambda: bool(it.engine.asked), "the engine is asked")
         writer.transport.abort()
-        gone = time.monotonic()
         await until(lambda: it.engine.hangups == 1, "the engine sees the disconnect")
-        assert time.monotonic() - gone < 1
         assert "client_hangup" == (await it.record()).reason
         assert 0 == (await it.figures())[("vllm_watch_gateway_running_requests", "default", "demo")]
 

@@ -1097,10 +1097,8 @@ async def test_an_engine_that_does_not_accept_in_time_is_late():
             waits = stack.enter_context(socket.socket())
             waits.setblocking(False)
             waits.connect_ex(full.getsockname())
-        began = time.monotonic()
         error = await refused(f"http://127.0.0.1:{full.getsockname()[1]}", connect_s=0.1)
         assert (True, "no connection within 0.1 s") == (error.late, str(error))
-        assert 0.09 < time.monotonic() - began < 1.0  # a loop may wake a tick early
 
 
 @pytest.mark.parametrize("what", ["closes", "resets", "greets"])
@@ -1503,8 +1501,7 @@ async def test_content_may_pause_as_long_as_configured(tmp_path: Path, monkeypat
         assert decode_s <= min(times)
         late = [deadlines[name] - last_at[name] for name in last_at]
         assert decode_s <= min(late)
-        # and what a busy machine takes from the engine's word to the gateway's ear
-        assert max(late) < decode_s * 1.25 + 0.08
+        assert max(late) < 2 * decode_s
         assert {"decode_timeout"} == {record.reason for record in await it.records(12)}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
@@ -17,6 +16,7 @@ from stack.gateway import large_bodies
 from stack.gateway import request_body as token_requests
 from stack.gateway.large_bodies import HUGE_BYTES, LargeBodies
 from tests.support.gateway_scene import ASK, CHAT, gateway, says
+from tests.support.wait import until
 
 HUGE = 'word, \\ "é ' * (HUGE_BYTES // 12)
 CASES = {
@@ -89,11 +89,7 @@ async def test_the_process_ends_with_the_gateway(tmp_path: Path, monkeypatch):
             assert 200 == answer.status
         assert body == it.engine.asked[0][3]
         assert 1 == len(set(children()) - before)
-    for _ in range(100):
-        if not set(children()) - before:
-            break
-        await asyncio.sleep(0.05)
-    assert not set(children()) - before
+    await until(lambda: not set(children()) - before, "the process has ended")
 
 
 def children() -> list[int]:

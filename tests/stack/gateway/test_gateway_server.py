@@ -24,6 +24,7 @@ from exporters.net.listener_auth import ListenerAuth
 from stack.gateway import client_connection
 from stack.gateway.client_connection import HEAD_BYTES, HEADERS, LINE_BYTES, QUEUED, ClientConnection, ClientServer
 from stack.gateway.client_request import BrokenBody, ClientRequest, Response, read_target, text_response
+from tests.support.wait import until
 
 pytestmark = pytest.mark.filterwarnings("ignore:Overriding the .event_loop_policy")
 Seen = tuple[str, str, str, tuple[tuple[str, str], ...], bytes | None]
@@ -448,9 +449,7 @@ async def test_a_body_that_nobody_reads_is_not_held():
         reader, writer = await connected(it)
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 30000000\r\n\r\n")
         writer.write(b"a" * 30_000_000)
-        async with asyncio.timeout(5):
-            while not any(one._read_paused for one in it._open):  # type: ignore[attr-defined]
-                await asyncio.sleep(0.01)
+        await until(lambda: any(one._read_paused for one in it._open), "the client has to wait")  # type: ignore[attr-defined]
         go.set()
         assert (await reader.read()).endswith(b"30000000")
         assert held[0] < 2 * client_connection.BODY_BYTES

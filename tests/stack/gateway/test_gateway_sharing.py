@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporters.catalogue.gateway import RUNNING, WAITING
 from stack import cli
 from stack.config import BadConfig, parse
 from stack.gateway import replicas
@@ -38,6 +39,7 @@ from stack.gateway.sharing import (
     share_mistakes,
 )  # fmt: skip
 from tests.support.gateway_scene import ASK, KEYS, REPLY, FakeEngine, gateway, listening
+from tests.support.wait import until
 
 LIMIT = st.integers(0, 10_000)
 
@@ -186,8 +188,7 @@ async def test_addresses_of_a_host_name_are_replicas(monkeypatch: pytest.MonkeyP
     now = [0.0]
     it = ReplicaList(Sharing(replicas_dns="localhost"), lambda: now[0], "localhost")
     waiting = asyncio.create_task(it.until_listed(asyncio.Event()))
-    while it.shares == (NOTHING,):
-        await asyncio.sleep(0.01)
+    await until(lambda: it.shares != (NOTHING,), "the list of replicas is read")
     now[0] += HOLD_S + 1
     assert await asyncio.wait_for(waiting, 10)
     assert 1 == len(it.shares)
@@ -211,7 +212,7 @@ async def test_a_resolver_that_hangs_holds_up_no_other_name(monkeypatch: pytest.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     it, stop = ReplicaList(Sharing(replicas_dns="gateways.example"), lambda: 0.0, "localhost"), asyncio.Event()
     waiting = asyncio.create_task(it.until_listed(stop))
-    await asyncio.sleep(0.1)
+    await until(lambda: bool(asked), "the look-up hangs")
     assert await asyncio.wait_for(asyncio.get_running_loop().getaddrinfo("127.0.0.1", 80), 5)
     assert ["name-lookup"] == asked
     answer.set()
@@ -258,14 +259,27 @@ async def test_two_gateways_hold_no_more_than_the_slots(tmp_path: Path):
                 )
             )
         asked = [asyncio.create_task(_status(it)) for it in both for _ in range(10)]
-        while running < 5:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.3)
+        waiting = [asyncio.create_task(_queued(it)) for it in both]
+        assert 15 == sum(await asyncio.gather(*waiting)), "every other request waits at its gateway"
+        await until(lambda: running == 5, "all slots are in use")
         assert 5 == most
         enough.set()
         assert [200] * 20 == await asyncio.gather(*asked)
     await runner.cleanup()
     assert 5 == most
+
+
+async def _queued(it) -> int:
+    """Return how many requests wait at a gateway, once it has got all ten."""
+
+    async def counts() -> tuple[float, float] | None:
+        figures = await it.figures()
+        running, waiting = (
+            sum(value for name, value in figures.items() if name[0] == metric.name) for metric in (RUNNING, WAITING)
+        )
+        return (running, waiting) if running + waiting == 10 else None
+
+    return int((await until(counts, "the gateway has ten requests"))[1])
 
 
 async def _status(it) -> int:

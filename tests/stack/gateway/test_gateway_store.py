@@ -23,6 +23,7 @@ from stack.gateway.config import GatewayConfig
 from stack.gateway.lease_client import RIGHTS, SCRIPT, LeaseClient, LeaseStore, StoreLost
 from stack.gateway.lease_store import LeaseReply, LeaseRequest, LeaseTable, LimitClaim, TeamClaim, transition
 from tests.support.lease_store import connected, http_server, real_store
+from tests.support.wait import until
 
 HISTORIES = int(os.environ.get("VLLM_WATCH_HISTORIES", "300"))
 KEY = b"vw:default:leases"
@@ -251,12 +252,13 @@ async def test_a_cluster_is_named(program: Path, free_port, tmp_path: Path):
             await first._call(
                 b"CLUSTER", b"MEET", b"127.0.0.1", b"%d" % ports[1], bus.split("@")[1].split(",")[0].encode()
             )
-            said = ""
-            for _ in range(200):
-                if (said := await _lost(stores[0])).startswith("it is a cluster and the key is on another node"):
-                    return
-                await asyncio.sleep(0.05)
-            raise AssertionError(said)
+
+            async def named() -> bool:
+                said = await _lost(stores[0])
+                assert said.startswith("it is a cluster and the key is on another node"), said
+                return True
+
+            await until(named, "the store names the cluster")
 
 
 def _words(value: object) -> list[str]:

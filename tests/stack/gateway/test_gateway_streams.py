@@ -622,13 +622,11 @@ def test_a_request_broken_anywhere_is_refused_or_left_alone(
     assert not re.match(rb"HTTP/1\.\d 500", answer), answer
     assert b"gateway_error" not in answer
 
-    async def balance() -> None:
-        while len(records(shared)) != sum(
-            value for name, value in (await shared.it.figures()).items() if name[0] == REQUESTS.name
-        ):
-            await asyncio.sleep(0.01)
+    async def balance() -> bool:
+        figures = await shared.it.figures()
+        return len(records(shared)) == sum(value for name, value in figures.items() if name[0] == REQUESTS.name)
 
-    shared.run(balance())
+    shared.run(until(balance, "as many records as counted requests"))
 
 
 # Teams apart

@@ -119,10 +119,13 @@ async def leave(client: asyncio.Task[Got]) -> None:
 async def shows(it: Running, metric: Metric, want: float | None, *labels: str) -> None:
     """Returns once the page of the gateway says so; None is a series that is not there. labels: values, in the
     alphabetical order of their names."""
-    deadline = time.monotonic() + SOON_S
-    while (found := (await it.figures()).get((metric.name, *labels))) != want:
-        assert time.monotonic() < deadline, f"{metric.name}{labels} is {found}, waited in vain for {want}"
-        await asyncio.sleep(0.005)
+
+    async def equal() -> bool:
+        found = (await it.figures()).get((metric.name, *labels))
+        assert found == want, found
+        return True
+
+    await until(equal, f"{metric.name}{labels} is {want}")
 
 
 async def waits(it: Running, count: int, team: str = "demo", band: str = "default") -> None:
