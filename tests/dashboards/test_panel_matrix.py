@@ -44,6 +44,7 @@ EPOCH_S = 1_750_032_000  # the first fixture's hour; a whole number of the two h
 APART_S = 9 * 86400  # a day's range whose queries look back for a week still sees nothing of the neighbour
 RANGES_S = {"5m": 300, "1h": 3600, "24h": 86400}
 SCRAPES_S = (15, 30)
+TWICE = "busy"  # the fixture that is scraped at both intervals
 MOST_SERIES = 100
 POINTS = 60  # of a narrow panel: five times as many show nothing else, and take most of the time
 IN_FLIGHT = 4
@@ -388,9 +389,13 @@ NAMES = {name: scene.names for name, scene in SCENES.items()}
 
 
 def planned() -> list[Slot]:
-    """Every fixture at the usual scrape interval; the whole ones at the other too, since what an interval changes, the
-    window of rates, is a matter of the query."""
-    scraped = [(scene, scrape_s) for scene in SCENES.values() for scrape_s in SCRAPES_S[: 2 if scene.whole else 1]]
+    """The whole fixtures at the usual scrape interval, one of them at both, and the others at the longer: what an
+    interval changes, the window of rates, is a matter of the query."""
+    scraped = [
+        (scene, scrape_s)
+        for scene in SCENES.values()
+        for scrape_s in (SCRAPES_S if scene.name == TWICE else SCRAPES_S[:1] if scene.whole else SCRAPES_S[1:])
+    ]
     return [Slot(scene, scrape_s, EPOCH_S + i * APART_S) for i, (scene, scrape_s) in enumerate(scraped)]
 
 
@@ -441,7 +446,7 @@ def matrix(part, tmp_path_factory, request) -> Iterator[Matrix]:
     began = time.perf_counter()
     backs, compared = looked_back()
     for_bounds = [
-        Slot(scene, SCRAPES_S[0], slots[-1].began_s + (i + 1) * APART_S)
+        Slot(scene, SCRAPES_S[-1], slots[-1].began_s + (i + 1) * APART_S)
         for i, scene in enumerate(fixtures.beyond_the_buckets().values())
     ]
     history = [replace(slot, back_s=back_s) for slot in slots if slot.scene.whole for back_s in backs]
@@ -556,13 +561,15 @@ def grid(matrix: Matrix, board: Dashboard, expr: str, instant: bool) -> list[Ask
         if not _has_any(slot.scene.name, expr):
             continue
         choices = matrix.choices(board, slot)
+        again = slot.scene.name == TWICE and slot.scrape_s != SCRAPES_S[0]
         for name, range_s in RANGES_S.items():
-            if range_s != HOUR_S and slot.scene.name.startswith("page-"):
-                continue  # what ranges change, made fixtures show; captured pages show what engines have
-            if range_s == max(RANGES_S.values()) and slot.scrape_s != SCRAPES_S[0]:
+            if range_s != HOUR_S and not (slot.scene.whole or _has_roles(slot.scene.name)):
+                continue  # what ranges change, fixtures that fill everything show; the others show what engines have
+            if range_s == max(RANGES_S.values()) and again:
                 continue  # over a day the step sets the window of rates, not the scrape interval
             found.append(Asked(slot, name, ALL, fill(expr, choices[ALL], slot.over(range_s)), instant))
-        if slot.scrape_s == SCRAPES_S[0] and any(value != [ALL] for value in choices["first of each"].values()):
+        captured = slot.scene.name.startswith("page-")  # of one engine, which every choice keeps
+        if not (again or captured) and any(value != [ALL] for value in choices["first of each"].values()):
             found.append(
                 Asked(slot, "1h", "first of each", fill(expr, choices["first of each"], slot.over(HOUR_S)), instant)
             )
@@ -750,7 +757,7 @@ _ITL_MEAN = promql.mean(vllm.INTER_TOKEN_LATENCY, RATE)
         ),
         pytest.param(
             planted(_ITL_MEAN.replace(" > 0", "")),
-            "idle 1h scraped every 15s, $__all: NaN in",
+            "idle 1h scraped every 30s, $__all: NaN in",
             id="a division without guard",
         ),
         pytest.param(
