@@ -201,11 +201,11 @@ def amtool(part: Callable[[str], InstalledPart], *arguments: str | Path) -> subp
     return subprocess.run([part("amtool").path, *arguments], capture_output=True, text=True, check=False)
 
 
-@pytest.fixture
-def printed(tmp_path: Path) -> dict[str, Path]:
-    files = {}
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    files, folder = {}, tmp_path_factory.mktemp("printed")
     for name, text in routing.printed_files():
-        files[name] = tmp_path / name
+        files[name] = folder / name
         files[name].write_text(text)
     return files
 
