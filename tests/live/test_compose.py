@@ -15,7 +15,7 @@ import stat
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +28,7 @@ from alerts.rules import LABELS_QUERY
 from dashboards.model import Profile
 from dashboards.registry import boards
 from exporters.catalogue import gateway as gateway_series
-from exporters.catalogue import gpu
+from exporters.catalogue import gpu, vllm
 from exporters.catalogue import sidecar as sidecar_series
 from exporters.sidecar_config import SidecarConfig
 from stack import config
@@ -36,7 +36,8 @@ from stack.deploy import init
 from stack.deploy.haproxy import CHECK_MS
 from stack.gateway.config import GatewayConfig
 from stack.gateway.teams import load_policy, make_key, teams_of
-from stack.lab.install import InstalledPart, cache_dir
+from stack.lab.install import InstalledPart
+from tests.support import compose_images
 from tests.support.compose_files import (
     BASE,
     CPU,
@@ -50,7 +51,8 @@ from tests.support.compose_files import (
     read,
     resolved,
 )
-from tests.support.compose_standins.private_docker import FAR_HOST, PrivateDocker, Project, debian_root, wheelhouse
+from tests.support.compose_standins.private_docker import FAR_HOST, PrivateDocker, Project
+from tests.support.engines import Engine, Engines
 from tests.support.wait import eventually
 
 SHIP = DEPLOY / "compose.ship.yml"
@@ -380,89 +382,6 @@ def test_the_preflight_names_what_is_missing_and_what_to_install(
 # --- run
 
 
-def _stand_in(docker: PrivateDocker, images: Mapping[str, str], part: Callable[[str], InstalledPart]) -> None:
-    """Every image that the files name, made here: the real programs where there are any, laid out as the real images
-    lay them out."""
-    base = "standin-base"
-    part("iproute2")  # the engine gets networks of its own
-    docker.run("import", str(debian_root(part("mmdebstrap").path, cache_dir())), base)
-    pip = "cp -r /wheelhouse /wheels; printf '[global]\\nno-index = true\\nfind-links = /wheels\\n' > /etc/pip.conf"
-    tools = "ln -s python3 /usr/bin/python; ln -s /usr/bin/busybox /usr/local/bin/wget"
-    docker.adopt(
-        "python:3.11-slim-bookworm",
-        base,
-        inside=f"{pip}; {tools}",
-        mounts=[f"{wheelhouse(cache_dir(), ROOT / 'requirements')}:/wheelhouse"],
-    )
-    with concurrent.futures.ThreadPoolExecutor(1) as alongside:
-        ours = alongside.submit(
-            docker.typed, "make image ARGS='--network none'", {"DOCKER_BUILDKIT": "0"}, ROOT, timeout_s=600
-        )
-        _adopt_programs(docker, images, part)
-        assert 0 == ours.result().returncode, ours.result().stderr[-3000:]
-    assert images["gateway"] in docker.run("images", "--format", "{{.Repository}}:{{.Tag}}").splitlines()
-
-
-def _adopt_programs(docker: PrivateDocker, images: Mapping[str, str], part: Callable[[str], InstalledPart]) -> None:
-    """The images of others."""
-    base = "python:3.11-slim-bookworm"
-    engine = part("engine").path.parent
-    docker.adopt(images["vllm"], base, changes=[f"ENV PATH={engine}:/usr/local/bin:/usr/bin:/bin"])
-    for program, tool, folder in (
-        ("prometheus", "promtool", "/prometheus"),
-        ("alertmanager", "amtool", "/alertmanager"),
-    ):
-        docker.adopt(
-            images[program], base, mounts=[*_as_mounts(part(program)), f"{part(tool).path}:/tool"],
-            inside=f"cp /from /bin/{program}; cp /tool /bin/{tool}; install -d -o 65534 -g 65534 {folder}; "
-            "if [ -d /share ]; then cp -r /share /usr/share/prometheus; fi",
-            changes=["USER 65534:65534", f"WORKDIR {folder}", f'ENTRYPOINT ["/bin/{program}"]'],
-        )  # fmt: skip
-    docker.adopt(
-        images["otelcol"], base, mounts=[f"{part('otelcol').path}:/from"], inside="cp /from /otelcol",
-        changes=["USER 10001", 'ENTRYPOINT ["/otelcol"]'],
-    )  # fmt: skip
-    _adopt_unpacked(docker, images["store"], part("valkey"), "valkey-cli")
-    _adopt_unpacked(docker, images["haproxy"], part("haproxy"))
-    for service, user in (("grafana", "472:0"), ("jaeger", "10001")):
-        docker.adopt(
-            images[service], base, mounts=[f"{STANDINS.parent / f'fake_{service}.py'}:/from"],
-            inside="cp /from /fake.py; install -d -o 472 /var/lib/grafana",
-            changes=[f"USER {user}", 'ENTRYPOINT ["python3", "/fake.py"]'],
-        )  # fmt: skip
-
-
-def _adopt_unpacked(docker: PrivateDocker, image: str, program: InstalledPart, *tools: str) -> None:
-    """An image of a program that runs with the unpacked libraries of its own suite; they keep their paths. tools: of
-    the same package as the program."""
-    text = program.path.read_text()
-    folders = sorted(set(re.findall(rf"{re.escape(str(cache_dir()))}/unpacked/[^/:\s]+", text)))
-    entered = {str(parent) for folder in folders for parent in Path(folder).parents}
-    own = program.path.name
-    scripts = [f"cp /from /usr/local/bin/{own}"]
-    for tool in tools:
-        other = f's|--argv0 {own}|--argv0 {tool}|; s|/[^/ ]* "$@"|/{tool} "$@"|'
-        scripts.append(f"sed '{other}' /from > /usr/local/bin/{tool}")
-    copies = [f"mkdir -p {folder}; cp -a /unpacked/{Path(folder).name}/usr {folder}" for folder in folders]
-    docker.adopt(
-        image, "python:3.11-slim-bookworm",
-        mounts=[f"{program.path}:/from", f"{cache_dir() / 'unpacked'}:/unpacked"],
-        inside="; ".join((*scripts, *copies, "chmod 755 /usr/local/bin/* " + " ".join(sorted(entered - {"/"})))),
-    )  # fmt: skip
-
-
-def _as_mounts(program: InstalledPart) -> list[str]:
-    """The program, and beside Debian's Alertmanager the templates that the real image's binary has inside.
-
-    The cache holds that one changed and behind a script, so that it runs where it lies; here it comes as Debian made
-    it."""
-    usr = program.path.parent.parent / "usr"
-    debian, share = usr / "bin/prometheus-alertmanager", usr / "share/prometheus"
-    if program.name == "alertmanager" and debian.exists():
-        return [f"{debian}:/from", f"{share}:/share"]
-    return [f"{program.path}:/from"]
-
-
 @pytest.fixture(scope="module")
 def docker(
     as_root: None, part: Callable[[str], InstalledPart], tmp_path_factory: pytest.TempPathFactory
@@ -474,7 +393,7 @@ def docker(
     made = PrivateDocker(part("dockerd").path, part("docker").path, part("compose").path, folder)
     try:
         found = resolved(part, _variables(part), CPU, REPLICAS, STANDINS)["services"]
-        _stand_in(made, {name: service["image"] for name, service in found.items()}, part)
+        compose_images.make(made, {name: service["image"] for name, service in found.items()}, part)
         yield made
     finally:
         made.stop()
@@ -495,12 +414,16 @@ def _variables(part: Callable[[str], InstalledPart]) -> dict[str, str]:
 
 def _quick_scrapes(docker: PrivateDocker, folder: Path) -> dict[str, str]:
     """The variable of patience.yml: the Prometheus configuration of a folder, with intervals of a second."""
-    text = (folder / "prometheus/prometheus.yml").read_text()
-    quick = re.sub(r"^(  (?:scrape|evaluation)_interval:) 15s$", r"\1 1s", text, flags=re.MULTILINE)
-    assert quick.count(" 1s\n") == 2, "both intervals"
+    quick = _with_quick_scrapes((folder / "prometheus/prometheus.yml").read_text())
     path = docker.folder / f"scrapes-{hashlib.sha256(quick.encode()).hexdigest()[:12]}.yml"
     path.write_text(quick)
     return {"STANDIN_SCRAPES": str(path)}
+
+
+def _with_quick_scrapes(text: str) -> str:
+    quick = re.sub(r"^(  (?:scrape|evaluation)_interval:) 15s$", r"\1 1s", text, flags=re.MULTILINE)
+    assert quick.count(" 1s\n") == 2, "both intervals"
+    return quick
 
 
 @pytest.fixture(scope="module")
@@ -540,8 +463,8 @@ PORTS = {"GATEWAY": 24000, "GRAFANA": 24001, "PROMETHEUS": 24002, "ALERTMANAGER"
 LOGINS = ("alertmanager", "board", "grafana", "operator", "prometheus")
 
 
-@pytest.fixture(scope="module")
-def secured(started: SimpleNamespace) -> SimpleNamespace:
+@pytest.fixture(scope="class")
+def secured(started: SimpleNamespace) -> Iterator[SimpleNamespace]:
     """compose.secure.yml, up and healthy on ports of its own, with everything that was made for it. It comes before
     what needs the real engine."""
     docker = started.docker
@@ -565,7 +488,7 @@ def secured(started: SimpleNamespace) -> SimpleNamespace:
         return docker.get(f"https://localhost:{PORTS[service]}{path}", headers, body, authority=authority)
 
     keys = _secrets(project)
-    return SimpleNamespace(
+    yield SimpleNamespace(
         docker=docker,
         project=project,
         get=get,
@@ -573,6 +496,7 @@ def secured(started: SimpleNamespace) -> SimpleNamespace:
         passwords=passwords,
         secrets=[*passwords.values(), *keys.values()],
     )
+    project("kill")
 
 
 @pytest.mark.compose
@@ -696,9 +620,9 @@ class TestSecured:
             files = [path for volume in volumes.glob("secured_tls-*") for path in volume.rglob("*") if path.is_file()]
             return {str(path): (path.read_bytes(), path.stat().st_ctime_ns) for path in files}
 
-        before = state(), secured.project("ps", "--quiet")
+        before = secured.keys, state(), secured.project("ps", "--quiet")
         secured.project("up", "--detach", "--wait", "--wait-timeout", "300")
-        assert before == (state(), secured.project("ps", "--quiet"))
+        assert before == (_secrets(secured.project), state(), secured.project("ps", "--quiet"))
 
     def test_personal_files_stay_out_of_the_image(self, docker: PrivateDocker, tmp_path: Path) -> None:
         """Keys, tokens and caches, wherever they lie; the build sees our packages and nothing else."""
@@ -747,7 +671,7 @@ def _text(path: Path) -> str:
 REPLICAS_PORTS = {"GATEWAY": 24100, "GRAFANA": 24101, "PROMETHEUS": 24102, "ALERTMANAGER": 24103, "BOARD": 24104}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def replicated(docker: PrivateDocker) -> Iterator[SimpleNamespace]:
     """compose.replicas.yml, up and healthy on ports of its own, without what it leaves as it is. The engine is fake."""
     variables = {f"VLLM_WATCH_PORT_{name}": str(port) for name, port in REPLICAS_PORTS.items()} | {
@@ -770,7 +694,7 @@ def replicated(docker: PrivateDocker) -> Iterator[SimpleNamespace]:
         return {each["metric"]["instance"]: float(each["value"][1]) for each in found["data"]["result"]}
 
     yield SimpleNamespace(docker=docker, project=project, chat=chat, values=values)
-    project("down", "--volumes", timeout_s=200)
+    project("kill")
 
 
 @pytest.mark.compose
@@ -1030,11 +954,6 @@ class TestRunning:
             what="the key that was just put in",
         )
 
-    def test_a_second_up_changes_nothing(self, stack: SimpleNamespace) -> None:
-        before = _secrets(stack.project), stack.project("ps", "--quiet")
-        stack.project("up", "--detach", "--wait", "--wait-timeout", "300")
-        assert before == (_secrets(stack.project), stack.project("ps", "--quiet"))
-
     def test_keys_and_series_survive_down_and_up_on_ports_of_choice(self, stack: SimpleNamespace) -> None:
         """On a second project without an engine, which saves its start: that the key is known shows in what the gateway
         answers."""
@@ -1090,12 +1009,12 @@ WATCH_PORTS = {"GRAFANA": 26000, "PROMETHEUS": 26001, "ALERTMANAGER": 26002, "BO
 
 
 class WatchedStack:
-    """compose.watch.yml in a clone of this repository, started by the lines of its quick start, and the real engine on
-    the host that it reads."""
+    """compose.watch.yml in a clone of this repository, started by the lines of its quick start, and a real engine on
+    the host that it reads, which answers only later. Prometheus scrapes each second."""
 
-    def __init__(self, docker: PrivateDocker, variables: Mapping[str, str], folder: Path) -> None:
+    def __init__(self, docker: PrivateDocker, engine: Engine, folder: Path) -> None:
         self.docker, self.checkout = docker, folder / "vllm-watch"
-        self.engine = _start_engine(docker, variables)
+        self.engine, self.engine_process = f"http://127.0.0.1:{ENGINE_PORT}", engine
         ports = {f"VLLM_WATCH_PORT_{name}": str(port) for name, port in WATCH_PORTS.items()}
         self.variables = {**ports, "COMPOSE_PROJECT_NAME": "watched"}
         section = (ROOT / "docs/start/gpu-host.md").read_text().split("\n## The whole stack\n")[0]
@@ -1103,10 +1022,19 @@ class WatchedStack:
         for line in self.lines:
             if line == "cd vllm-watch":
                 where = self.checkout
+                prometheus = where / "stack/deploy/watch/prometheus/prometheus.yml"
+                prometheus.write_text(_with_quick_scrapes(prometheus.read_text()))
                 continue
             self.said[line] = self.typed(
                 line.replace("REPOSITORY", str(ROOT)).replace(":8000", f":{ENGINE_PORT}"), where
             )
+        self.served_before = self.served()
+        host, _, port = engine.spec.address.removeprefix("http://").partition(":")
+        docker.relay(ENGINE_PORT, host, int(port))
+
+    def served(self) -> float:
+        """The requests that the engine has finished, of other tests too."""
+        return self.engine_process.figure(vllm.REQUEST_SUCCESS)
 
     def typed(self, line: str, where: Path | None = None) -> str:
         done = self.docker.typed(line, self.variables, where or self.checkout, timeout_s=300)
@@ -1119,38 +1047,9 @@ class WatchedStack:
         return json.loads(text)
 
 
-def _start_engine(docker: PrivateDocker, given: Mapping[str, str]) -> str:
-    """Start vLLM as a process of the host, with the image of the stack; return its address."""
-    image = re.sub(r"^\$\{\w+:-(.*)\}$", r"\1", services(CPU)["vllm"]["image"])
-    mounts = {given["STANDIN_ENGINE"]: "", given["STANDIN_PYTHON"]: "", given["STANDIN_MODEL"]: "/tiny"}
-    environment = {
-        "VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1", "HOME": "/tmp",
-    }  # fmt: skip
-    docker.run(
-        "run", "--detach", "--name", "engine-of-others", "--network", "host", "--user", "0:0", "--shm-size", "2g",
-        *(word for source, target in mounts.items() for word in ("--volume", f"{source}:{target or source}:ro")),
-        *(word for name, value in environment.items() for word in ("--env", f"{name}={value}")),
-        "--entrypoint", "vllm", image, "serve", "/tiny", "--port", str(ENGINE_PORT), "--max-model-len", "2048",
-        *given["VLLM_WATCH_ENGINE_ARGS"].split(),
-    )  # fmt: skip
-    return f"http://127.0.0.1:{ENGINE_PORT}"
-
-
 @pytest.fixture(scope="module")
-def watched(
-    docker: PrivateDocker, part: Callable[[str], InstalledPart], tmp_path_factory: pytest.TempPathFactory
-) -> WatchedStack:
-    made = WatchedStack(docker, _variables(part), tmp_path_factory.mktemp("watch"))
-
-    def answers() -> bool:
-        try:
-            return bool(200 == made.docker.get(f"{made.engine}/health")[0])
-        except OSError:
-            return False
-
-    eventually(answers, within_s=180, what="the engine on the host")
-    return made
+def watched(docker: PrivateDocker, real_engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> WatchedStack:
+    return WatchedStack(docker, real_engines.shared().up(), tmp_path_factory.mktemp("watch"))
 
 
 @pytest.mark.compose
@@ -1158,7 +1057,7 @@ def watched(
 @pytest.mark.prometheus
 class TestWatching:
     def test_five_typed_commands_start_it(self, watched: WatchedStack) -> None:
-        """The engine still loads at that time, which the last of them reports, and monitoring has started."""
+        """Nobody answers there at that time, which the last of them reports, and monitoring has started."""
         assert 6 == len(watched.lines), "five commands, and the one that prints Grafana's password"
         assert f"localhost:{ENGINE_PORT}: " in watched.said["docker compose logs init"]
         assert re.search(r"user admin, password \S{20,}\n$", watched.said["docker compose run --rm cli secrets"])
@@ -1171,11 +1070,7 @@ class TestWatching:
             body = {"model": "tiny", "max_tokens": 8, "prompt": "the queue"}
             assert 200 == watched.docker.get(f"{watched.engine}/v1/completions", {}, body)[0]
 
-        def served() -> list[str]:
-            text = watched.docker.get(f"{watched.engine}/metrics")[1]
-            return [line for line in text.splitlines() if line.startswith("vllm:request_success_total")]
-
-        assert all(line.endswith(" 0.0") for line in served()), "only the test sends requests"
+        assert watched.served() == watched.served_before, "only the test sends requests"
         (overview,) = (board for board in boards(Profile.ENGINE) if board.slug == "overview")
         must_show = {panel.slug for panel in overview.panels if not panel.optional}
 

@@ -7,21 +7,24 @@ everything in it ends too."""
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import ctypes
 import hashlib
 import json
 import os
 import shutil
+import socket
 import ssl
 import subprocess
 import sys
-import time
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stack.lab.install.debian import debian_source
+from tests.support.wait import eventually
 
 CLONE_NEWNET = 0x40000000
 FAR_HOST = "203.0.113.2"  # an address for documentation, so nobody's
@@ -61,17 +64,15 @@ class PrivateDocker:
                 stderr=log,
                 stdin=subprocess.DEVNULL,
             )
-        self._await(30)
+        eventually(self._answers, "an answer of dockerd")
         self._inside = concurrent.futures.ThreadPoolExecutor(
             1, initializer=_enter_network_of, initargs=(self.first_process,)
         )
 
-    def _await(self, within_s: float) -> None:
-        deadline = time.monotonic() + within_s
-        while self._call([self.docker, "version"]).returncode:
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"dockerd did not start: {(self.folder / 'dockerd.log').read_text()[-2000:]}")
-            time.sleep(0.1)
+    def _answers(self) -> bool:
+        if self.process.poll() is not None:
+            raise RuntimeError(f"dockerd did not start: {(self.folder / 'dockerd.log').read_text()[-2000:]}")
+        return self._call([self.docker, "version"]).returncode == 0
 
     @property
     def first_process(self) -> int:
@@ -86,11 +87,8 @@ class PrivateDocker:
         self.process.wait(10)
         self._inside.shutdown()
         shutil.rmtree(self.folder / "data", ignore_errors=True)
-        deadline = time.monotonic() + 60
-        while not self._without_control_groups():  # a killed engine's memory takes the kernel a while
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"processes of {self.control_group} do not end")
-            time.sleep(0.5)
+        # a killed engine's memory takes the kernel a while
+        eventually(self._without_control_groups, f"the end of all processes of {self.control_group}")
 
     def _without_control_groups(self) -> bool:
         """Removes this engine's control groups; False while a process is left in one."""
@@ -148,6 +146,11 @@ class PrivateDocker:
         return self._inside.submit(
             self._call, ["bash", "-c", line], timeout_s, env={**self.environment, **variables, "PATH": path}, cwd=folder
         ).result()  # fmt: skip
+
+    def relay(self, port: int, host: str, its_port: int) -> None:
+        """Have a port of the engine's host network lead to one of this machine, which nobody there can reach."""
+        server = self._inside.submit(socket.create_server, ("", port)).result()
+        threading.Thread(target=_relay, args=(server, (host, its_port)), daemon=True).start()
 
     def adopt(
         self, image: str, base: str, *, inside: str = "true", mounts: Sequence[str] = (), changes: Sequence[str] = ()
@@ -209,6 +212,25 @@ def _enter_network_of(process: int) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.setns(handle.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "setns")
+
+
+def _relay(server: socket.socket, target: tuple[str, int]) -> None:
+    while True:
+        client = server.accept()[0]
+        try:
+            there = socket.create_connection(target)
+        except OSError:
+            client.close()
+            continue
+        for source, sink in ((client, there), (there, client)):
+            threading.Thread(target=_copy, args=(source, sink), daemon=True).start()
+
+
+def _copy(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65_536):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
 
 
 def _get(url: str, headers: dict[str, str], body: object, timeout_s: float, authority: str | None) -> tuple[int, str]:
