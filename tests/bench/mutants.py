@@ -4,14 +4,20 @@
 
 A mutant runs in a fork of this process, which has imported pytest and other libraries but nothing of the product; an
 import hook gives the fork the changed module. Processes that a test starts run the unchanged module, so the tests
-below are those that import what they test. The modules are the 20 of measuring, joining, admission and verdicts with
-the most points to change that have such tests. Mutants are drawn by the hash of what they change: an edit of one line
-leaves the draw of every other line as it was."""
+below are those that import what they test. Mutants are drawn by the hash of what they change: an edit of one line
+leaves the draw of every other line as it was.
+
+The modules are 20 of measuring, joining, admission, verdicts and capacity: 15 that are always checked, and of the rest
+the five with the most mutants. Renderers, command lines, tables and what prints do not count.
+
+A mutant is limited by the CPU time of its process, which a busy machine hardly changes. One that waits without end is
+stopped after twice that time by the clock."""
 
 from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import hashlib
 import importlib
 import importlib.machinery
@@ -70,7 +76,8 @@ LIBRARIES = (
     "click.testing", "prometheus_client", "promql_parser", "scipy.stats", "uvloop", "rich.console",
 )  # fmt: skip
 LIMIT_FACTOR, LIMIT_EXTRA_S = 4, 20
-LIMIT_S = 60.0  # of a mutant in a run that has no time to run unchanged modules first
+LIMIT_S = 60.0  # CPU time of a mutant in a run that has no time to run unchanged modules first; they take 10 s or less
+WAITING_FACTOR = 2  # clock time that a mutant has, in limits of its CPU time
 
 Span = tuple[int, int]
 
@@ -252,7 +259,7 @@ class MutatedModule(importlib.machinery.SourceFileLoader):
         return compile(self.source, self.path, "exec", dont_inherit=True)
 
 
-def in_fork(module: str, source: str | None, folder: Path) -> None:
+def in_fork(module: str, source: str | None, folder: Path, limit_s: float | None) -> None:
     """Run the tests of a module in this fork, and end it with pytest's exit code."""
     os.setsid()
     log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT)
@@ -260,6 +267,8 @@ def in_fork(module: str, source: str | None, folder: Path) -> None:
     os.dup2(log, 2)
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(folder / "hypothesis")
     resource.setrlimit(resource.RLIMIT_AS, (8 << 30, resource.RLIM_INFINITY))  # a mutant may allocate without end
+    if limit_s is not None:
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(limit_s), math.ceil(limit_s)))  # then SIGKILL
     if source is not None:
         sys.meta_path.insert(0, MutatedModule(module, source))
     import pytest
@@ -268,16 +277,23 @@ def in_fork(module: str, source: str | None, folder: Path) -> None:
     os._exit(pytest.main([*options, *TESTS[module]]))
 
 
-def start(module: str, source: str | None, folder: Path) -> int:
+def start(module: str, source: str | None, folder: Path, limit_s: float | None = None) -> int:
     folder.mkdir()
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
         try:
-            in_fork(module, source, folder)
+            in_fork(module, source, folder, limit_s)
         finally:
             os._exit(70)
     return pid
+
+
+def kill(pid: int) -> None:
+    """End a fork and the processes of its tests. A fork that has only just started is no group yet."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
 
 
 def clean_runs(modules: Sequence[str], folder: Path, jobs: int) -> dict[str, float]:
@@ -302,7 +318,7 @@ def run(
 ) -> Iterator[Outcome]:
     """Run the tests of each mutant, `jobs` at a time, each with a limit by the time without a change, or `limit_s`.
 
-    seconds: for the whole run; what has not ended by then does not count."""
+    limit_s: CPU time. seconds: for the whole run; what has not ended by then does not count."""
     ends = time.monotonic() + seconds if seconds else math.inf
     modules = sorted({mutant.module for mutant in mutants})
     took = {} if limit_s else clean_runs(modules, folder, jobs)
@@ -312,23 +328,23 @@ def run(
     while (waiting or running) and time.monotonic() < ends:
         while waiting and len(running) < jobs:
             number, mutant = waiting.pop(0)
-            pid = start(mutant.module, mutant.source(), folder / str(number))
+            pid = start(mutant.module, mutant.source(), folder / str(number), limits[mutant.module])
             running[pid] = number, mutant, time.monotonic()
         pid, status = os.waitpid(-1, os.WNOHANG)
         now = time.monotonic()
         for other, (_, mutant, began) in running.items():
-            if other not in late and now - began > limits[mutant.module]:
+            if other not in {pid, *late} and now - began > WAITING_FACTOR * limits[mutant.module]:
                 late.add(other)
-                os.killpg(other, signal.SIGKILL)
+                kill(other)
         if pid == 0:
             time.sleep(0.02)
             continue
         number, mutant, began = running.pop(pid)
         shutil.rmtree(folder / str(number), ignore_errors=True)
-        result = "timeout" if pid in late else "killed" if status else "survived"
-        yield Outcome(mutant, result, now - began)
+        is_late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        yield Outcome(mutant, "timeout" if is_late else "killed" if status else "survived", now - began)
     for pid in running:
-        os.killpg(pid, signal.SIGKILL)
+        kill(pid)
         os.waitpid(pid, 0)
 
 
@@ -341,7 +357,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="mutants at a time")
     parser.add_argument("--at-least", type=float, default=0.9, help="share that must be killed")
     parser.add_argument(
-        "--limit-s", type=float, help="seconds for each mutant, without a first run of unchanged modules"
+        "--limit-s", type=float, help="CPU seconds for each mutant, without a first run of unchanged modules"
     )
     parser.add_argument("--verbose", action="store_true", help="also list what was killed")
     return parser.parse_args()
