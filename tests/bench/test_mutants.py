@@ -55,30 +55,52 @@ def test_an_edit_leaves_the_draw_of_other_lines(source):
     assert before != {mutant.key for mutant in mutants.draw(source(SOURCE), seed=2, count=6)}
 
 
-def test_killed_and_survived(tmp_path):
-    """In a process of its own: a fork of this one would already have imported the module."""
-    (tmp_path / "m.py").write_text(SOURCE)
-    (tmp_path / "test_m.py").write_text("from m import clip\n\n\ndef test_clip():\n    assert 8 == clip(9, 3, 4)\n")
-    script = (
-        "import sys, pathlib\nfrom tests.bench import mutants\n"
-        f"mutants.ROOT = pathlib.Path({str(tmp_path)!r}); sys.path.insert(0, {str(tmp_path)!r})\n"
-        "mutants.TESTS['m.py'] = ('test_m.py',)\n"
-        "outcomes = mutants.run(mutants.mutants_of('m.py'), mutants.ROOT / 'runs', 1, 60)\n"
-        "(mutants.ROOT / 'runs').mkdir()\n"
-        "print({outcome.mutant.mutated: outcome.result for outcome in outcomes})\n"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    results = eval(ran.stdout)  # noqa: S307
+@pytest.fixture
+def outcomes(tmp_path):
+    """Results by changed line, from a process of its own: a fork of this one would already have imported the module."""
+
+    def run(test: str, arguments: str, *only: str) -> dict[str, str]:
+        (tmp_path / "m.py").write_text(SOURCE)
+        (tmp_path / "test_m.py").write_text(f"import signal\nfrom m import clip\n\n\ndef test_clip():\n    {test}\n")
+        script = (
+            "import os, sys, pathlib, pytest\nfrom tests.bench import mutants\n"
+            f"mutants.ROOT = pathlib.Path({str(tmp_path)!r}); sys.path.insert(0, {str(tmp_path)!r})\n"
+            "mutants.TESTS['m.py'] = ('test_m.py',)\n"
+            "(mutants.ROOT / 'runs').mkdir()\n"
+            f"chosen = [each for each in mutants.mutants_of('m.py') if each.mutated in {only} or not {only}]\n"
+            f"outcomes = mutants.run(chosen, mutants.ROOT / 'runs', 2, {arguments})\n"
+            "print({outcome.mutant.mutated: outcome.result for outcome in outcomes})\n"
+            "try:\n    os.waitpid(-1, os.WNOHANG)\n    sys.exit('a mutant still runs')\n"
+            "except ChildProcessError:\n    pass\n"
+        )
+        ran = subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=tmp_path,
+            env={"PYTHONPATH": str(Path(__file__).parents[2])},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return eval(ran.stdout)  # noqa: S307
+
+    return run
+
+
+def test_killed_and_survived(outcomes):
+    results = outcomes("assert 8 == clip(9, 3, 4)", "60")
     assert "killed" == results["return None"]
     assert "killed" == results["return min(value, high * 3)"]
     assert "survived" == results["value -= 2"]
+
+
+def test_a_mutant_that_computes_without_end_times_out(outcomes):
+    test = "assert 8 == clip(9, 3, 4)\n    while clip(2, 3, 4) != 1:\n        pass"
+    assert {"value -= 2": "timeout", "return None": "killed"} == outcomes(test, "2", "value -= 2", "return None")
+
+
+def test_the_end_of_the_time_ends_the_run(outcomes):
+    """A mutant that still runs then is none of the outcomes, and is ended."""
+    assert {} == outcomes("signal.pause()", "60, seconds=0.5")
 
 
 def test_every_listed_equivalent_mutant_still_exists():
