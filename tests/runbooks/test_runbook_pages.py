@@ -76,7 +76,8 @@ def _blocks(text: str) -> list[tuple[str, str]]:
 
 
 _BLOCK = re.compile(r"^([ ]*)```(\w+)\n(.*?)^[ ]*```$", re.DOTALL | re.MULTILINE)
-NASTY = ("a b", "a'b", 'a"b', "$(touch x)", "`id`", "; rm -rf /", "-rf", "a\nb", "a|b", "*", "(", "\\", "${IFS}", "#")
+# All that a shell or PromQL could read as more than a value, and a line's end, which has a branch of its own.
+NASTY = ("-rf a'b\"c $(touch x) `id`; rm -rf / | * ( \\ ${IFS} #", "a\nb")
 
 
 def filled_by(page: RunbookPage, value: str) -> RunbookPage:
