@@ -68,12 +68,9 @@ def test_installed_files_are_the_generated_ones(app: InstalledApp, tmp_path: Pat
 # command, its exit status, and what it prints or writes
 COMMANDS = [
     (("--version",), 0, f"vllm-watch, version {release.version(ROOT)}"),
-    (("dashboards", "export", "--out", "o"), 0, "o/overview.json"),
     (("alerts", "export", "--out", "o"), 0, "o/page.yaml"),
     (("kubernetes", "export", "--out", "o", "--board"), 0, "o/base/kustomization.yaml"),
-    (("kubernetes", "chart", "--out", "chart"), 0, "chart/templates/NOTES.txt"),
     (("runbook", "VLLMTTFTHigh"), 0, "# VLLMTTFTHigh"),
-    (("metrics", "list"), 0, "vllm:num_requests_waiting"),
     (("doctor", "--before", "before.prom", "--after", "after.prom", "--seconds", "30"), 0, "tiny"),
     (("doctor", NOTHING, "--for", "1s"), 2, NOTHING),
     (("cost", "--log", "requests.jsonl"), 0, "search"),

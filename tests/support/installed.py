@@ -81,7 +81,7 @@ def install(folder: Path, *wheels: Path) -> InstalledApp:
     beside = [path for path in sys.path if path.endswith("site-packages")]
     (app.site / "beside.pth").write_text("\n".join(beside) + "\n")
     for wheel in wheels:
-        _pip("--python", app.python, "install", "--no-deps", "--no-index", wheel)
+        _pip("--python", app.python, "install", "--no-deps", "--no-index", "--no-compile", wheel)
     return app
 
 
