@@ -20,7 +20,8 @@ PAGES = {path.stem: exposition_parser.parse(path.read_text()) for path in sorted
 SERVING = [name for name, page in PAGES.items() if page.of(vllm.HTTP_REQUESTS.name)]
 BY_STATUS = ("VLLMHTTPErrorRatioHigh", "VLLMSuccessBudgetBurn", "VLLMSuccessBudgetSlowBurn")
 RECORDED = {recording.record: recording.expr for recording in RECORDINGS}
-STEP_S, DAY_S, LOOK_S = 60, 86400, 300
+STEP_S, DAY_S = 60, 86400
+EVALUATED_S = 120
 SHORT_S = 3600  # enough to fire
 
 
@@ -71,7 +72,7 @@ def promtool_says(part, folder: Path, series: Mapping[str, str], until_s: int = 
     (folder / "rules.yaml").write_text(json.dumps({"groups": needed_rules()}))
     test = {
         "rule_files": [str(folder / "rules.yaml")],
-        "evaluation_interval": f"{STEP_S}s",
+        "evaluation_interval": f"{EVALUATED_S}s",
         "tests": [
             {
                 "interval": f"{STEP_S}s",
@@ -79,7 +80,7 @@ def promtool_says(part, folder: Path, series: Mapping[str, str], until_s: int = 
                 "alert_rule_test": [
                     {"eval_time": f"{at}s", "alertname": alert, "exp_alerts": []}
                     for alert in BY_STATUS
-                    for at in range(0, until_s + 1, LOOK_S)
+                    for at in range(0, until_s + 1, EVALUATED_S)
                 ],
             }
         ],
