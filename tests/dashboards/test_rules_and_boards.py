@@ -21,14 +21,19 @@ RECORDED = {recording.record for recording in RECORDINGS}
 PANELS = {PanelRef(board.slug, panel.slug) for board in BOARDS for panel in board.panels}
 
 
-def test_printed_files_match_their_source():
+@pytest.fixture(scope="module")
+def printed():
+    return list(render.files())
+
+
+def test_printed_files_match_their_source(printed, monkeypatch):
     """`vllm-watch render` was run after the last change."""
+    monkeypatch.setattr(render, "files", lambda: printed)
     assert [] == render.stale()
 
 
-def test_stale_missing_and_orphaned_files_are_fixed(tmp_path, monkeypatch):
+def test_stale_missing_and_orphaned_files_are_fixed(printed, tmp_path, monkeypatch):
     """A stale a missing and an orphaned file are found and fixed."""
-    printed = list(render.files())
     monkeypatch.setattr(render, "files", lambda: printed)
     render.write(tmp_path)
     assert [] == render.stale(tmp_path)
@@ -41,9 +46,11 @@ def test_stale_missing_and_orphaned_files_are_fixed(tmp_path, monkeypatch):
     assert [] == render.stale(tmp_path)
 
 
-@pytest.mark.parametrize("use", list(render.uses()), ids=lambda use: f"{use.place} {use.expr[:20]}")
-def test_every_expression_asks_only_for_series_that_exist(use):
-    assert promql_ast.names(use.expr) <= SAMPLES | RECORDED
+def test_every_expression_asks_only_for_series_that_exist():
+    uses = list(render.uses())
+    assert len(uses) > 400
+    unknown = [(use.place, name) for use in uses for name in promql_ast.names(use.expr) - SAMPLES - RECORDED]
+    assert [] == unknown
 
 
 def test_every_alert_has_its_page_and_every_page_its_alert():
@@ -60,9 +67,8 @@ def test_faults_of_the_book_are_found(tmp_path):
     assert 5 == len(told)
 
 
-@pytest.mark.parametrize("alert", ALERTS, ids=lambda a: a.name)
-def test_an_alert_points_at_a_panel_that_exists(alert):
-    assert alert.panel in PANELS
+def test_alerts_point_at_panels_that_exist():
+    assert [] == [alert.panel for alert in ALERTS if alert.panel not in PANELS]
 
 
 @pytest.mark.parametrize("alert", [a for a in ALERTS if a.threshold and a.drawn], ids=lambda a: a.name)
