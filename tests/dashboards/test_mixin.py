@@ -25,7 +25,7 @@ SHOWN = "{ dashboards: m.grafanaDashboards, alerts: m.prometheusAlerts, rules: m
 ELSEWHERE = Links("https://wiki.example.org/vllm", "https://grafana.example.org")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def evaluate(part: Callable[[str], InstalledPart]) -> Callable[..., Any]:
     """Evaluate a mixin with jsonnet; returns its dashboards, alerts and recording rules."""
     program = part("jsonnet").path
@@ -58,13 +58,18 @@ def test_mixin_equals_the_generated_files(evaluate: Callable[..., Any]) -> None:
     assert {} == generated
 
 
-def test_config_does_what_the_options_of_the_exports_do(evaluate: Callable[..., Any]) -> None:
-    """A trailing slash of an address changes nothing."""
-    found = evaluate(
+@pytest.fixture(scope="module")
+def configured(evaluate: Callable[..., Any]) -> Any:
+    """The mixin with every option. A trailing slash of an address changes nothing."""
+    return evaluate(
         ROOT / "dashboards",
         f"""{{ runbookBase: '{ELSEWHERE.runbooks}/', dashboardBase: '{ELSEWHERE.dashboards}',
         datasource: {{ name: 'Mimir', uid: 'abc' }}, tags: ['ai'], alertLabels: {{ team: 'ml' }} }}""",
     )
+
+
+def test_config_does_what_the_options_of_the_exports_do(configured: Any) -> None:
+    found = configured
     for board in BOARDS:
         wanted = with_datasource(json.loads(to_json(board, links=ELSEWHERE)), "Mimir", "abc")
         wanted["tags"].append("ai")
@@ -91,11 +96,10 @@ def test_exported_mixin_needs_nothing_else(evaluate: Callable[..., Any], tmp_pat
 
 @pytest.mark.prometheus
 def test_promtool_accepts_the_rules_of_the_mixin(
-    evaluate: Callable[..., Any], part: Callable[[str], InstalledPart], tmp_path: Path
+    configured: Any, part: Callable[[str], InstalledPart], tmp_path: Path
 ) -> None:
-    found = evaluate(ROOT / "dashboards", "{ alertLabels: { team: 'ml' } }")
     for name in ("alerts", "rules"):
-        (tmp_path / f"{name}.json").write_text(json.dumps(found[name]))
+        (tmp_path / f"{name}.json").write_text(json.dumps(configured[name]))
     done = subprocess.run(
         [part("promtool").path, "check", "rules", *sorted(tmp_path.glob("*.json"))],
         capture_output=True,
