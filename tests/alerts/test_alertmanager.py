@@ -326,13 +326,13 @@ class Manager:
         ask = urllib.request.Request(
             f"{self.url}/api/v2/alerts", json.dumps(posted).encode(), {"Content-Type": "application/json"}
         )
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(ask, timeout=5) as answer:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(ask, timeout=60) as answer:
             assert 200 == answer.status
 
     def state(self, name: str) -> str:
         """State of the alert of this name."""
         url = f"{self.url}/api/v2/alerts?filter=alertname%3D{name}"
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=5) as answer:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=60) as answer:
             (found,) = json.loads(answer.read())
             return str(found["status"]["state"])
 
@@ -423,7 +423,7 @@ def test_alertmanager_mutes_same_subject_only(manager: Any) -> None:
             assert not set(real.states().items()) ^ set(expected.items())
             return True
 
-        eventually(as_expected, within_s=30, what="every state")
+        eventually(as_expected, what="every state")
 
 
 @pytest.mark.prometheus
@@ -452,7 +452,7 @@ def test_pages_of_another_model_come_through(manager: Any) -> None:
             told = dict.fromkeys((*(post["labels"]["test"] for post in other), "VLLMEngineFrozen"), "active")
             return (told | {"one VLLMEngineFrozen": "suppressed"}).items() <= states.items()
 
-        eventually(all_told, within_s=30, what="every page of the other model, while that of the one is muted")
+        eventually(all_told, what="every page of the other model, while that of the one is muted")
 
 
 # What the chart kube-prometheus-stack ships: its rule, what its Alertmanager mutes, and whom that tells. Prometheus
@@ -516,7 +516,7 @@ def test_kube_prometheus_inhibitions_pass_the_watchdog(place: Labels, manager: A
             assert expected == real.states()
             return True
 
-        eventually(as_expected, within_s=30, what="every state")
+        eventually(as_expected, what="every state")
         eventually(lambda: "VLLMWatchdog" in sink.names("/deadman"), what="the watchdog at the service that expects it")
 
 
@@ -616,7 +616,7 @@ def scraping(
 
     def ask(query: str) -> list[Labels]:
         url = f"http://127.0.0.1:{port}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=5) as answer:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=60) as answer:
             return [one["metric"] for one in json.load(answer)["data"]["result"]]
 
     with (folder / "prometheus.log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:

@@ -645,7 +645,7 @@ def test_the_checks_read_a_real_prometheus(part, free_port, tmp_path):
                 assert "no series of the sidecar" in warnings[1]
         finally:
             process.terminate()
-            process.wait(20)
+            process.wait(60)
 
 
 # ---- who asks

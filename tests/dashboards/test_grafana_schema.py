@@ -116,7 +116,7 @@ def errors(boards_json, version, part, tmp_path):
         "--pretty",
         "false",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     said = re.findall(r"^boards\.ts\((\d+),\d+\): (.*)$", done.stdout, re.MULTILINE) or re.findall(
         r"boards\.ts\((\d+),\d+\): (.*)", done.stdout
     )

@@ -472,13 +472,13 @@ def matrix(part, tmp_path_factory, request) -> Iterator[Matrix]:
         found = Matrix(port, slots)
         found.beyond = {slot.scene.name.split()[-1]: slot for slot in for_bounds}
         try:
-            eventually(lambda: b"Ready" in _ready(port), within_s=30, what="a ready Prometheus")
+            eventually(lambda: b"Ready" in _ready(port), what="a ready Prometheus")
             found.seconds |= {"fixtures": wrote - began, "server": time.perf_counter() - wrote}
             yield found
         finally:
             found.close()
             server.terminate()
-            server.wait(20)
+            server.wait(60)
     where = Path(os.environ.get("VLLM_WATCH_ARTIFACTS") or folder)
     where.mkdir(parents=True, exist_ok=True)
     (where / "panels.md").write_text(table(found))

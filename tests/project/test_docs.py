@@ -519,7 +519,7 @@ def test_the_examples_of_a_page_run_and_print_what_it_shows(page, desk):
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=300,
         )
         expected = int(example.about.removeprefix("exit ") or 0)
         assert expected == done.returncode, f"{example.text}\n{done.stdout}{done.stderr}"

@@ -121,7 +121,7 @@ def test_board_serves_from_the_wheel(app: InstalledApp, tmp_path: Path, free_por
 
 
 def text_of(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=20) as reply:
+    with urllib.request.urlopen(url, timeout=60) as reply:
         text: str = reply.read().decode()
         return text
 

@@ -731,7 +731,7 @@ def prometheus(part, tmp_path_factory):
             yield url
         finally:
             process.terminate()
-            process.wait(20)
+            process.wait(60)
 
 
 ONE_HOLDS = PAGE.replace('"} < 1\n', '"} > 1\n')
@@ -897,7 +897,7 @@ def in_a_terminal(lines: int, *arguments: str) -> str:
         while chunk := os.read(ours, 1 << 16):
             written += chunk
     os.close(ours)
-    assert 0 == process.wait(20)
+    assert 0 == process.wait(60)
     return written.decode()
 
 
