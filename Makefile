@@ -17,8 +17,8 @@ TIMES := $(CURDIR)/.pytest_cache/test-times.jsonl
 PYTEST := $(PYTHONPATH_HERE) VLLM_WATCH_TIMES='$(TIMES)' $(VENV)/bin/python -m pytest
 space := $(subst ,, )
 REAL := engine or compose or chromium or collector
-# One process more than cores: many tests wait for another process more than they work.
-WORKERS := $(shell echo $$(( $$(nproc) + 1 )))
+# Two processes for each core: many tests wait for another process more than they work.
+WORKERS := $(shell echo $$(( 2 * $$(nproc) )))
 FAST = $(PYTEST) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not ($(REAL))"
 # Two processes: engines and labs wait for each other's states more than they compute, and two of each fit into 12 GiB.
 # Only files that have such tests are imported, unless ARGS names files.
@@ -201,8 +201,8 @@ bench-sidecar: $(VENV)/dev.done
 lint: $(VENV)/dev.done
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check --quiet .
-	$(VENV)/bin/mypy
-	$(VENV)/bin/mypy --config-file tests/mypy.ini
+	@echo 'mypy, of the product and of the tests'; $(VENV)/bin/mypy & product=$$!; \
+	$(VENV)/bin/mypy --cache-dir .mypy_cache/tests --config-file tests/mypy.ini; tests=$$?; wait $$product && exit $$tests
 
 $(VENV)/run.done:
 	@test "$$(uname -s)" = Linux || { echo 'make: this needs Linux; elsewhere use a Debian container or virtual machine. Without make:' \

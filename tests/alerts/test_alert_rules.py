@@ -57,10 +57,11 @@ class Asked:
 
 
 def questions() -> Iterator[Asked]:
-    for case in CASES:
-        yield from of_case(case)
-    for case in MORE:
-        yield from list(of_case(case))[:2]
+    """Each case at both sides of its edge; the first of each alert also with idle and with vanished targets, for which
+    its other cases have the same expression."""
+    whole = {case.alert: case for case in reversed(CASES)}
+    for case in (*CASES, *MORE):
+        yield from list(of_case(case))[: None if whole[case.alert] is case else 2]
     for name, case in {case.alert: case for case in reversed(CASES)}.items():
         if "{{pod}}" in (runbook_page.text(name) or ""):
             yield next(
