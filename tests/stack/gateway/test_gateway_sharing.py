@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import socket
 import threading
@@ -146,13 +147,26 @@ def test_fewer_slots_than_replicas_are_a_mistake():
 async def test_a_file_of_names_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A replica waits until it is listed, takes less at once and more later; a file that is gone changes nothing."""
     monkeypatch.setattr(replicas, "LOOK_S", 0.01)
+    looks, real = itertools.count(), ReplicaList._names
+    last = 0
+
+    async def names(it: ReplicaList, sharing: Sharing) -> tuple[list[str], list[str], str]:
+        nonlocal last
+        last = next(looks)
+        return await real(it, sharing)
+
+    async def looked() -> None:
+        before = last
+        await until(lambda: last >= before + 3, "the list is read and taken")
+
+    monkeypatch.setattr(ReplicaList, "_names", names)
     file, now = tmp_path / "replicas", [0.0]
     file.write_text("b\n")
     it = ReplicaList(Sharing(replicas_file=str(file), name="a"), lambda: now[0])
     waiting = asyncio.create_task(it.until_listed(asyncio.Event()))
-    await asyncio.sleep(0.05)
+    await looked()
     file.write_text("b\na  # the first by name\n\n")
-    await asyncio.sleep(0.05)
+    await looked()
     assert not waiting.done(), "the others may not have seen it"
     now[0] += HOLD_S + 1
     assert await asyncio.wait_for(waiting, 10)
@@ -161,12 +175,12 @@ async def test_a_file_of_names_is_followed(tmp_path: Path, monkeypatch: pytest.M
     seen: list[tuple[Share, ...]] = []
     following = asyncio.create_task(it.follow(seen.append))
     try:
-        for content, until in (("a\nb\nc", 1.0), (None, 2.0), ("a", HOLD_S + 3)):
+        for content, after_s in (("a\nb\nc", 1.0), (None, 2.0), ("a", HOLD_S + 3)):
             file.unlink() if content is None else file.write_text(content)
-            now[0] += until
-            await asyncio.sleep(0.05)
+            now[0] += after_s
+            await looked()
         now[0] += HOLD_S + 1
-        await asyncio.sleep(0.05)
+        await looked()
     finally:
         following.cancel()
     assert [Share(2, 0), Share(3, 0)] == sorted(seen[0], key=lambda share: share.replicas)

@@ -12,7 +12,6 @@ import importlib
 import json
 import logging
 import random
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -1250,14 +1249,15 @@ async def changing(tmp_path: Path, it: Running, said: dict[str, Any], times: int
 async def settled(it: Running) -> dict[tuple[str, ...], float]:
     """The page, once nothing is in flight and nothing has changed for a while: of a client that left, the gateway may
     hear later."""
-    deadline = time.monotonic() + SOON_S
     before: dict[tuple[str, ...], float] = {}
-    while time.monotonic() < deadline:
-        figures = {
-            name: value for name, value in (await it.figures()).items() if name[0] in (REQUESTS.name, INFLIGHT.name)
-        }
-        if figures == before and not any(value for name, value in figures.items() if name[0] == INFLIGHT.name):
-            break
-        before = figures
-        await asyncio.sleep(0.1)
+
+    async def unchanged() -> bool:
+        nonlocal before
+        former, before = (
+            before,
+            {name: value for name, value in (await it.figures()).items() if name[0] in (REQUESTS.name, INFLIGHT.name)},
+        )
+        return former == before and not any(value for name, value in before.items() if name[0] == INFLIGHT.name)
+
+    await until(unchanged, "nothing is in flight", every_s=0.1)
     return await it.figures()
