@@ -262,6 +262,7 @@ class MutatedModule(importlib.machinery.SourceFileLoader):
 def in_fork(module: str, source: str | None, folder: Path, limit_s: float | None) -> None:
     """Run the tests of a module in this fork, and end it with pytest's exit code."""
     os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -325,27 +326,29 @@ def run(
     limits = {module: limit_s or LIMIT_FACTOR * took[module] + LIMIT_EXTRA_S for module in modules}
     waiting, running = list(enumerate(mutants)), dict[int, tuple[int, Mutant, float]]()
     late: set[int] = set()
-    while (waiting or running) and time.monotonic() < ends:
-        while waiting and len(running) < jobs:
-            number, mutant = waiting.pop(0)
-            pid = start(mutant.module, mutant.source(), folder / str(number), limits[mutant.module])
-            running[pid] = number, mutant, time.monotonic()
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        now = time.monotonic()
-        for other, (_, mutant, began) in running.items():
-            if other not in {pid, *late} and now - began > WAITING_FACTOR * limits[mutant.module]:
-                late.add(other)
-                kill(other)
-        if pid == 0:
-            time.sleep(0.02)
-            continue
-        number, mutant, began = running.pop(pid)
-        shutil.rmtree(folder / str(number), ignore_errors=True)
-        is_late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-        yield Outcome(mutant, "timeout" if is_late else "killed" if status else "survived", now - began)
-    for pid in running:
-        kill(pid)
-        os.waitpid(pid, 0)
+    try:
+        while (waiting or running) and time.monotonic() < ends:
+            while waiting and len(running) < jobs:
+                number, mutant = waiting.pop(0)
+                pid = start(mutant.module, mutant.source(), folder / str(number), limits[mutant.module])
+                running[pid] = number, mutant, time.monotonic()
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            now = time.monotonic()
+            for other, (_, mutant, began) in running.items():
+                if other not in {pid, *late} and now - began > WAITING_FACTOR * limits[mutant.module]:
+                    late.add(other)
+                    kill(other)
+            if pid == 0:
+                time.sleep(0.02)
+                continue
+            number, mutant, began = running.pop(pid)
+            shutil.rmtree(folder / str(number), ignore_errors=True)
+            is_late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+            yield Outcome(mutant, "timeout" if is_late else "killed" if status else "survived", now - began)
+    finally:  # also when a signal ends this process: the forks are sessions of their own
+        for pid in running:
+            kill(pid)
+            os.waitpid(pid, 0)
 
 
 def options() -> argparse.Namespace:
@@ -365,6 +368,7 @@ def options() -> argparse.Namespace:
 
 def main() -> int:
     wanted = options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.path.insert(0, str(ROOT))
     os.chdir(ROOT)
     for library in LIBRARIES:
