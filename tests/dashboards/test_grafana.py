@@ -25,7 +25,7 @@ from alerts.registry import ALERTS
 from dashboards import data_sources, grafana_client, publish_plan
 from dashboards.model import Profile
 from dashboards.publish_plan import Changes, Create, Difference, Existing, Refuse, Skip, Update
-from dashboards.registry import boards
+from dashboards.registry import BOARDS, boards
 from stack import cli
 from stack.cli import dashboards as commands
 from tests.support.fake_grafana import EDITOR, LOGIN, VIEWER, FakeGrafana, Stored, source
@@ -34,7 +34,7 @@ from tests.support.wait import eventually
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
 SECRETS = (EDITOR, VIEWER, "correct horse", "Y29ycmVjdCBob3JzZQ")
-UIDS = [board_uid(board.slug) for board in boards()[:2]]
+UIDS = [board_uid(board.slug) for board in BOARDS[:2]]
 FIRST = UIDS[0]
 APIS = ("10.4.0", "13.2.0")  # the older and the newer one; which of them a release gets has a test of its own
 

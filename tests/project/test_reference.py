@@ -4,6 +4,7 @@ computed again."""
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any
 
 import pytest
@@ -22,26 +23,30 @@ from tests.support import admission_scenarios, worked_examples
 from tests.support.admission_sim import Ended, percentile
 from tests.support.alert_cases import CASES
 
-PAGES = {path.name: text for path, text in reference.pages()}
+
+@cache
+def printed() -> dict[str, str]:
+    """Name and text of each page; not while tests are collected, which every process does."""
+    return {path.name: text for path, text in reference.pages()}
 
 
 def test_families_have_one_heading_and_one_row():
     """Every family of the catalogue has one heading and one row."""
     listed = [metric.name for topic in metrics.topics() for metric in topic.metrics]
     assert sorted(listed) == sorted({metric.name for metric in EVERYTHING})
-    headings = re.findall(r"^### (.*)$", PAGES["metrics.md"], re.MULTILINE)
+    headings = re.findall(r"^### (.*)$", printed()["metrics.md"], re.MULTILINE)
     assert listed == headings
 
 
 def test_no_two_headings_of_a_page_share_an_anchor():
-    for name, text in PAGES.items():
+    for name, text in printed().items():
         headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
         assert len(headings) == len({page_check.slug(heading) for heading in headings}), name
 
 
 def test_page_gives_meaning_traps_names_and_flags():
     """A page says meaning traps former names and flags of each family."""
-    text = PAGES["metrics.md"]
+    text = printed()["metrics.md"]
     for metric in (metric for topic in metrics.topics() for metric in topic.metrics):
         entry = text.split(f"\n### {metric.name}\n", 1)[1].split("\n### ", 1)[0]
         for told in (metric.meaning, *metric.notes, metric.needs, *metric.formerly, *metric.labels):
@@ -70,7 +75,7 @@ def _metric(name: str) -> Metric:
 
 def test_alert_entries_are_complete():
     """Every alert has an entry with number panel page and drill."""
-    text = PAGES["alerts.md"]
+    text = printed()["alerts.md"]
     for alert in ALERTS:
         entry = text.split(f"\n### {alert.name}\n", 1)[1].split("\n### ", 1)[0]
         assert alert.title in entry
@@ -91,7 +96,7 @@ def test_every_alert_has_the_case_that_the_page_promises():
 
 def test_every_recorded_series_is_on_the_page_with_what_it_holds():
     for recording in RECORDINGS:
-        assert f"| `{recording.record}` | {recording.meaning} |" in PAGES["alerts.md"]
+        assert f"| `{recording.record}` | {recording.meaning} |" in printed()["alerts.md"]
     assert alerts.RECORDED_WHY.keys() == recorded_families().keys(), (
         "say in stack/reference/alerts.py, RECORDED_WHY, what a family is for"
     )
@@ -109,12 +114,12 @@ def test_runbook_index_names_every_page():
     pages = {page.name for page in runbook_page.pages()}
     named = {name for names in runbooks.SYMPTOMS.values() for name in names}
     assert pages == named, "give the page a symptom in stack/reference/runbooks.py, SYMPTOMS"
-    assert all(f"(../../runbooks/{name}.md)" in PAGES["runbooks.md"] for name in pages)
+    assert all(f"(../../runbooks/{name}.md)" in printed()["runbooks.md"] for name in pages)
 
 
 def test_tables_are_no_wider_than_a_reader_scrolls():
     """What is seen of a row, links without their targets: 400 letters are five lines on a screen."""
-    for name, text in PAGES.items():
+    for name, text in printed().items():
         for line in text.splitlines():
             if line.startswith("|"):
                 seen = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", line)
