@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
-import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -16,28 +14,28 @@ import pytest
 from exporters.net.alertmanager import firing_alerts
 from exporters.net.prometheus import Prometheus, PrometheusError, address
 from stack.lab import headlines
-from tests.support.wait import eventually
+from tests.support.wait import eventually, until
 
 RULES = """
 groups:
   - name: test
-    interval: 1s
+    interval: 200ms
     rules:
       - {alert: Always, expr: vector(1), labels: {team: a}}
       - {alert: Soon, expr: vector(1), for: 1h}
 """
 CONFIG = """
-global: {scrape_interval: 1s, evaluation_interval: 1s}
+global: {scrape_interval: 500ms, scrape_timeout: 500ms, evaluation_interval: 200ms}
 rule_files: [rules.yml]
 alerting: {alertmanagers: [{static_configs: [{targets: ["127.0.0.1:%d"]}]}]}
 scrape_configs:
   - {job_name: itself, static_configs: [{targets: ["127.0.0.1:%d"]}]}
-  - {job_name: nobody, static_configs: [{targets: ["127.0.0.1:9"]}]}
+  - {job_name: nobody, static_configs: [{targets: ["127.0.0.1:%d"]}]}
 """
 
 
 def _read(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=5) as reply:
+    with urllib.request.urlopen(url, timeout=60) as reply:
         return json.load(reply)
 
 
@@ -47,7 +45,7 @@ def servers(part, free_port: Callable[[], int], tmp_path_factory: pytest.TempPat
     folder: Path = tmp_path_factory.mktemp("servers")
     prometheus, alertmanager = free_port(), free_port()
     (folder / "rules.yml").write_text(RULES)
-    (folder / "prometheus.yml").write_text(CONFIG % (alertmanager, prometheus))
+    (folder / "prometheus.yml").write_text(CONFIG % (alertmanager, prometheus, free_port()))
     (folder / "alertmanager.yml").write_text("{route: {receiver: none}, receivers: [{name: none}]}")
     commands = (
         [
@@ -55,7 +53,7 @@ def servers(part, free_port: Callable[[], int], tmp_path_factory: pytest.TempPat
             f"--config.file={folder}/prometheus.yml",
             f"--storage.tsdb.path={folder}/data",
             "--web.enable-admin-api",
-            "--rules.alert.resend-delay=1s",
+            "--rules.alert.resend-delay=200ms",
             f"--web.listen-address=127.0.0.1:{prometheus}",
         ],
         [
@@ -70,10 +68,9 @@ def servers(part, free_port: Callable[[], int], tmp_path_factory: pytest.TempPat
         running = [subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) for command in commands]
     urls = f"http://127.0.0.1:{prometheus}", f"http://127.0.0.1:{alertmanager}"
     try:
-        eventually(lambda: _read(f"{urls[1]}/api/v2/alerts"), within_s=60, what="an alert at Alertmanager")
+        eventually(lambda: _read(f"{urls[1]}/api/v2/alerts"), what="an alert at Alertmanager")
         eventually(
             lambda: len(_read(f"{urls[0]}/api/v1/targets")["data"]["activeTargets"]) == 2,
-            within_s=60,
             what="both targets at Prometheus",
         )
         yield urls
@@ -98,10 +95,7 @@ async def test_values_targets_and_alerts_come_from_a_real_prometheus(servers):
 @pytest.mark.prometheus
 async def test_series_can_be_deleted_where_the_admin_api_is_on(servers):
     async with Prometheus(address(servers[0])) as prometheus:
-        deadline = time.monotonic() + 30
-        while await prometheus.value('up{job="nobody"}') is None and time.monotonic() < deadline:
-            await asyncio.sleep(0.1)
-        then = time.time()
+        then = await until(lambda: prometheus.value('timestamp(up{job="nobody"})'), what="a scrape of nobody")
         assert 1 == len((await prometheus.as_of('up{job="nobody"}', then)).series)
         assert await prometheus.delete_series('{job="nobody"}')
         assert () == tuple((await prometheus.as_of('up{job="nobody"}', then)).series)
