@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import bcrypt
@@ -1098,9 +1099,10 @@ async def test_few_requests_behind_a_running_one_wait(monkeypatch):
     answered_at_looks, times = [0], iter(range(1, 1000))
 
     async def brief_ones(request: web.BaseRequest) -> web.StreamResponse:
+        connection: Any
         [connection] = it._open
         if request.path == "/slow":
-            await until(lambda: connection._request_count == 1 + listener.PIPELINED)  # type: ignore[attr-defined]
+            await until(lambda: connection._request_count == 1 + listener.PIPELINED)
             assert connection._overrun is None
         elif request.path == "/many" and next(times) % 100 == 0:
             connection._overrun.cancel()
