@@ -40,6 +40,7 @@ class S3Standin:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # an answer is two writes; the second would wait for an acknowledgement
 
             def handle_any(self) -> None:
                 standin.handle(self)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ from exporters.dataset.parquet import SegmentFile, SegmentMaker
 from exporters.dataset.segment_buffer import RunKey, SegmentBuffer
 from exporters.requests.record import RequestRecord, parse_line
 
+EXAMPLES = int(os.environ.get("VLLM_WATCH_HISTORIES", "12"))
 texts = st.none() | st.text(max_size=20)
 counts = st.none() | st.integers(0, 10**12 - 1)
 measures = st.none() | st.floats(0, 1e12, exclude_max=True)
@@ -81,8 +83,10 @@ def as_row(record: RequestRecord) -> tuple[object, ...]:
     return tuple(values[column.name] for column in COLUMNS)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(some=st.lists(records, min_size=1, max_size=12))
+@settings(
+    max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+@given(some=st.lists(records, min_size=1, max_size=8))
 def test_segments_hold_every_value_of_their_records(some, tmp_path_factory):
     files = seal(tmp_path_factory.mktemp("spool"), some)
     assert sorted(map(repr, map(as_row, some))) == sorted(map(repr, rows(*files)))

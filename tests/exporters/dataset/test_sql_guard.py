@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import duckdb
 import pytest
 
 from exporters.dataset import sql_guard
-from exporters.dataset.query import RequestSource, open_requests
+from exporters.dataset.query import RequestData, RequestSource, open_requests
 from tests.support.request_dataset import made_requests, make_dataset
 
 ALLOWED = (
@@ -71,35 +73,52 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def unlocked(folder: Path) -> Iterator[Callable[[], RequestData]]:
+    """Return data in which nothing is locked; it is opened again once a statement came as far as that."""
+    with contextlib.ExitStack() as stack:
+        opened: list[RequestData] = []
+
+        def get() -> RequestData:
+            if not opened or opened[-1].select("SELECT current_setting('lock_configuration')")[1] != [(False,)]:
+                opened.append(stack.enter_context(open_requests(RequestSource(location=str(folder)))))
+            return opened[-1]
+
+        yield get
+
+
+@pytest.fixture(scope="module")
+def locked(folder: Path) -> Iterator[RequestData]:
+    with open_requests(RequestSource(location=str(folder))) as data:
+        sql_guard.lock(data)
+        yield data
+
+
 def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("sql", ALLOWED)
-def test_reads_of_views(folder: Path, sql: str):
-    with open_requests(RequestSource(location=str(folder))) as data:
-        assert sql_guard.run(data, sql).rows
+def test_reads_of_views(unlocked: Callable[[], RequestData], sql: str):
+    assert sql_guard.run(unlocked(), sql).rows
 
 
 @pytest.mark.parametrize("what", ESCAPES)
-def test_escapes(folder: Path, what: str):
-    before = contents(folder)
-    with open_requests(RequestSource(location=str(folder))) as data:
-        sql = ESCAPES[what].format(other=folder / "other.csv", own=data.files[0])
-        with pytest.raises(ValueError, match=r"\S"):
-            sql_guard.run(data, sql)
-        assert data.select("SELECT count(*) FROM requests")[1] == [(40,)]
+def test_escapes(folder: Path, unlocked: Callable[[], RequestData], what: str):
+    before, data = contents(folder), unlocked()
+    sql = ESCAPES[what].format(other=folder / "other.csv", own=data.files[0])
+    with pytest.raises(ValueError, match=r"\S"):
+        sql_guard.run(data, sql)
+    assert data.select("SELECT count(*) FROM requests")[1] == [(40,)]
     assert before == contents(folder)
 
 
 @pytest.mark.parametrize("what", [w for w in ESCAPES if w not in STOPPED_BY_PARSING_ALONE and "own" not in ESCAPES[w]])
-def test_escapes_without_the_parser(folder: Path, what: str):
+def test_escapes_without_the_parser(folder: Path, locked: RequestData, what: str):
     """The second barrier holds by itself: what DuckDB would run reaches no file."""
     before = contents(folder)
-    with open_requests(RequestSource(location=str(folder))) as data:
-        sql_guard.lock(data)
-        with pytest.raises(duckdb.Error):
-            data.connection.execute(ESCAPES[what].format(other=folder / "other.csv"))
+    with pytest.raises(duckdb.Error):
+        locked.connection.execute(ESCAPES[what].format(other=folder / "other.csv"))
     assert before == contents(folder)
 
 
