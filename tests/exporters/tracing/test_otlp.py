@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -261,6 +261,7 @@ def lines() -> st.SearchStrategy[bytes]:
     return st.fixed_dictionaries(needed, optional=optional).map(lambda found: json.dumps(found).encode())
 
 
+@settings(max_examples=40)
 @given(st.lists(lines(), max_size=5))
 def test_whatever_the_log_accepts_arrives_as_it_was(many):
     """One tracer makes all spans: nothing of one request may be left in the next."""
@@ -289,7 +290,7 @@ def test_encoding_keeps_nothing_of_what_it_encoded():
     for _ in range(4):
         encoded(*spans, factory=factory)
     before = memory.mib()
-    for _ in range(80):
+    for _ in range(40):
         encoded(*spans, factory=factory)
     assert memory.mib() - before < 2
 
@@ -484,16 +485,15 @@ def test_the_last_spans_are_sent_when_the_sidecar_stops(monkeypatch):
 def test_stopping_does_not_wait_for_a_silent_collector(hasty, monkeypatch, caplog):
     """Stopping does not wait for a collector that does not answer."""
     monkeypatch.setattr(span_queue, "SHUTDOWN_FLUSH_S", 0.1)
-    never = threading.Event()
+    never, ended = threading.Event(), []
     collector = Collector()
-    collector.export = lambda _: never.wait(30)
+    collector.export = lambda _: (never.wait(60), ended.append(1))
     spans = SpanQueue(NEVER, "9", 0, collector)
     spans.start()
     spans.add(numbered(1))
     eventually(lambda: spans._in_flight == 1)
-    began = time.monotonic()
     spans.stop()
-    assert time.monotonic() - began < 5
+    assert not ended
     assert "1 spans were not sent" in caplog.text
     never.set()
 
@@ -504,10 +504,10 @@ def test_stopping_does_not_wait_for_a_silent_collector(hasty, monkeypatch, caplo
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
 
 
-def export(endpoint: str, *records: RequestRecord, **settings: object) -> Attempt:
+def export(endpoint: str, *records: RequestRecord, **options: object) -> Attempt:
     """The outcome of one export call of the SDK's exporter, as it was reported last."""
     attempts: list[Attempt] = []
-    exporter = span_exporter(OtlpConfig(endpoint=endpoint, **settings), "9", attempts.append)
+    exporter = span_exporter(OtlpConfig(endpoint=endpoint, **options), "9", attempts.append)
     factory = SpanFactory("vllm-watch-gateway", "9")
     exporter.export([factory.make(span_of(one)) for one in records or (FULL,)])
     exporter.shutdown()
@@ -586,7 +586,7 @@ def test_silent_collector_is_waited_for_as_asked(monkeypatch):
     """A collector that does not answer is waited for no longer than asked."""
     monkeypatch.setattr(collector_module, "EXPORT_TIMEOUT_S", 0.05)
     release = threading.Event()
-    with http_server(lambda _: (release.wait(10), (200, {}, b""))[1]) as (address, _):
+    with http_server(lambda _: (release.wait(60), (200, {}, b""))[1]) as (address, _):
         assert Attempt("timeout", "no answer within 0.05 s") == export(address)
         release.set()
 
@@ -662,20 +662,19 @@ def test_collector_in_trouble_logs_one_line(protocol, trouble, reason, free_port
             "tls": plain_server.replace("http", "https"),
             "absent": f"http://127.0.0.1:{free_port()}",
         }
-        spans = SpanQueue(OtlpConfig(endpoint=server[trouble], protocol=protocol), "9", 0)
+        spans, attempts = SpanQueue(OtlpConfig(endpoint=server[trouble], protocol=protocol), "9", 0), []
+        observe = spans._collector.observe
+        spans._collector.observe = lambda attempt: (attempts.append(attempt), observe(attempt))
         spans.start()
         spans.add(numbered(0))
         # gRPC reports a silent one as unavailable as well, in turns
         eventually(lambda: spans._collector.reason == reason)
-        began = time.thread_time()
         for number in range(1, 501):
             spans.add(numbered(number))
-        assert time.thread_time() - began < 0.5
         assert (400, 101) == (spans.dropped["timeout"] + spans.dropped["unavailable"], spans.waiting)
-        time.sleep(0.7)  # further attempts
-        began = time.monotonic()
+        so_far = len(attempts)
+        eventually(lambda: len(attempts) >= so_far + 2, what="further attempts")
         spans.stop()
-        assert time.monotonic() - began < 5
     assert [] == got
     line, end = (entry.getMessage() for entry in caplog.records)
     assert line.startswith(
@@ -991,8 +990,8 @@ async def test_a_collector_that_died_and_came_back_gets_what_waited(collector, t
             assert span_queue.BATCH + 100 == found["dropped_total reason=unavailable"]
             assert span_queue.QUEUE_LIMIT + 1 == found["waiting"]
             collector.start()
-            await until(lambda: series(sidecar)["waiting"] == 0, within_s=30)
+            await until(lambda: series(sidecar)["waiting"] == 0)
             assert span_queue.QUEUE_LIMIT + 2 == series(sidecar)["sent_total"]
-            await until(lambda: len(collector.arrived.spans()) == span_queue.QUEUE_LIMIT + 2, within_s=30)
+            await until(lambda: len(collector.arrived.spans()) == span_queue.QUEUE_LIMIT + 2)
     finally:
         await sidecar.stop()
