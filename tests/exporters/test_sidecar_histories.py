@@ -18,7 +18,7 @@ from exporters.requests import positions as positions_module
 from exporters.requests import tail as tail_module
 from tests.support.log_histories import SMALL, Histories
 
-HISTORIES = int(os.environ.get("VLLM_WATCH_HISTORIES", "250"))
+HISTORIES = int(os.environ.get("VLLM_WATCH_HISTORIES", "100"))
 
 
 @pytest.fixture

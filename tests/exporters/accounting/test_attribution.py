@@ -152,7 +152,7 @@ def assert_all_is_accounted_for(attribution: Attribution, looks: Iterable[UsageS
     assert near(sum((each.busy_s or 0) * rate for each, rate in rates)) == usage
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(histories(), st.booleans())
 def test_every_second_joule_and_cent_is_somebodys(looks, spread):
     """Over teams, idle, aborted, unattributed and pending: all the time that was allocated, all that was used, all that
@@ -163,7 +163,7 @@ def test_every_second_joule_and_cent_is_somebodys(looks, spread):
     assert all(value >= 0 for metric, _, value in attribution.samples() if metric is not attributed.SHARE_DIFFERENCE)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(histories(), st.integers(0, 12))
 def test_a_restart_in_between_changes_nothing(looks, cut):
     """The state goes through JSON and back; what follows is counted as if nothing had been."""
@@ -177,7 +177,7 @@ def test_a_restart_in_between_changes_nothing(looks, cut):
     ]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(histories(), st.lists(st.floats(0, 1), max_size=3))
 def test_more_looks_at_the_same_time_change_no_sum(looks, cuts):
     """A window cut into shorter ones, with the counters read at its end, is the same time, energy and cost."""

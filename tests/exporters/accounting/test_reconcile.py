@@ -536,25 +536,25 @@ def test_slow_readers_are_not_taken_for_missing_lines(slow, slow_s, late_s):
     """Some take seconds to read an answer that the engine has long finished: 10, or 150, of them linger at any
     moment."""
     world = World(late_s=late_s)
-    for at in range(6):  # busy, idle and busy again: what lingers comes and goes
+    for at in range(4):  # busy, idle and busy again: what lingers comes and goes
         seeded(world, 60, 20, seed=at, slow=slow, slow_s=slow_s)
         world.run(20)
     quiet(world)
     assert ({"no_usage": [0] * 3, "unknown": [0] * 3}, {cause: [0] * 3 for cause in EXTRA_CAUSES}) == world.told()
 
 
-def test_busy_day_books_only_restart_losses():
-    """24 hours at 100 requests a second, lines 100 ms late, aborts, n > 1, an engine killed every hour and away for 20
+def test_busy_hours_book_only_restart_losses():
+    """Six hours at 100 requests a second, lines 100 ms late, aborts, n > 1, an engine killed every hour and away for 20
     seconds."""
     rng, sidecar = random.Random(7), Reconciler(upstreams=["e0"])
-    # by tick: the day has 864,000
+    # by tick: six hours have 216,000
     drawn = [sum(rng.choice((1, 1, 1, 2)) for _ in range(_poisson(rng, 8))) for _ in range(4096)]
     engine, started_s, logged, asked, since_page, swallowed, back_tick = 0, -100.0, 0, 0, 0, 0, -1
 
     def log(count: int) -> dict[str, FinishedRequest]:
         return {MODEL: FinishedRequest(count, count * 300, count * 120)}
 
-    for tick in range(864_000 + 600):
+    for tick in range(216_000 + 600):
         now_s = tick * TICK_S
         if tick % 36_000 == 35_877:  # between two looks
             swallowed, since_page, back_tick = swallowed + since_page, 0, tick + 200
@@ -562,7 +562,7 @@ def test_busy_day_books_only_restart_losses():
             engine, started_s = 0, now_s
         up = tick >= back_tick
         # a minute of peace before, so that the start is settled
-        count = drawn[rng.getrandbits(12)] if up and 600 < tick < 864_000 else 0
+        count = drawn[rng.getrandbits(12)] if up and 600 < tick < 216_000 else 0
         engine += count
         since_page += count
         if tick % 50 == 0:
@@ -584,7 +584,7 @@ def test_busy_day_books_only_restart_losses():
             sidecar.settle(now_s + TICK_S, log(logged), at_end=True)
     model = sidecar.state().models[MODEL]
     the_law_holds(sidecar)
-    assert logged > 8_000_000
+    assert logged > 2_000_000
     assert {"no_usage": [0] * 3, "unknown": [0] * 3} == model.missing_in_log
     assert {
         "restart": [swallowed, swallowed * 300, swallowed * 120],
