@@ -1,7 +1,7 @@
 """GPU sampling: what nvidia-smi prints and NVML answers, and what a driver that hangs may cost. Real GPUs are not
 needed: a fake libnvidia-ml and a fake nvidia-smi stand in for what cannot be had."""
 
-# ruff: noqa: ASYNC220, ASYNC240  a test may wait for a file
+# ruff: noqa: ASYNC220  a test may wait for a file
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +34,7 @@ from exporters.sidecar_config import SidecarConfig
 from exporters.sidecar_listener import application
 from tests.support import memory
 from tests.support.mig_instances import H200 as H200_INSTANCES
-from tests.support.wait import eventually
+from tests.support.wait import eventually, until
 
 HERE = Path(__file__).parents[2]
 GOLDEN = HERE / "golden" / "nvidia-smi"
@@ -203,7 +203,7 @@ CELL = st.one_of(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=150)
 @given(st.lists(CELL, min_size=len(FIELDS), max_size=len(FIELDS)))
 def test_whatever_is_printed_becomes_plausible_numbers_or_gaps(cells: list[str]):
     """No input crashes, no number is negative, and every number that is missing says why."""
@@ -219,7 +219,7 @@ def test_whatever_is_printed_becomes_plausible_numbers_or_gaps(cells: list[str])
         assert (reading.event_reasons is None) == ("event_reasons" in reading.absent)
 
 
-@settings(max_examples=500)
+@settings(max_examples=150)
 @given(st.text())
 def test_any_text_is_rows_or_a_bad_report(text: str):
     """Nothing else may come out of the parser."""
@@ -391,6 +391,12 @@ def children() -> dict[int, str]:
     return found
 
 
+async def buried(source: GpuSource) -> bool:
+    """Whether all children that were killed are gone; on a busy machine that may outlast what a read waits for them."""
+    await source._reap()
+    return not source._dying
+
+
 async def failure(source: GpuSource, deadline_s: float = 5.0) -> GpuUnavailable:
     with pytest.raises(GpuUnavailable) as caught:
         await source.read(deadline_s)
@@ -556,11 +562,11 @@ async def test_a_hung_driver_costs_one_deadline(fake_nvml, source):
     gpus = source(env=fake_nvml("hang"))
     before = children()
     for _ in range(2):
-        start = time.monotonic()
         error = await failure(gpus, 0.3)
-        assert 2.0 > time.monotonic() - start
         assert ("hang", "the GPU driver did not answer within 0.3 s") == (error.reason, str(error))
-        assert (None, [], before) == (gpus._child, gpus._dying, children())
+        assert gpus._child is None
+        await until(lambda: buried(gpus), what="the end of the child")
+        assert before == children()
 
 
 async def test_a_driver_that_stalls_keeps_its_child_and_its_xid(fake_nvml, source):
@@ -584,35 +590,36 @@ async def test_an_old_request_ends_its_child(fake_nvml, source):
     assert child is gpus._child is not None
     now[0] = 8.1
     assert "hang" == (await failure(gpus, 0.3)).reason
-    assert (None, before) == (gpus._child, children())
+    assert gpus._child is None
+    await until(lambda: buried(gpus), what="the end of the child")
+    assert before == children()
 
 
-async def test_twenty_hangs_leave_no_process_and_no_pipe(fake_nvml, source):
+async def test_hangs_in_a_row_leave_no_process_and_no_pipe(fake_nvml, source):
     """In the middle of nvmlInit too, where drivers are known to hang."""
     gpus = source(env=fake_nvml("hang-init"))
     await failure(gpus, 0.1)
+    await until(lambda: buried(gpus))
     before, open_files = children(), len(os.listdir("/proc/self/fd"))
-    for _ in range(20):
+    for _ in range(10):
         assert "hang" == (await failure(gpus, 0.1)).reason
+        await until(lambda: buried(gpus))
     assert before == children()
     assert "Z" not in children().values()
-    assert open_files >= len(os.listdir("/proc/self/fd"))  # what tests before have left may go meanwhile
+    await until(lambda: open_files >= len(os.listdir("/proc/self/fd")), what="the closing of the pipes")
 
 
 async def test_the_loop_runs_on_while_the_driver_hangs(fake_nvml, source):
     """A page must be served meanwhile: no tick of the loop waits for the driver."""
-    longest, last = 0.0, time.monotonic()
-
-    async def tick() -> None:
-        nonlocal longest, last
-        while True:
-            await asyncio.sleep(0.01)
-            longest, last = max(longest, time.monotonic() - last), time.monotonic()
-
-    ticking = asyncio.create_task(tick())
-    await failure(source(env=fake_nvml("hang")), 1.0)
-    ticking.cancel()
-    assert 0.5 > longest
+    gpus = source(env=fake_nvml("hang"))
+    asking = asyncio.create_task(failure(gpus, 60.0))
+    await until(lambda: gpus._pending is not None, what="a request to the driver")
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not asking.done()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
 
 
 async def test_a_child_that_cannot_be_killed_blocks_nobody(fake_nvml, source, monkeypatch):
@@ -623,9 +630,8 @@ async def test_a_child_that_cannot_be_killed_blocks_nobody(fake_nvml, source, mo
     monkeypatch.setattr(os, "killpg", lambda *_: None)
     await failure(gpus, 0.3)
     [stuck] = gpus._dying
-    start, before = time.monotonic(), set(children())
-    error = await failure(gpus, 0.3)
-    assert 1.0 > time.monotonic() - start
+    before = set(children())
+    error = await failure(gpus, 60.0)  # it answers at once: it does not reach this deadline, which it would name
     assert ("hang", True) == (error.reason, str(stuck.process.pid) in str(error))
     assert before == set(children())
     monkeypatch.setattr(os, "killpg", real)
@@ -679,7 +685,7 @@ async def test_the_child_ends_with_its_parent(fake_nvml):
         "import asyncio, sys; from exporters.gpu.source import GpuSource\n"
         "async def main():\n"
         "    source = GpuSource(); asking = asyncio.create_task(source.read(60))\n"
-        "    while not source._child: await asyncio.sleep(0.01)\n"
+        "    while not source._child: await asyncio.sleep(0)\n"
         "    sys.stdout.write(f'{source._child.process.pid}\\n'); sys.stdout.flush(); await asking\n"
         "asyncio.run(main())"
     )
@@ -838,11 +844,18 @@ async def test_a_hung_nvidia_smi_is_killed_with_all_it_started(fake_nvml, fake_s
     """Also when it ended and only a child of it holds the pipe."""
     gpus = source(env=fake_nvml("ok"), smi=fake_smi(f"echo $$ > $0.pid; {body}"))
     gpus._no_nvml_before = float("inf")
-    start = time.monotonic()
-    assert "hang" == (await failure(gpus, 0.3)).reason
-    assert 2.0 > time.monotonic() - start
-    group = int(Path(gpus._smi[0] + ".pid").read_text())
+    pid = Path(gpus._smi[0] + ".pid")
+    asking = asyncio.create_task(failure(gpus, 1.0))
+    group = int(await until(lambda: pid.read_text().strip(), what="the start of nvidia-smi"))
+    assert "hang" == (await asking).reason
     eventually(lambda: not members(group), what="the end of the process group")
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
 
 
 def members(group: int) -> list[str]:
@@ -861,42 +874,44 @@ def members(group: int) -> list[str]:
 async def test_a_pipe_that_an_escaped_process_holds_is_let_go(fake_nvml, fake_smi, source):
     """What left the process group cannot be killed with it, and may keep the far end for ever; our end is closed."""
     before = len(os.listdir("/proc/self/fd"))
-    gpus = source(env=fake_nvml("ok"), smi=fake_smi("setsid sleep 3 & exit 0"))
+    gpus = source(env=fake_nvml("ok"), smi=fake_smi("setsid sleep 60 & echo $! > $0.pid; exit 0"))
     gpus._no_nvml_before = float("inf")
-    assert "hang" == (await failure(gpus, 0.3)).reason
-    await asyncio.sleep(0)  # transports close on the next turn of the loop
-    assert before == len(os.listdir("/proc/self/fd"))
+    try:
+        assert "hang" == (await failure(gpus, 0.5)).reason
+        await until(lambda: before == len(os.listdir("/proc/self/fd")), what="the closing of our end")
+    finally:
+        escaped = int(await until(lambda: Path(gpus._smi[0] + ".pid").read_text().strip()))
+        os.kill(escaped, signal.SIGKILL)
+    eventually(lambda: not running(escaped), what="the end of the escaped process")
 
 
 # --- the endpoint while the driver hangs
 
 
-SOON_S = 5.0  # half of what Prometheus waits; a few milliseconds but where many tests share a core
-
-
 class Endpoint:
-    """A sidecar that serves, and the scrapes of it: what it says of the GPU, and how long the slowest answer took."""
+    """A sidecar that serves, and the scrapes of it: what it says of the GPU."""
 
     def __init__(self, sidecar: Sidecar, url: str, session: ClientSession) -> None:
         self.sidecar, self.url, self.session = sidecar, url, session
-        self.slowest_s = 0.0
 
     async def up(self) -> bool:
-        began = time.monotonic()
         async with self.session.get(self.url) as answer:
             assert 200 == answer.status
             text = await answer.text()
-        self.slowest_s = max(self.slowest_s, time.monotonic() - began)
         [line] = [line for line in text.split("\n") if line.startswith('vllm_watch_source_up{kind="gpu"')]
         return float(line.rpartition(" ")[2]) == 1
 
-    async def until(self, up: bool, within_s: float = 20.0) -> float:
-        """Seconds until the page says so."""
-        began = time.monotonic()
-        while await self.up() is not up:
-            assert within_s > time.monotonic() - began
-            await asyncio.sleep(0.02)
-        return time.monotonic() - began
+    @property
+    def hangs(self) -> int:
+        return self.sidecar.sources[0].errors["hang"]
+
+    async def until(self, up: bool) -> None:
+        """Return once the page says so."""
+
+        async def says() -> bool:
+            return await self.up() is up
+
+        await until(says, what=f"a page with up={up}")
 
 
 @contextlib.asynccontextmanager
@@ -907,43 +922,54 @@ async def served(reader: GpuSource, monkeypatch: pytest.MonkeyPatch, **settings:
         yield Endpoint(serving, str(server.make_url("/metrics")), session)
 
 
-async def test_hang_shows_within_five_seconds(fake_nvml, source, monkeypatch, tmp_path):
-    """Three hangs of a driver that was well, with the real beat and deadline: a second and two."""
+async def test_hang_shows_at_its_first_deadline(fake_nvml, source, monkeypatch, tmp_path):
+    """Three hangs of a driver that was well."""
     behaviour, before = tmp_path / "nvml", children()
     behaviour.write_text("ok")
-    reader = source(env=fake_nvml(str(behaviour)), backoff_s=1.0)
-    async with served(reader, monkeypatch) as page:
+    reader = source(env=fake_nvml(str(behaviour)), backoff_s=0.1)
+    async with served(reader, monkeypatch, gpu_interval_s=0.1, timeout_s=2.0) as page:
         for _ in range(3):
             await page.until(up=True)
             behaviour.write_text("hang")
-            assert 5.0 > await page.until(up=False)
+            hangs = page.hangs
+            await until(lambda hangs=hangs: page.hangs > hangs, what="the first deadline")
+            assert not await page.up()
             behaviour.write_text("ok")
         await page.until(up=True)
-        assert SOON_S > page.slowest_s
-    assert before == children()
+    await until(lambda: before == children(), what="the end of all children")
 
 
-async def test_a_thousand_hangs_leave_nothing_behind(source, monkeypatch):
+async def test_a_page_is_served_while_the_driver_hangs(fake_nvml, source, monkeypatch):
+    reader = source(env=fake_nvml("hang"))
+    monkeypatch.setattr(sidecar, "FIRST_GPU_READING_S", 60.0)
+    async with served(reader, monkeypatch) as page:
+        await until(lambda: reader._pending is not None, what="a request to the driver")
+        asked = reader._pending
+        for _ in range(3):
+            assert not await page.up()
+        assert asked is reader._pending
+        assert not asked.done()
+
+
+async def test_hundreds_of_hangs_leave_nothing_behind(source, monkeypatch):
     """With a program that never answers and a deadline of ten milliseconds: no process, no pipe, no thread, no
     memory."""
     monkeypatch.setattr(sidecar, "FIRST_GPU_READING_S", 0.01)
     before, open_files = children(), len(os.listdir("/proc/self/fd"))
     async with served(source(nvml=("sleep", "1000")), monkeypatch, gpu_interval_s=0.001, timeout_s=0.02) as page:
-        hangs = lambda: page.sidecar.sources[0].errors["hang"]  # noqa: E731
-        while hangs() < 200:  # buffers and caches have found their size
+
+        async def hung(times: int) -> bool:
             assert not await page.up()
+            return page.hangs >= times
+
+        await until(lambda: hung(100))  # buffers and caches have found their size
         held = memory.mib()
-        while hangs() < 1000:
-            assert not await page.up()
-            await asyncio.sleep(0.01)
-        assert 4 > memory.mib() - held
-        assert {"hang": hangs()} == +page.sidecar.sources[0].errors
+        await until(lambda: hung(400))
+        assert 2 > memory.mib() - held
+        assert {"hang": page.hangs} == +page.sidecar.sources[0].errors
         assert len(children()) <= len(before) + 1
-        assert SOON_S > page.slowest_s
-    assert before == children()
-    async with asyncio.timeout(5):  # transports close on later turns of the loop
-        while open_files < len(os.listdir("/proc/self/fd")):
-            await asyncio.sleep(0.01)
+    await until(lambda: before == children(), what="the end of all children")
+    await until(lambda: open_files >= len(os.listdir("/proc/self/fd")), what="the closing of the pipes")
 
 
 async def test_a_slow_beat_is_no_gap_in_the_energy(source, monkeypatch):
