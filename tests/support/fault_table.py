@@ -615,8 +615,8 @@ def disk_full(log: Log, reader: Reader) -> None:
     log.add(10)
     reader.fail_to_keep()
     reader.fill_disk(0)
-    for _ in range(3):
-        log.add(10)
+    for _ in range(2):
+        log.add(15)
         reader.fail_to_keep()
     reader.free_disk()
 
