@@ -121,7 +121,7 @@ def test_a_stream_keeps_each_record_once(part, free_port, recipe: str, tmp_path:
     records = made_requests(50)
     records.append(msgspec.structs.replace(records[0], span_id="0" * 15 + "1"))  # a client that sends its id again
     with NatsServer(part("nats").path, free_port(), tmp_path) as server:
-        eventually(server.connect, within_s=30, what="the NATS server")
+        eventually(server.connect, what="the NATS server")
         connection = server.connect()
         made = connection.ask(f"$JS.API.STREAM.CREATE.{stream['name']}", json.dumps(stream).encode())
         assert "error" not in made, made
@@ -130,7 +130,7 @@ def test_a_stream_keeps_each_record_once(part, free_port, recipe: str, tmp_path:
         assert [number + 1 for number in range(51)] == [one["seq"] for one in first]
         assert [False, True] == [any(one.get("duplicate") for one in first), all(one.get("duplicate") for one in again)]
     with server:
-        eventually(server.connect, within_s=30, what="the NATS server again")
+        eventually(server.connect, what="the NATS server again")
         connection = server.connect()
         assert all(connection.ask(sink["subject"], *message(sink, one)).get("duplicate") for one in records)
         state = connection.ask(f"$JS.API.STREAM.INFO.{stream['name']}", b"")["state"]
