@@ -302,7 +302,7 @@ def test_slow_client(gate: Gate, tmp_path: Path):
     small = Client(gate, "small", "small")
     wide = {"logprobs": 1000}  # tens of kB a token, so that no buffer on the path holds the answer
     fast = small.send(150, **wide)
-    slow = small.send(150, pause_s=max(4.0, 2.5 * fast.seconds), **wide)
+    slow = small.send(150, pause_s=max(8.0, 5 * fast.seconds), **wide)
     record, found = show(gate, slow)
     assert 2000 < (record.client_wait_ms or 0)
     assert ("delivery", "the client read slowly") == longest(found)
