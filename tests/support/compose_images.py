@@ -160,7 +160,9 @@ def _sources() -> Iterator[Path]:
 
 
 def _contents(files: Iterator[Path] | list[Path]) -> Iterator[str]:
-    return (f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()} {path.stat().st_mode}" for path in files)
+    """Lines by which a file of any checkout is known."""
+    digests = ((path, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files)
+    return (f"{path.relative_to(ROOT)} {digest} {path.stat().st_mode}" for path, digest in digests)
 
 
 def _file_parts(files: list[Path]) -> Iterator[str]:
