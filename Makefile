@@ -12,9 +12,7 @@ PIP := "$(VENV)/bin/pip" $(HASHED)
 NOT_HAD = { echo "make: Python packages could not be installed; the lines above say why: the index must answer, with the very files that requirements/ names"; exit 1; }
 RUN := PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m stack.cli
 ARGS ?=
-PYTHONPATH_HERE := PYTHONPATH=$(CURDIR)
-TIMES := $(CURDIR)/.pytest_cache/test-times.jsonl
-PYTEST := $(PYTHONPATH_HERE) VLLM_WATCH_TIMES='$(TIMES)' $(VENV)/bin/python -m pytest
+PYTEST := PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m pytest
 space := $(subst ,, )
 REAL := engine or compose or chromium or collector
 # Two processes for each core: many tests wait for another process more than they work.
@@ -75,15 +73,16 @@ cli: $(VENV)/run.done
 # In CI a part that cannot be had fails the run; elsewhere it is named, and its tests are reported as not run.
 # First what needs no processor to itself; then what watches real engines, containers and browsers. A file is one unit of work of a process.
 # Both run, whatever comes of the first. ARGS may choose tests that only one of them has (5: none was chosen).
+test: export VLLM_WATCH_TIMES := $(CURDIR)/.pytest_cache/test-times.jsonl
 test: $(VENV)/dev.done
 	@$(RUN) lab install --every
-	@$(PYTHONPATH_HERE) $(VENV)/bin/python -m tests.support.parts
+	@PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m tests.support.parts
 	@$(MAKE) --no-print-directory lint
-	@mkdir -p .pytest_cache && rm -f '$(TIMES)'
+	@mkdir -p .pytest_cache && rm -f "$$VLLM_WATCH_TIMES"
 	$(FAST) $(ARGS); fast=$$?; \
 	$(LIVE) $(ARGS); live=$$?; \
-	$(if $(ARGS),mutants=0,$(MAKE) --no-print-directory mutants ARGS="--seconds 120 --at-least 0.75"; mutants=$$?); \
-	echo 'the ten slowest test files:'; $(PYTHONPATH_HERE) $(VENV)/bin/python -m tests.support.file_times '$(TIMES)'; \
+	$(if $(ARGS),mutants=0,VLLM_WATCH_TIMES= $(MAKE) --no-print-directory mutants ARGS="--seconds 120 --at-least 0.75"; mutants=$$?); \
+	echo 'the ten slowest test files:'; PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m tests.support.file_times "$$VLLM_WATCH_TIMES"; \
 	case "$$fast $$live $$mutants" in "0 0 0" | "0 5 0" | "5 0 0") ;; *) exit 1 ;; esac
 
 test-fast: $(VENV)/dev.done

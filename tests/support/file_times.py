@@ -20,7 +20,7 @@ import pytest
 
 from tests.support import wait
 
-TIMES = "VLLM_WATCH_TIMES"
+TIMES = os.environ.pop("VLLM_WATCH_TIMES", "")  # not for test runs that a test starts
 parts_used: set[str] = set()  # by the test that runs
 
 
@@ -64,9 +64,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Write the line of one phase of a test; only the process that xdist's workers report to does."""
-    if (path := os.environ.get(TIMES)) and "PYTEST_XDIST_WORKER" not in os.environ:
+    if TIMES and "PYTEST_XDIST_WORKER" not in os.environ:
         line = [report.nodeid, report.when, report.duration, dict(report.user_properties).get("times")]
-        with Path(path).open("a") as file:
+        with Path(TIMES).open("a") as file:
             file.write(json.dumps(line) + "\n")
 
 
