@@ -89,6 +89,7 @@ def test_garbage_goes_and_what_was_loaded_is_not_looked_through():
 GARBAGE = """
 import asyncio, gc, weakref
 from exporters import process
+from tests.support.wait import until
 
 class Ring:
     def __init__(self):
@@ -98,10 +99,7 @@ async def main():
     ring = weakref.ref(Ring())
     before = ring() is not None
     async with process.tidied(0.05):
-        for _ in range(200):
-            await asyncio.sleep(0.05)
-            if ring() is None:
-                break
+        await until(lambda: ring() is None, "the ring is collected")
         told = f"before {before:d} after {ring() is not None:d}, frozen {gc.get_freeze_count() > 1000}"
     await asyncio.sleep(0)
     print(f"{told}, none is left running: {process.tasks(asyncio.get_running_loop()) == 1}")

@@ -55,6 +55,26 @@ async def until(
             await asyncio.sleep(every_s)
 
 
+async def settled(read: Callable[[], Any], what: str = "the value", every_s: float = 0.1) -> Any:
+    """Read a value, which may come from a coroutine function, until two readings in succession agree; return it."""
+    former: Any = ...
+
+    async def agrees() -> tuple[Any] | None:
+        nonlocal former
+        last, former = former, read()
+        if inspect.isawaitable(former):
+            former = await former
+        return (former,) if last == former else None
+
+    return (await until(agrees, f"{what} settles", every_s=every_s))[0]
+
+
+async def turns(count: int = 4) -> None:
+    """Run the event loop so often: what one task wrote to a socket of this process has been read by another."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 @contextlib.contextmanager
 def _limit(within_s: float, what: str) -> Iterator[Callable[[Any], None]]:
     """Yield what raises AssertionError once the time is over; count the seconds of the block."""

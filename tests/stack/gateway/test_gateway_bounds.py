@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporters.catalogue.gateway import INFLIGHT
 from exporters.requests.record import fitting_line, parse_line
 from stack.gateway import request_body as token_requests
 from stack.gateway import request_fields, request_routes
@@ -27,7 +28,7 @@ from stack.gateway.large_bodies import LARGE_BYTES
 from stack.gateway.request_state import RequestState, record
 from stack.gateway.routes import passed, plain
 from tests.support.gateway_scene import ASK, CHAT, KEYS, ROLE, STREAM, TOKEN, Running, events, gateway, never, says
-from tests.support.wait import until
+from tests.support.wait import turns, until
 
 # ---- paths
 
@@ -355,7 +356,12 @@ async def test_waiting_requests_are_counted_at_once(tmp_path: Path, teams: tuple
         # a small one has a place still, also when its body comes after its head
         clients.append(asyncio.create_task(posted(it)))
         clients.append(sending(it, 10_000))
-        await asyncio.sleep(0.2)
+
+        async def all_there() -> bool:
+            figures = await it.figures()
+            return room + 3 == sum(value for name, value in figures.items() if name[0] == INFLIGHT.name)
+
+        await until(all_there, "the small ones wait as well")
         assert [] == [one for one in clients if one.done()]
         for one in clients:
             one.cancel()
@@ -559,7 +565,7 @@ async def test_a_body_that_breaks_its_framing_is_refused_at_once(tmp_path: Path)
             " chunked\r\n\r\n"
         )
         writer.write(head.encode() + b"2\r\n{}\r\n")
-        await asyncio.sleep(0.05)
+        await turns(20)  # so that the gateway reads the two parts one after the other
         writer.write(b"no length\r\n")
         answer = await asyncio.wait_for(reader.read(), 5)
         assert (1, b" 400 ", True) == (answer.count(b"HTTP/1.1 "), answer[8:13], b"framing" in answer)

@@ -43,7 +43,7 @@ from stack.gateway.upstream_client import (
     origin_of,
 )
 from tests.support.gateway_scene import ASK, CHAT, DONE, KEYS, LAST, ROLE, STREAM, TOKEN, Running, gateway
-from tests.support.wait import until
+from tests.support.wait import settled, turns, until
 
 SOON_S = 30.0  # longer than anything here takes: only what hangs meets it
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -86,12 +86,6 @@ def on_each_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[...
     each.__signature__ = signature.replace(parameters=[*signature.parameters.values(), loop])
     each.__name__, each.__doc__ = test.__name__, test.__doc__
     return each
-
-
-async def turns() -> None:
-    """Long enough for what has been written to be read by itself."""
-    for _ in range(4):
-        await asyncio.sleep(0)
 
 
 @dataclass
@@ -834,7 +828,7 @@ async def test_leaving_an_answer_closes_its_connection(left: str):
 
         using = asyncio.create_task(user())
         await until(lambda: len(it.asked) == 1, "the engine is asked")
-        await asyncio.sleep(0.02)
+        await turns(20)
         using.cancel()
         with pytest.raises(asyncio.CancelledError):
             await using
@@ -914,7 +908,7 @@ async def test_nothing_is_given_after_a_no_until_it_is_asked_for():
             return False
 
         await answer.pump(take)
-        await asyncio.sleep(0.02)
+        await turns(20)
         assert 1 == len(got)
         while await answer.pump(take):
             pass
@@ -948,7 +942,7 @@ async def test_an_error_of_who_takes_is_raised_where_it_waits(held: bool):
     async with engine(first(says(CHUNKED, b"1\r\na\r\n", b"1\r\nb\r\n"), says(OK))) as (it, client):
         answer = await client.send(it.url, "POST", "/v1/x", [], b"{}")
         if held:
-            await asyncio.sleep(0.02)
+            await turns(20)
         calls = 0
 
         def take(part: bytes) -> bool:
@@ -958,7 +952,7 @@ async def test_an_error_of_who_takes_is_raised_where_it_waits(held: bool):
 
         with pytest.raises(ConnectionResetError, match="the client is gone"):
             await answer.pump(take)
-        await asyncio.sleep(0.01)
+        await turns(20)
         answer.close()
         assert 1 == calls
         await until(lambda: it.open == 0, "the connection is cut")
@@ -983,10 +977,9 @@ async def test_an_error_of_who_takes_that_nobody_waits_for_is_nobodys():
             go.clear()
             answer = await client.send(it.url, "POST", "/v1/x", [], b"{}")
             pumping = asyncio.create_task(answer.pump(take))
-            await asyncio.sleep(0.005)
+            await turns()
             go.set()
-            for _ in range(turn):
-                await asyncio.sleep(0)
+            await turns(turn)
             pumping.cancel()
             with pytest.raises((asyncio.CancelledError, ConnectionResetError)):
                 await pumping
@@ -1032,11 +1025,7 @@ async def test_an_engine_waits_for_whoever_does_not_take(how: str):
                 taken.append(len(await answer.chunk()))
             while how == "pump until no" and not taken:
                 await answer.pump(lambda part: bool(taken.append(len(part))))
-            before = -1
-            while before != sent:
-                before = sent
-                await asyncio.sleep(0.05)
-            assert sent < 32 * MIB
+            assert await settled(lambda: sent, "what the engine could send") < 32 * MIB
             assert tracemalloc.get_traced_memory()[1] < 8 * HELD_BYTES  # a read, its chunks, and what is held
         finally:
             tracemalloc.stop()
@@ -1226,7 +1215,7 @@ async def test_a_request_is_out_when_the_engine_has_taken_all_of_it(
         return asyncio.create_task(client.send(url, "POST", "/", [], b"x" * size, lambda: out.update([name])))
 
     first_one = sent("first", 20 << 20)
-    await asyncio.sleep(0.2)
+    await turns(200)
     assert {} == out
     takes.set()
     if not over_tls:
@@ -1275,9 +1264,10 @@ async def test_a_port_without_tls_is_told_so(says_: bytes):
 @on_each_loop
 async def test_who_leaves_while_connecting_leaves_no_connection():
     """To an engine that accepts and then says nothing of TLS."""
-    ended = asyncio.Event()
+    accepted, ended = asyncio.Event(), asyncio.Event()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.set()
         with contextlib.suppress(ConnectionError):
             await reader.read()
         writer.close()
@@ -1287,14 +1277,14 @@ async def test_who_leaves_while_connecting_leaves_no_connection():
     url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     client = UpstreamClient(5.0)
     sending = asyncio.create_task(client.send(url, "POST", "/v1/x", [], b"{}"))
-    await asyncio.sleep(0.05)
+    await until(accepted.is_set, "the engine accepts the connection")
     sending.cancel()
     with pytest.raises(asyncio.CancelledError):
         await sending
-    await asyncio.wait_for(ended.wait(), 2.0)
+    await until(ended.is_set, "the engine sees the client disconnect")
     ended.clear()
     assert (await refused(url, connect_s=0.05)).late
-    await asyncio.wait_for(ended.wait(), 2.0)
+    await until(ended.is_set, "the engine sees the late client disconnect")
     server.close()
 
 
@@ -1453,7 +1443,7 @@ async def test_disconnect_at_any_stage_leaves_one_record(tmp_path: Path, politel
         await until(
             lambda: len(LEFT) == sum(b'"user"' in request for request in engine_.asked), "the engine is asked by all"
         )
-        await asyncio.sleep(0.1)
+        await turns(100)
         open_before = engine_.open
         for client in clients:
             client.close() if politely else reset(client)

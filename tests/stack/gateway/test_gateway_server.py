@@ -24,7 +24,7 @@ from exporters.net.listener_auth import ListenerAuth
 from stack.gateway import client_connection
 from stack.gateway.client_connection import HEAD_BYTES, HEADERS, LINE_BYTES, QUEUED, ClientConnection, ClientServer
 from stack.gateway.client_request import BrokenBody, ClientRequest, Response, read_target, text_response
-from tests.support.wait import until
+from tests.support.wait import turns, until
 
 pytestmark = pytest.mark.filterwarnings("ignore:Overriding the .event_loop_policy")
 Seen = tuple[str, str, str, tuple[tuple[str, str], ...], bytes | None]
@@ -112,8 +112,7 @@ async def settled(connection: ClientConnection) -> None:
     """Return when nothing can go on without more bytes."""
     before = None
     while before != (before := (connection._answered, len(connection._queue))):
-        for _ in range(4):
-            await asyncio.sleep(0)
+        await turns()
 
 
 def request(

@@ -43,7 +43,7 @@ from tests.support.gateway_scene import (
     event,
     gateway,
 )
-from tests.support.wait import until
+from tests.support.wait import settled, until
 
 HEAD = (
     b"date: Sat, 21 Nov 2026 10:00:00 GMT\r\nserver: uvicorn\r\ncontent-type: text/event-stream;"
@@ -461,12 +461,8 @@ async def test_unread_streams_stop_only_their_engines(
             clients = [
                 await stalled_client(it, (WITH_USAGE if asked else STREAM) | {"user": "stalls"}) for _ in range(20)
             ]
-            seen: list[int] = []
-            async with asyncio.timeout(SOON_S):
-                while len(seen) < 20 or seen != list(taken.values()):  # until no engine gets any further
-                    seen = list(taken.values())
-                    await asyncio.sleep(0.2)
-            assert max(seen) < (2 << 20) + KERNEL_BYTES
+            await until(lambda: len(taken) == 20, "20 engines are asked")
+            assert max(await settled(lambda: [*taken.values()], "what engines send")) < (2 << 20) + KERNEL_BYTES
             assert tracemalloc.get_traced_memory()[0] < 20 * cost
             async with it.post(STREAM) as answer:
                 assert ROLE + TOKEN + LAST + DONE == await answer.read()

@@ -66,7 +66,8 @@ from tests.support.gateway_scene import (
     says,
     then_breaks,
 )
-from tests.support.wait import until
+from tests.support.wait import settled as unmoved
+from tests.support.wait import turns, until
 
 serving = importlib.import_module("stack.gateway.serve")  # the package has its function by that name
 ALL = KEYS | {team: make_key(team) for team in ("chat", "night")}
@@ -689,7 +690,7 @@ async def test_disconnect_before_the_stream_has_no_status(tmp_path: Path):
     async with pair(tmp_path, scripted(ROLE, EVER)) as (it, a, b):
         client = asking(it, "one", STREAM)
         await until(lambda: len(a.asked) == 1, "the first upstream is asked")
-        await asyncio.sleep(0.05)  # so that the head of its answer has come; should it not, the test proves less
+        await turns(20)  # so that the head of its answer has come; should it not, the test proves less
         await leave(client)
         record = await it.record()
         assert ("client_abort", None, 1, "a") == (record.outcome, record.status, record.attempt, record.upstream)
@@ -1249,15 +1250,11 @@ async def changing(tmp_path: Path, it: Running, said: dict[str, Any], times: int
 async def settled(it: Running) -> dict[tuple[str, ...], float]:
     """The page, once nothing is in flight and nothing has changed for a while: of a client that left, the gateway may
     hear later."""
-    before: dict[tuple[str, ...], float] = {}
 
-    async def unchanged() -> bool:
-        nonlocal before
-        former, before = (
-            before,
-            {name: value for name, value in (await it.figures()).items() if name[0] in (REQUESTS.name, INFLIGHT.name)},
-        )
-        return former == before and not any(value for name, value in before.items() if name[0] == INFLIGHT.name)
+    async def counts() -> list[float]:
+        figures = await it.figures()
+        assert not any(value for name, value in figures.items() if name[0] == INFLIGHT.name)
+        return [value for name, value in figures.items() if name[0] == REQUESTS.name]
 
-    await until(unchanged, "nothing is in flight", every_s=0.1)
+    await unmoved(counts, "the count of requests")
     return await it.figures()
