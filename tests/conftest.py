@@ -146,21 +146,38 @@ def past(part, tmp_path_factory) -> Iterator[Callable[..., str]]:
         server.wait(20)
 
 
+@pytest.fixture(scope="session")
+def browser_url(part, tmp_path_factory) -> Iterator[str]:
+    """The address of one real Chromium for all files, which playwright connects to."""
+    profile = tmp_path_factory.mktemp("chromium")
+    command = [
+        part("chromium").path, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+        "--disable-component-update", "--disable-sync", "--no-first-run", "--hide-scrollbars", "--mute-audio",
+        "--force-color-profile=srgb", "--disable-background-timer-throttling", "--disable-renderer-backgrounding",
+        "--disable-backgrounding-occluded-windows", "--disable-dev-shm-usage", f"--user-data-dir={profile}",
+        "--remote-debugging-port=0", "about:blank",
+    ]  # fmt: skip
+    with (profile / "output").open("w") as output:
+        browser = subprocess.Popen(command, stdout=output, stderr=output)
+    announced = profile / "DevToolsActivePort"
+    try:
+        yield eventually(
+            lambda: announced.exists() and f"http://127.0.0.1:{int(announced.read_text().split()[0])}",
+            "the port of Chromium",
+        )
+    finally:
+        browser.terminate()
+        browser.wait(60)
+
+
 @pytest.fixture(scope="module")
-def chromium(part) -> Iterator[Any]:
-    """A real browser. Of one file: while its loop runs, no test can have a loop of its own."""
+def chromium(browser_url) -> Iterator[Any]:
+    """A connection to the browser. Of one file: while playwright's loop runs, no test can have a loop of its own."""
     from playwright.sync_api import expect, sync_playwright
 
-    quiet = [
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-    ]
     expect.set_options(timeout=60_000)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=part("chromium").path, args=quiet)
+        browser = playwright.chromium.connect_over_cdp(browser_url)
         yield browser
         browser.close()
 
