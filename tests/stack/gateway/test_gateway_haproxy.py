@@ -149,10 +149,16 @@ def test_bad_options_are_one_sentence(options: dict[str, Any], said: str):
 
 async def test_the_gateway_with_the_fewest_connections_is_next(part, free_port, tmp_path: Path):
     async with fleet(part, free_port, tmp_path) as (gateways, url, session):
-        for gateway in gateways[:2]:
+        before = [gateway.held for gateway in gateways]
+        for gateway in gateways:
             gateway.hold.clear()
-        held = [asyncio.create_task(ask(session, url)) for _ in range(3)]  # one of them is answered
-        done, _ = await asyncio.wait(held, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        held = [asyncio.create_task(ask(session, url)) for _ in range(3)]
+        await until(
+            lambda: [1, 1, 1] == [gateway.held - held for gateway, held in zip(gateways, before, strict=True)],
+            "each gateway has one of three requests",
+        )
+        gateways[2].hold.set()
+        done, _ = await asyncio.wait(held, return_when=asyncio.FIRST_COMPLETED)
         assert ["g2"] == [task.result() for task in done]
         assert ["g2"] * 5 == [await ask(session, url) for _ in range(5)]
         for gateway in gateways:
