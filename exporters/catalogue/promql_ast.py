@@ -67,15 +67,7 @@ def _outside_strings(pattern: str, value: str, text: str) -> str:
 
 def selectors(text: str) -> list[Selector]:
     """Return every series selector of an expression, in order. Raises BadExpression."""
-    found: list[Selector] = []
-
-    def visit(node: ql.Expr) -> bool:
-        if isinstance(node, ql.VectorSelector):
-            found.append(_selector(node))
-        return True
-
-    ql.walk(parse(text), visit)
-    return found
+    return [_selector(node) for node in _nodes(parse(text)) if isinstance(node, ql.VectorSelector)]
 
 
 def has_matcher(text: str, label: str, value: str) -> bool:
@@ -307,7 +299,7 @@ def _below(node: ql.Expr) -> Iterator[tuple[str, ql.Expr]]:
         case ql.Call():
             yield from ((node.func.name, arg) for arg in node.args)
         case ql.AggregateExpr():
-            yield str(node.op), node.expr
+            yield from ((str(node.op), part) for part in (node.param, node.expr) if part is not None)
         case ql.BinaryExpr():
             op = f"{node.op} bool" if node.modifier and node.modifier.return_bool else str(node.op)
             yield op, node.lhs

@@ -308,6 +308,7 @@ def test_a_metric_that_cannot_be_is_refused(bad):
         ("a and on (job) b", [("a", ("and",), ""), ("b", ("presence",), "")]),
         ("-(a) / b", [("a", ("/",), ""), ("b", ("/",), "")]),
         ('{__name__="a", x="[5m]"} or b', [("a", ("or",), ""), ("b", ("or",), "")]),
+        ("topk(scalar(a), rate(b[1m]))", [("a", ("scalar", "topk"), ""), ("b", ("rate", "topk"), "1m")]),
         ("1 + time()", []),
     ],
 )
