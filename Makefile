@@ -15,12 +15,15 @@ ARGS ?=
 PYTEST := PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m pytest
 space := $(subst ,, )
 REAL := engine or compose or chromium or collector
+REAL_OR := $(subst $(space)or$(space),|,$(REAL))
 # Two processes for each core: many tests wait for another process more than they work.
 WORKERS := $(shell echo $$(( 2 * $$(nproc) )))
-FAST = $(PYTEST) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not ($(REAL))"
+# Every process imports every file, so files that have no such test are left out, unless ARGS names files.
+NOT_FAST = $(if $(findstring tests/,$(ARGS)),,$(addprefix --ignore=,$(shell grep -rlE '^pytestmark = .*mark\.($(REAL_OR))' tests --include='test_*.py')))
+FAST = $(PYTEST) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not ($(REAL))" $(NOT_FAST)
 # Two processes: engines and labs wait for each other's states more than they compute, and two of each fit into 12 GiB.
 # Only files that have such tests are imported, unless ARGS names files.
-LIVE_FILES = $(if $(findstring tests/,$(ARGS)),,$(sort $(shell grep -rlE 'mark\.($(subst $(space)or$(space),|,$(REAL)))' tests --include='test_*.py')))
+LIVE_FILES = $(if $(findstring tests/,$(ARGS)),,$(sort $(shell grep -rlE 'mark\.($(REAL_OR))' tests --include='test_*.py')))
 LIVE = $(PYTEST) --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "$(REAL)" $(LIVE_FILES)
 # Else every process that the tests start compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=

@@ -17,8 +17,6 @@ from dashboards.grafana_json import to_json
 from dashboards.registry import BOARDS
 from stack.lab.install import npm
 
-PRINTED = [json.loads(to_json(board)) for board in BOARDS]
-
 # panel type -> where its options are declared
 OPTIONS = {"timeseries": "TimeSeries", "stat": "Stat", "table": "Table", "heatmap": "Heatmap", "text": "Text"}
 CUSTOM = ("timeseries", "table", "heatmap")  # panel types with field options of their own
@@ -128,9 +126,10 @@ def errors(boards_json, version, part, tmp_path):
 
 @pytest.mark.parametrize("version", npm.SCHEMAS)
 def test_boards_are_what_grafana_declares_a_dashboard_to_be(version, part, tmp_path):
-    assert {} == {message: name for name, message in errors(PRINTED, version, part, tmp_path)}, (
-        "each message with one of its places"
-    )
+    assert {} == {
+        message: name
+        for name, message in errors([json.loads(to_json(board)) for board in BOARDS], version, part, tmp_path)
+    }, "each message with one of its places"
 
 
 SMALL = {

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import scipy  # which imports scipy.stats at its first use
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from exporters.statistics import (
     CountSpread,
@@ -79,7 +79,7 @@ def test_median_of_nothing_is_none():
 
 @given(NUMBERS)
 def test_ranks_are_scipys_from_zero(values: list[float]):
-    assert [rank - 1 for rank in stats.rankdata(values)] == ranks(values)
+    assert [rank - 1 for rank in scipy.stats.rankdata(values)] == ranks(values)
 
 
 # ---- Student's t and power ----------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def test_ranks_are_scipys_from_zero(values: list[float]):
 @pytest.mark.parametrize("df", [1, 2, 3, 4, 7, 8, 9, 10, 31, 120])
 @pytest.mark.parametrize("confidence", [0.05, 0.6, 0.8, 0.95, 0.99, 0.999])
 def test_students_t_is_scipys(confidence: float, df: int):
-    expected = float(stats.t.ppf((1 + confidence) / 2, df))
+    expected = float(scipy.stats.t.ppf((1 + confidence) / 2, df))
     assert expected == pytest.approx(t_quantile(confidence, df), rel=1e-9)
     assert 1 - confidence == pytest.approx(two_sided_p(-expected, df), abs=1e-12)
 
@@ -101,13 +101,13 @@ def test_two_sided_p_ends_at_certainty_and_at_nothing():
 @pytest.mark.parametrize("effect", [0.0, 1.5, 4.0, 8.0])
 def test_power_is_the_tail_of_noncentral_t(effect: float, df: int):
     t = t_quantile(0.95, df)
-    assert float(stats.nct.sf(t, df, effect)) == pytest.approx(exceedance(effect, t, df), abs=1e-4)
+    assert float(scipy.stats.nct.sf(t, df, effect)) == pytest.approx(exceedance(effect, t, df), abs=1e-4)
 
 
 @pytest.mark.parametrize(("alpha", "power"), [(0.05, 0.8), (0.05 / 7, 0.8), (0.05, 0.95)])
 def test_detectable_effect_has_its_power(alpha: float, power: float):
     effect = detectable_effect(8, alpha, power)
-    assert power == pytest.approx(float(stats.nct.sf(stats.t.ppf(1 - alpha / 2, 8), 8, effect)), abs=1e-4)
+    assert power == pytest.approx(float(scipy.stats.nct.sf(scipy.stats.t.ppf(1 - alpha / 2, 8), 8, effect)), abs=1e-4)
 
 
 # ---- several tests, two samples -----------------------------------------------------------------------------------
@@ -126,11 +126,11 @@ def test_holm_is_closed_testing_with_bonferroni(ps: list[float]):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # scipy's own, about a p that is not read here
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.lists(st.integers(0, 50), min_size=1, max_size=40))
 def test_ks_distance_is_scipys(left: list[int], right: list[int]):
-    assert float(stats.ks_2samp(left, right, method="exact").statistic) == pytest.approx(ks_distance(left, right))
+    assert float(scipy.stats.ks_2samp(left, right, method="exact").statistic) == pytest.approx(ks_distance(left, right))
 
 
 def test_ks_critical_is_smirnovs_one_percent():
-    assert float(stats.kstwobign.isf(0.01)) * math.sqrt(1 / 300 + 1 / 500) == pytest.approx(
+    assert float(scipy.stats.kstwobign.isf(0.01)) * math.sqrt(1 / 300 + 1 / 500) == pytest.approx(
         ks_critical(300, 500), rel=0.002
     )
 
@@ -158,12 +158,12 @@ def test_design_is_numpys_least_squares(seed: int):
     found, errors, _ = lstsq(columns, noise(seed))
     estimate = Design.of(*columns).estimate(noise(seed))
     assert (found[-1], errors[-1], 8) == pytest.approx(estimate)
-    assert 2 * stats.t.sf(abs(found[-1] / errors[-1]), 8) == pytest.approx(estimate.p)
+    assert 2 * scipy.stats.t.sf(abs(found[-1] / errors[-1]), 8) == pytest.approx(estimate.p)
 
 
 def test_mean_has_students_interval():
     values = noise(3, 6)
-    expected = stats.t.interval(0.95, 5, np.mean(values), stats.sem(values))
+    expected = scipy.stats.t.interval(0.95, 5, np.mean(values), scipy.stats.sem(values))
     assert tuple(map(float, expected)) == pytest.approx(mean_design(6).estimate(values).interval(0.05))
     assert mean_design(1).estimate([3.0]).interval(0.05) is None
 
@@ -182,7 +182,7 @@ def test_drift_terms_have_numpys_p_and_reach():
     values = [value + 0.3 * at for at, value in enumerate(noise(6))]
     found, errors, _ = lstsq([[1.0] * 12, OF_B, PLACES, [at * at for at in PLACES]], values)
     terms, apart = drift_terms(values, OF_B, PLACES)
-    assert 2 * stats.t.sf(abs(found[-1] / errors[-1]), 8) == pytest.approx(terms[-1].p)
+    assert 2 * scipy.stats.t.sf(abs(found[-1] / errors[-1]), 8) == pytest.approx(terms[-1].p)
     curve = [found[2] * at + found[3] * at * at for at in PLACES]
     assert max(curve) - min(curve) == pytest.approx(apart)
 
@@ -362,7 +362,7 @@ def test_dispersion_of_counts_is_variance_by_mean():
 
 @pytest.mark.parametrize(("hits", "flips", "chance"), [(0, 0, 0.05), (3, 10, 0.05), (40, 50, 0.5), (7, 9, 0.2)])
 def test_coin_evidence_is_a_beta_mixture_by_the_binomial(hits: int, flips: int, chance: float):
-    mixed = stats.betabinom.logpmf(hits, flips, 8 * chance, 8 * (1 - chance))
-    assert mixed - stats.binom.logpmf(hits, flips, chance) == pytest.approx(
+    mixed = scipy.stats.betabinom.logpmf(hits, flips, 8 * chance, 8 * (1 - chance))
+    assert mixed - scipy.stats.binom.logpmf(hits, flips, chance) == pytest.approx(
         coin_evidence(hits, flips, chance), abs=1e-9
     )

@@ -469,7 +469,7 @@ def kind_of(example: Example) -> str:
     return example.about.split(" as ")[-1].split("/")[-1]
 
 
-MARKED = [page for page in PAGES if examples(page)]
+MARKED = [page for page in PAGES if re.search(r"^ *<!-- (run|file)\b", page.read_text(), re.MULTILINE)]
 
 
 def like(expected: str) -> re.Pattern[str]:
