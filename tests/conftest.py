@@ -3,7 +3,9 @@ name."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib
 import os
 import subprocess
 import urllib.request
@@ -68,6 +70,23 @@ def as_root() -> None:
 def free_port_() -> Callable[[], int]:
     """Return a loopback port that is held until the session ends."""
     return free_port
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Import this process's share of the test files first: in a new checkout each process would otherwise compile the
+    assertions of all of them, at the same time."""
+    worker = getattr(config, "workerinput", None)
+    if worker is None:
+        return
+    chosen = {path for argument in config.args for path in _test_files(Path(argument.partition("::")[0]).absolute())}
+    chosen -= {Path(path).absolute() for path in config.getoption("ignore") or ()}
+    for path in sorted(chosen)[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
+        with contextlib.suppress(Exception):  # which the collection reports
+            importlib.import_module(".".join(path.relative_to(config.rootpath).with_suffix("").parts))
+
+
+def _test_files(path: Path) -> Iterator[Path]:
+    return path.rglob("test_*.py") if path.is_dir() else iter((path,))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -135,9 +154,7 @@ def past(part, tmp_path_factory) -> Iterator[Callable[..., str]]:
         with (folder / "prometheus.log").open("w") as log:
             servers.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
         ready = f"http://127.0.0.1:{port}/-/ready"
-        eventually(
-            lambda: 200 == urllib.request.urlopen(ready, timeout=5).status, within_s=30, what="a ready Prometheus"
-        )
+        eventually(lambda: 200 == urllib.request.urlopen(ready, timeout=5).status, what="a ready Prometheus")
         return f"http://127.0.0.1:{port}"
 
     yield serve

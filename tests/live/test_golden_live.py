@@ -128,7 +128,7 @@ def test_check_through_the_gateway_is_a_probe_of_nobody(real_engines, baseline, 
         eventually(lambda: get(f"{gate.url}/-/ready") == "ready\n", within_s=30, what="a ready gateway")
         found = asyncio.run(check_engine(gate.url, baseline, key=gate.keys["checks"]))
         assert GoldenVerdict.SAME is found.verdict, found.sentence
-        eventually(lambda: found.requests == len(gate.lines()), within_s=10, what="all records")
+        eventually(lambda: found.requests == len(gate.lines()), "all records")
         records = gate.lines()
     assert {(PROBE_TEAM, "tiny", "ok")} == {(one.team, one.model, one.outcome) for one in records}
     assert found.tokens == sum((one.prompt_tokens or 0) + (one.completion_tokens or 0) for one in records)

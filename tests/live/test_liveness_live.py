@@ -230,7 +230,7 @@ def test_engine_that_hangs_while_it_decodes(watched: Watched, way: str):
             out_s = watched.until("/-/engine-ready", False, OUT_S)
             # Of a silent API server the steps stop first: the gateway waits 2 s for an answer.
             state = ("suspect", "api_silent" if way == "API server" else "steps_stopped")
-            eventually(lambda: watched.state() == state, f"{state}, and not {watched.state()}", within_s=10)
+            eventually(lambda: watched.state() == state, f"{state}, and not {watched.state()}")
         back_s = watched.until("/-/engine-ready", True)
     _log.info("decoding, %s: out %.1f s, back %.1f s", way, out_s, back_s)
 

@@ -537,7 +537,7 @@ async def tenant(
         if process.returncode is None:
             process.send_signal(signal.SIGINT)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), 5)
+                await asyncio.wait_for(process.wait(), 30)
         if process.returncode is None:
             process.kill()
             await process.wait()

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import yaml
 
 from exporters.catalogue import promql, sidecar
@@ -30,6 +29,9 @@ from tests.support.bench_processes import ALONE, running
 from tests.support.bench_server import until_ready
 from tests.support.ports import free_port
 from tests.support.wait import eventually
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 BEGIN, END = "<!-- measured: truth -->", "<!-- end -->"
 
@@ -317,6 +319,8 @@ class OpenAI:
     rng: Random = field(default_factory=lambda: Random(7))
 
     async def run(self, scene: Scene, team: str, shape: Shape, requests: int) -> Reported:
+        import openai  # here, since it takes a second, which only a test with an engine needs
+
         single: dict[str, dict[str, float]] = {}
         free = asyncio.Semaphore(shape.at_once if shape.every_s is None else requests)
         async with openai.AsyncOpenAI(
@@ -335,7 +339,7 @@ class OpenAI:
         times = {name: [of[name] for of in single.values() if name in of] for name in ("TTFT", "TPOT", "end to end")}
         return Reported({(name, q): percentile(values, q) for name, values in times.items() for q in QUANTILES}, single)
 
-    async def _measured(self, client: openai.AsyncOpenAI, shape: Shape, name: str) -> dict[str, float]:
+    async def _measured(self, client: AsyncOpenAI, shape: Shape, name: str) -> dict[str, float]:
         prompt = [self.rng.randrange(10, 340) for _ in range(shape.prompt)]
         began, at, tokens = time.perf_counter(), [], 0
         stream = await client.completions.create(

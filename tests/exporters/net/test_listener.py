@@ -151,11 +151,11 @@ async def test_a_connection_accepted_at_the_end_is_closed():
     runner = web.ServerRunner(web.Server(lambda _: web.Response()))
     listening = await listen(runner, "listen", "127.0.0.1:0")
     host, port = listening.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=5) as client:
+    with socket.create_connection((host, int(port)), timeout=30) as client:
         listening._accept(listening._sockets[0])
         await listening.close()
         client.setblocking(False)
-        assert b"" == await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 1), 5)
+        assert b"" == await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 1), 30)
     await runner.cleanup()
 
 

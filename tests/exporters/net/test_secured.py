@@ -308,7 +308,7 @@ def test_without_the_right_login_nothing_is_told(server, chain):
 @pytest.mark.parametrize("server", SERVERS)
 def test_plain_http_gets_no_answer_of_use(server, chain):
     with pytest.raises((urllib.error.URLError, ConnectionError)) as told:
-        urllib.request.urlopen(f"http://{chain.listen[server]}/metrics", timeout=5)
+        urllib.request.urlopen(f"http://{chain.listen[server]}/metrics", timeout=30)
     assert 400 == getattr(told.value, "code", 400), "Go's servers say so, ours hang up"
 
 

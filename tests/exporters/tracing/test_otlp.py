@@ -929,7 +929,7 @@ def post_json(address: str, content: dict) -> int:
     request = urllib.request.Request(
         f"http://{address}/v1/traces", json.dumps(content).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=5) as answer:
+    with urllib.request.urlopen(request, timeout=30) as answer:
         return int(answer.status)
 
 

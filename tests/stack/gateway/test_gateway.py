@@ -884,7 +884,7 @@ async def test_an_engine_page_with_a_body_on_its_way_is_refused(tmp_path: Path):
     async with gateway(tmp_path, never) as it:
         reader, writer = await raw(it)
         writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n" + b"a" * 500_000)
-        assert b"HTTP/1.1 413" == (await asyncio.wait_for(reader.readline(), 5))[:12]
+        assert b"HTTP/1.1 413" == (await asyncio.wait_for(reader.readline(), 30))[:12]
         writer.close()
         assert [] == it.engine.asked
 
@@ -903,7 +903,7 @@ async def test_bytes_behind_an_upgrade_reach_no_engine(tmp_path: Path, cut: int)
         )
         await until(lambda: bool(it.engine.asked), "the engine is asked")
         writer.write(framed(ASK | {"max_tokens": 99}))
-        answer = await asyncio.wait_for(reader.read(), 5)
+        answer = await asyncio.wait_for(reader.read(), 30)
         assert (1, 1) == (answer.count(b"HTTP/1.1 "), answer.count(b"HTTP/1.1 200"))
         assert 1 == len(it.engine.asked)
         writer.close()

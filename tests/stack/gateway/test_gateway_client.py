@@ -994,7 +994,7 @@ async def test_the_rest_of_a_body_can_be_had_in_another_way():
         assert b"a" == await answer.chunk()
         got: list[bytes] = []
         await answer.pump(lambda part: bool(got.append(part)))
-        assert b"bc" == b"".join(got) + await asyncio.wait_for(answer.read(), 1.0)
+        assert b"bc" == b"".join(got) + await asyncio.wait_for(answer.read(), 30)
         answer.close()
 
 

@@ -396,9 +396,9 @@ async def test_disconnect_cancels_the_running_request(behind: bytes):
     async with serving(slow) as it:
         _, writer = await connected(it)
         writer.write(request("GET") + behind)
-        await asyncio.wait_for(running.wait(), 5)
+        await asyncio.wait_for(running.wait(), 30)
         writer.transport.abort()
-        await asyncio.wait_for(ended.wait(), 3)
+        await asyncio.wait_for(ended.wait(), 30)
 
 
 async def test_too_much_behind_a_running_request_closes(monkeypatch: pytest.MonkeyPatch):

@@ -502,7 +502,7 @@ def test_the_process_serves_reopens_its_log_and_stops_on_sigterm(tmp_path: Path,
         eventually(lambda: urllib.request.urlopen(f"http://{listen}/-/healthy", timeout=1).read() == b"ok\n")
         log = tmp_path / "requests.jsonl"
         with pytest.raises(urllib.error.HTTPError):
-            urllib.request.urlopen(f"http://{listen}/v1/chat/completions", data=b"{}", timeout=5)
+            urllib.request.urlopen(f"http://{listen}/v1/chat/completions", data=b"{}", timeout=30)
         eventually(lambda: log.read_bytes().count(b"no_key") == 1)
         log.rename(tmp_path / "old")
         os.kill(process.pid, signal.SIGHUP)
