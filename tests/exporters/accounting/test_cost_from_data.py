@@ -48,7 +48,7 @@ PERIODS = [
 ]
 
 
-@pytest.mark.parametrize(("seed", "period"), enumerate(PERIODS), ids=str)
+@pytest.mark.parametrize(("seed", "period"), list(enumerate(PERIODS)), ids=str)
 def test_equal_to_the_log(tmp_path: Path, period: BillingPeriod | None, seed: int):
     one, other = both(tmp_path, long_requests(seed), period)
     assert one.period == other.period
