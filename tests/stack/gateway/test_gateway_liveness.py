@@ -12,12 +12,14 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
 
+from exporters.engine.liveness import EngineState
 from exporters.requests.record import PROBE_TEAM, RequestRecord, parse_line
 from stack.gateway import GatewayConfig, Started, health, make_key, serve
 from stack.gateway.config import LivenessConfig
@@ -296,6 +298,21 @@ async def test_scaling_engine_and_retired_rank_leave_rotation(tmp_path: Path, sc
         assert not it.cores["one"].asked or {"1"} == set(it.cores["one"].asked), "probes only"
         it.cores["one"].scaling = None
         await it.until("one", "idle", "healthy")
+
+
+@pytest.mark.parametrize(("state", "paused"), [(EngineState.SUSPECT, True), (EngineState.HEALTHY, False)])
+async def test_late_answer_does_not_pause_an_engine_that_went_on(state: EngineState, paused: bool):
+    """The engine made progress while it was asked whether it is paused."""
+    monitor, engine = object.__new__(health.HealthMonitor), Mock(paused=False)
+    engine.liveness.state = EngineState.SUSPECT
+
+    async def late() -> bool:
+        engine.liveness.state = state
+        return True
+
+    monitor._client = lambda it: Mock(paused=late)  # type: ignore[method-assign]
+    await monitor._ask_whether_paused(Mock(), engine)
+    assert paused is engine.paused
 
 
 async def test_gateway_without_probes_sends_none(tmp_path: Path):
