@@ -112,9 +112,11 @@ async def test_alerts_are_read_from_a_real_alertmanager_all_or_by_name(servers):
 
 @pytest.mark.prometheus
 async def test_the_lab_reads_its_headlines_through_the_same_client(servers):
-    scraped = await headlines.targets(servers[0])
-    assert scraped is not None
-    assert scraped["itself"]
+    async def scraped() -> bool:
+        found = await headlines.targets(servers[0])
+        return found is not None and found == {"itself": True, "nobody": False}
+
+    await until(scraped, "a scrape of one target, and none of the other")
     assert dict.fromkeys(each.name for each in headlines.HEADLINES) == await headlines.read(servers[0])
 
 
