@@ -215,3 +215,14 @@ async def gateway(
         stop.set()
         await serving
         await runner.cleanup()
+
+
+async def everything(reader: asyncio.StreamReader) -> bytes:
+    """Return what a server says until it closes, also where it resets because it left bytes of the client unread."""
+    said = bytearray()
+    try:
+        while part := await asyncio.wait_for(reader.read(1 << 16), 30):
+            said += part
+    except ConnectionError:
+        said += reader._buffer  # type: ignore[attr-defined]  # came before the reset, which would hide it
+    return bytes(said)

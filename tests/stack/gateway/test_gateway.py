@@ -43,6 +43,7 @@ from tests.support.gateway_scene import (
     delta,
     event,
     events,
+    everything,
     gateway,
     listening,
     never,
@@ -732,14 +733,15 @@ async def test_a_pause_of_the_client_is_on_record(tmp_path: Path, stream: bool):
     async with gateway(tmp_path, flood) as it:
         began = time.monotonic()
         async with it.post(STREAM if stream else ASK) as answer:
+            await until(lambda: answer.content._protocol._reading_paused, "the client has as much as it holds")
             await asyncio.sleep(PAUSE_S)
             assert 20_000_000 < len(await answer.read())
             took_ms = (time.monotonic() - began) * 1000
         record = await it.record()
         assert "ok" == record.outcome
         assert 0.7 * PAUSE_S * 1000 < (record.client_wait_ms or 0) < took_ms
-        first, *_ = blame(record)
-        assert ("delivery", "the client read slowly") == (first.phase, first.cause)
+        shares = {(each.phase, each.cause): each.share for each in blame(record)}
+        assert shares["delivery", "the client read slowly"] > 0.5 * PAUSE_S * 1000 / took_ms
         assert sum(phase.length_ms for phase in phases_of(record)) == pytest.approx(took_ms, rel=0.1)
 
 
@@ -903,7 +905,7 @@ async def test_bytes_behind_an_upgrade_reach_no_engine(tmp_path: Path, cut: int)
         )
         await until(lambda: bool(it.engine.asked), "the engine is asked")
         writer.write(framed(ASK | {"max_tokens": 99}))
-        answer = await asyncio.wait_for(reader.read(), 30)
+        answer = await everything(reader)
         assert (1, 1) == (answer.count(b"HTTP/1.1 "), answer.count(b"HTTP/1.1 200"))
         assert 1 == len(it.engine.asked)
         writer.close()

@@ -27,7 +27,20 @@ from stack.gateway.ids import trace
 from stack.gateway.large_bodies import LARGE_BYTES
 from stack.gateway.request_state import RequestState, record
 from stack.gateway.routes import passed, plain
-from tests.support.gateway_scene import ASK, CHAT, KEYS, ROLE, STREAM, TOKEN, Running, events, gateway, never, says
+from tests.support.gateway_scene import (
+    ASK,
+    CHAT,
+    KEYS,
+    ROLE,
+    STREAM,
+    TOKEN,
+    Running,
+    events,
+    everything,
+    gateway,
+    never,
+    says,
+)
 from tests.support.wait import turns, until
 
 # ---- paths
@@ -525,7 +538,7 @@ async def sent(it: Running, *headers: str) -> tuple[int, str]:
     body = json.dumps(ASK).encode()
     head = [f"POST {CHAT} HTTP/1.1", "Host: x", "Connection: close", f"Content-Length: {len(body)}", *headers, "", ""]
     writer.write("\r\n".join(head).encode() + body)
-    answer = await asyncio.wait_for(reader.read(), 10)
+    answer = await everything(reader)
     writer.close()
     status, found = int(answer.split(b" ", 2)[1]), json.loads(answer.partition(b"\r\n\r\n")[2])
     return status, found.get("error", {}).get("code", "")
@@ -567,7 +580,7 @@ async def test_a_body_that_breaks_its_framing_is_refused_at_once(tmp_path: Path)
         writer.write(head.encode() + b"2\r\n{}\r\n")
         await turns(20)  # so that the gateway reads the two parts one after the other
         writer.write(b"no length\r\n")
-        answer = await asyncio.wait_for(reader.read(), 30)
+        answer = await everything(reader)
         assert (1, b" 400 ", True) == (answer.count(b"HTTP/1.1 "), answer[8:13], b"framing" in answer)
         assert "bad_body" == (await it.record()).reason
         writer.close()

@@ -41,6 +41,7 @@ from tests.support.gateway_scene import (
     Running,
     delta,
     event,
+    everything,
     gateway,
 )
 from tests.support.wait import settled, until
@@ -491,9 +492,7 @@ async def raw(it: Running, request: bytes, *, leave: bool = False) -> bytes:
         await writer.drain()
         if leave:
             writer.write_eof()
-    answer = b""
-    with contextlib.suppress(ConnectionError):
-        answer = await reader.read()
+    answer = await everything(reader)
     writer.close()
     return answer.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
 
