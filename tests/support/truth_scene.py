@@ -253,9 +253,10 @@ class Scene:
         query = f"min(timestamp({sidecar.REQUESTS.name}))"
         self._until(lambda: float(self.ask(query)[0]["value"][1]) > self.since_s + 2, "two more scrapes")
 
-    def ask(self, query: str) -> list[dict[str, Any]]:
+    def ask(self, query: str, at_s: float | None = None) -> list[dict[str, Any]]:
+        asked = {"query": query} | ({} if at_s is None else {"time": at_s})
         with urllib.request.urlopen(
-            f"{self.prometheus}/api/v1/query?{urllib.parse.urlencode({'query': query})}", timeout=30
+            f"{self.prometheus}/api/v1/query?{urllib.parse.urlencode(asked)}", timeout=30
         ) as got:
             result: list[dict[str, Any]] = json.load(got)["data"]["result"]
         return result
@@ -283,7 +284,7 @@ class Scene:
         )
         records = self.records(team)
         assert all(record.outcome == "ok" for record in records), {record.reason for record in records}
-        window = f"{math.floor(time.time() - self.since_s)}s"
+        scraped = {job: self._scraped(job, team) for job in LADDERS}
         for kind in TIMES:
             logged = {
                 record.request_id: value for record in records if (value := getattr(record, kind.field)) is not None
@@ -301,13 +302,28 @@ class Scene:
             classic = replace(kind.metric, native=False)
             for q in QUANTILES:
                 below, truth = ranked(list(logged.values()), q)
-                native = self._quantile(q, kind.metric, window, team)
-                fine, coarse = (self._quantile(q, classic, window, team, job) for job in ("fine", "sidecar"))
+                native = self._quantile(q, kind.metric, team, "sidecar", scraped)
+                fine, coarse = (self._quantile(q, classic, team, job, scraped) for job in ("fine", "sidecar"))
                 theirs_ms = reported.percentiles.get((kind.name, q))
                 yield Row(client, shape.name, kind.name, q, truth, below, native, fine, coarse, theirs_ms, range_)
 
-    def _quantile(self, q: float, metric: Metric, window: str, team: str, job: str = "sidecar") -> Answer:
-        (found,) = self.ask(promql.bounded_quantile(q, metric, window, ("team",), (f'job="{job}"', f'team="{team}"')))
+    def _scraped(self, job: str, team: str) -> tuple[float, float]:
+        """Return when a sidecar was scraped first and last since it is measured, in Unix seconds.
+
+        rate() adds what it takes for growth between an end of its window and the nearest scrape, of each bucket by
+        itself. With both ends at scrapes there is nothing to add, whatever scrapes are missing."""
+        window_s = math.ceil(time.time() - self.since_s)
+        found = self.ask(f'{sidecar.REQUESTS.name}{{job="{job}", team="{team}"}}[{window_s}s]')
+        times = sorted({at for series in found for at, _ in series["values"] if at >= self.since_s})
+        return times[0], times[-1]
+
+    def _quantile(
+        self, q: float, metric: Metric, team: str, job: str, scraped: Mapping[str, tuple[float, float]]
+    ) -> Answer:
+        first_s, last_s = scraped[job]
+        window = f"{round(1000 * (last_s - first_s)) + 1}ms"
+        where = (f'job="{job}"', f'team="{team}"')
+        (found,) = self.ask(promql.bounded_quantile(q, metric, window, ("team",), where), last_s)
         return Answer(1000 * float(found["value"][1]), found["metric"].get(promql.BOUND, ""))
 
 
