@@ -240,7 +240,8 @@ local function settle(name)
   local fair, rest, due = portion(parts, rq.name)
   for _, one in ipairs(at) do
     local lease, part, large = one[2][1], (parts[one[1]] or 0) + 1e-9, min(one[2][4], limit)
-    if (lease < 1 and min(one[2][2], part) >= 1) or (lease < large and large <= part) then rest = 0 end
+    local none = lease < 1 and one[2][2] >= 1 and parts[one[1]] and (portion(parts, one[1])) >= 1
+    if none or (lease < large and large <= part) then rest = 0 end
   end
   local spare, grant, free = 0, 0, limit - leased
   if limit >= 4 * #live or (kind ~= 'r:' and kind ~= 'f:') then

@@ -249,7 +249,7 @@ class _Call:
         divided = limit - reserve * len(self.live)
         parts = self.parts_by_team(key, divided) if key in (SLOTS, QUEUE, QUEUE_TOKENS) else demanded_parts(live, limit)
         fair, rest, due = portion(parts, self.rq.name, self.turn)
-        if any(lacks(held, parts.get(name, 0.0) + 1e-9, limit) for name, held in live):
+        if any(lacks(held, parts, name, limit, self.turn) for name, held in live):
             rest = 0  # another replica may have joined, or needs the last unit, after the rest was leased
         frugal = key[:2] in (RUNNING, IN_FLIGHT) and limit < SPARE_FROM * len(self.live)
         spare = 0 if frugal else max(reserve, self.headroom(limit - due))
@@ -379,11 +379,12 @@ def demanded_parts(live: Sequence[tuple[str, Held]], limit: int) -> dict[str, fl
     }
 
 
-def lacks(held: Held, part: float, limit: int) -> bool:
-    """Return whether a replica with that part has nothing where it should have one, or less than its large request
+def lacks(held: Held, parts: Mapping[str, float], name: str, limit: int, turn: int) -> bool:
+    """Return whether a replica has nothing where it should have one, also by its turn, or less than its large request
     needs."""
-    large = min(held.large, limit)
-    return held.lease < 1 <= min(held.demand, part) or held.lease < large <= part
+    if held.lease < 1 <= held.demand and name in parts and portion(parts, name, turn)[0] >= 1:
+        return True
+    return held.lease < min(held.large, limit) <= parts.get(name, 0.0) + 1e-9
 
 
 def portion(parts: Mapping[str, float], own: str, turn: int) -> tuple[int, int, float]:

@@ -719,3 +719,49 @@ def test_teams_are_served_alike_over_replicas():
     per_period = 12 / hold_s * PERIOD_S * tokens
     assert served["x"] > 100 * tokens
     assert abs(served["x"] - served["y"]) <= per_period + 12 * tokens
+
+
+# ---- turns
+
+
+class Steady(Fleet):
+    """Replicas without arrivals of their own. waits: in seconds, of the requests that are asked once."""
+
+    waits: list[float]
+
+    def arrive(self, it: Replica) -> None:
+        pass
+
+    def ask(self, it: Replica, again: bool) -> None:
+        """Ask for a short request, and for the next one when it has ended."""
+        box, since = list[Ticket](), self.now
+
+        def goes() -> None:
+            if not again:
+                self.waits.append(self.now - since)
+            self.at(self.now + self.random.uniform(0.03, 0.08), ends)
+
+        def ends() -> None:
+            it.admission.leave(box[0], it.clock(self.now), PROMPT, OUTPUT)
+            if again:
+                self.ask(it, True)
+
+        asked = it.admission.ask("chat", PROMPT, OUTPUT, it.clock(self.now), goes, lambda _: None)
+        assert isinstance(asked, Ticket)
+        box.append(asked)
+
+
+def test_one_request_beside_busy_replicas_gets_its_turn():
+    """Its part of four slots is less than one. It waited for half a minute, while the others kept what rounding
+    left."""
+    fleet = Steady(7, 3, (without_limits(4),), faults=False)
+    fleet.waits = []
+    fleet.go(2.0)
+    for it in fleet.replicas[::2]:
+        for _ in range(4):
+            fleet.ask(it, True)
+    for _ in range(20):
+        fleet.ask(fleet.replicas[1], False)
+        fleet.go(fleet.now + 10)
+    assert 20 == len(fleet.waits)
+    assert max(fleet.waits) < 3 * TTL_S
