@@ -42,7 +42,7 @@ from stack.gateway.upstream_client import (
     UpstreamResponse,
     origin_of,
 )
-from tests.support.gateway_scene import ASK, CHAT, DONE, KEYS, LAST, ROLE, STREAM, TOKEN, Running, gateway
+from tests.support.gateway_scene import ASK, CHAT, DONE, KEYS, LAST, ROLE, STREAM, TOKEN, Running, everything, gateway
 from tests.support.wait import settled, turns, until
 
 SOON_S = 30.0  # longer than anything here takes: only what hangs meets it
@@ -1325,24 +1325,22 @@ async def connected(it: Running) -> tuple[asyncio.StreamReader, asyncio.StreamWr
     return await asyncio.open_connection(host, int(port))
 
 
-async def said(it: Running, *requests: bytes, within_s: float = 0.6) -> tuple[bytes, bool]:
-    """All that the gateway says on one connection, and whether it closes it; the next request goes out when it has said
-    something."""
+async def said(it: Running, *requests: bytes) -> bytes:
+    """Return all that the gateway sends on one connection until it closes it; the next request goes out when it has
+    sent something. Raises TimeoutError while it does not close."""
     reader, writer = await connected(it)
-    got, closed = b"", False
-    with contextlib.suppress(TimeoutError, ConnectionError):
-        for request in requests:
-            writer.write(request)
-            got += await asyncio.wait_for(reader.read(1), SOON_S)
-        while part := await asyncio.wait_for(reader.read(MIB), within_s):
-            got += part
-        closed = True
+    got = b""
+    for request in requests:
+        writer.write(request)
+        got += await asyncio.wait_for(reader.read(1), SOON_S)
+    got += await everything(reader)
     writer.close()
-    return got, closed
+    return got
 
 
 EVENTS = HEAD + b"Content-Type: text/event-stream\r\n"
 SAID = ROLE + TOKEN + LAST + DONE
+CLOSE = "Connection: close\r\n"
 ASKED = STREAM | {"stream_options": {"include_usage": True}}  # so that nothing is stripped, and a length stays
 
 
@@ -1352,7 +1350,7 @@ ASKED = STREAM | {"stream_options": {"include_usage": True}}  # so that nothing 
 )
 async def test_nothing_follows_the_head_that_a_client_asked_for(tmp_path: Path, sent: bytes):
     async with in_front_of(says(sent, then="closes"), tmp_path) as (_, it):
-        got, _ = await said(it, request_of("HEAD"))
+        got = await said(it, request_of("HEAD", more=CLOSE))
         assert b"" == got.partition(b"\r\n\r\n")[2]
         assert got.startswith(b"HTTP/1.1 200 ")
 
@@ -1362,9 +1360,7 @@ async def test_nothing_follows_the_head_that_a_client_asked_for(tmp_path: Path, 
 async def test_unmet_length_ends_with_the_connection(tmp_path: Path):
     """Though its last event was seen, and it is on record as what it was: answered."""
     async with in_front_of(says(EVENTS + b"Content-Length: 5000\r\n\r\n" + SAID, then="closes"), tmp_path) as (_, it):
-        got, closed = await said(it, request_of(body=ASKED), within_s=SOON_S)
-        assert got.endswith(SAID)
-        assert closed
+        assert (await said(it, request_of(body=ASKED))).endswith(SAID)
         assert "ok" == (await it.record()).outcome
 
 
@@ -1377,9 +1373,8 @@ async def test_a_client_of_http_1_0_knows_the_end_by_the_connection(tmp_path: Pa
         _,
         it,
     ):
-        got, closed = await said(it, request_of(body=ASKED, version="1.0", more=more), within_s=SOON_S)
-        head, _, body = got.partition(b"\r\n\r\n")
-        assert (SAID, True) == (body, closed)
+        head, _, body = (await said(it, request_of(body=ASKED, version="1.0", more=more))).partition(b"\r\n\r\n")
+        assert SAID == body
         assert b"transfer-encoding" not in head.lower()
 
 
@@ -1395,8 +1390,7 @@ async def test_an_odd_reason_is_no_defect_of_the_gateway(tmp_path: Path):
 async def test_a_stream_with_a_length_keeps_it_and_its_connection(tmp_path: Path):
     stream = EVENTS + b"Content-Length: %d\r\n\r\n" % len(SAID)
     async with in_front_of(says(stream + SAID[:100], SAID[100:]), tmp_path) as (_, it):
-        got, closed = await said(it, request_of(body=ASKED), request_of(body=ASKED))
-        assert not closed
+        got = await said(it, request_of(body=ASKED), request_of(body=ASKED, more=CLOSE))
         assert [SAID, SAID] == [part.partition(b"\r\n\r\n")[2] for part in re.split(rb"(?=HTTP/1.1 200 OK)", got)[1:]]
         assert 2 == got.lower().count(b"content-length: %d\r\n" % len(SAID))
         assert ["ok", "ok"] == [record.outcome for record in await it.records(2)]
@@ -1406,8 +1400,7 @@ async def test_a_client_that_wants_no_more_is_obeyed(tmp_path: Path):
     async with in_front_of(
         says(EVENTS + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(SAID), SAID)), tmp_path
     ) as (_, it):
-        got, closed = await said(it, request_of(body=ASKED, more="Connection: close\r\n"), within_s=SOON_S)
-        assert closed
+        got = await said(it, request_of(body=ASKED, more=CLOSE))
         assert got.endswith(b"%x\r\n%s\r\n0\r\n\r\n" % (len(SAID), SAID))
         assert b"connection: close" in got.lower()
 
