@@ -408,7 +408,10 @@ def _variables(part: Callable[[str], InstalledPart]) -> dict[str, str]:
         "STANDIN_MODEL": str(part("model").path),
         "VLLM_WATCH_MODEL": "/tiny",
         "VLLM_WATCH_CONTEXT": "2048",
-        "VLLM_WATCH_ENGINE_ARGS": "--served-model-name tiny --enforce-eager --block-size 32 --max-num-seqs 8",
+        # float16: as in stack/lab/plan.py, which says why.
+        "VLLM_WATCH_ENGINE_ARGS": (
+            "--served-model-name tiny --dtype float16 --enforce-eager --block-size 32 --max-num-seqs 8"
+        ),
     }
 
 
