@@ -231,8 +231,8 @@ def _vllm(config: LabConfig) -> Process:
             "--port",
             str(config.port("vllm")),
             "--enforce-eager",  # compiling would take longer than this model ever runs
-            # Not bfloat16: on processors with AMX, vLLM 0.32 then ends with an illegal instruction. It asks the kernel for
-            # AMX in matrix products that a model of this size does not use. The size is the same.
+            # Not bfloat16: on processors with AMX, vLLM 0.32 then ends with an illegal instruction. It asks the kernel
+            # for AMX in matrix products that a model of this size does not use. The size is the same.
             "--dtype",
             "float16",
             "--max-model-len",
