@@ -174,8 +174,10 @@ def test_stopped_prefill_engine_is_blamed(
         clients = [threading.Thread(target=ask, args=(gate, "who stops " * WORDS, "stuck"), daemon=True)]
         if not nixl:
             clients.insert(0, threading.Thread(target=_decode, args=(pair.prefill,), daemon=True))
-        for client in clients:
-            client.start()
+            clients[0].start()
+            # Stopped before it works, an engine looks idle.
+            eventually(lambda: pair.prefill.figure(vllm.NUM_REQUESTS_RUNNING) == 1, what="work of the prefill engine")
+        clients[-1].start()
         try:
             eventually(stopped.is_set, what="the prefill")
             eventually(out_of_rotation, what="a prefill engine out of rotation")
