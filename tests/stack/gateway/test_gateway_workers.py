@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -15,6 +17,7 @@ from typing import IO
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from stack.config import BadConfig
 from stack.gateway.config import GatewayConfig
@@ -22,7 +25,7 @@ from stack.gateway.lease_client import LeaseStore
 from stack.gateway.sharing import Sharing
 from stack.gateway.workers import worker_config
 from tests.support.counting_engine import CountingEngine
-from tests.support.gateway_scene import ASK, CHAT, KEYS, FakeEngine, listening
+from tests.support.gateway_scene import ASK, CHAT, KEYS, REPLY, FakeEngine, listening
 from tests.support.ports import free_offset
 from tests.support.wait import until
 
@@ -89,6 +92,11 @@ async def serving(process: subprocess.Popen, port: int, folder: Path) -> None:
                 return answer.status == 200
 
         await until(healthy, "the worker serves")
+
+
+def refused(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
 
 
 def pids(process: subprocess.Popen) -> list[int]:
@@ -173,10 +181,19 @@ async def test_a_killed_worker_takes_only_its_own_requests(free_port, tmp_path: 
 
 
 async def test_a_stopped_gateway_cuts_no_request_and_its_workers_end(free_port, tmp_path: Path):
-    engine = CountingEngine()
+    """The kernel may give every connection to one worker, whose share of the slots is enough for all."""
+    release, running = asyncio.Event(), 0
+
+    async def hold(_: web.BaseRequest) -> web.StreamResponse:
+        nonlocal running
+        running += 1
+        await release.wait()
+        return web.json_response(REPLY)
+
+    engine = FakeEngine(answer=hold)
     runner = await listening(engine)
     (tmp_path / "teams.yaml").write_text(
-        json.dumps({"teams": {"demo": {"keys": [KEYS["demo"][1]]}}, "capacity": {"slots": SLOTS}})
+        json.dumps({"teams": {"demo": {"keys": [KEYS["demo"][1]]}}, "capacity": {"slots": 6 * WORKERS}})
     )
     port = free_port()
     async with contextlib.AsyncExitStack() as stack:
@@ -190,8 +207,10 @@ async def test_a_stopped_gateway_cuts_no_request_and_its_workers_end(free_port, 
                 return answer.status
 
         asked = [asyncio.create_task(ask()) for _ in range(6)]
-        await until(lambda: engine.running >= 6, what="all are at the engine")
+        await until(lambda: running == 6, what="all are at the engine")
         process.terminate()
+        await until(lambda: refused(port), what="no worker accepts a connection")
+        release.set()
         assert [200] * 6 == await asyncio.gather(*asked)
         assert 0 == await asyncio.to_thread(process.wait, 60)
 
