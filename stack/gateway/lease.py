@@ -3,7 +3,8 @@
 Rules. A ceiling is lowered before the request is sent, so that a returned slot is free when the store reads of it, and
 a lost message wastes slots but never doubles them. A lease ends `MARGIN_S` before the store forgets it, counted
 from before the request was sent. Only the answer to the latest request counts. A lapsed replica admits nothing and
-reports what still runs; its queue keeps the share that it has without a store."""
+reports what still runs. It then joins anew: for at most one ttl the others may hold what is due to it. To wait does no
+harm, so until then its queue has the share that it has without a store, and no answer refuses anything."""
 
 from __future__ import annotations
 
@@ -66,6 +67,8 @@ class LeaseHolder:
     _lapsed: bool = True  # when the latest request was sent
     _sequence: int = 0
     _sent: float = 0.0
+    _joined: float = -math.inf  # by this time the others have returned what is due here
+    _parts: dict[str, int] = field(default_factory=dict)  # of the queue, without a store
     _run: str = ""
     _request: LeaseRequest | None = None
     _grants: dict[str, Grant] = field(default_factory=dict)
@@ -85,17 +88,18 @@ class LeaseHolder:
         self._sent = now
         valid = now < self.until and not bye
         self._lapsed = not valid and not static
+        self._parts = {key: use.part for key, use in usage.limits.items() if key in (QUEUE, QUEUE_TOKENS)}
+        if not valid:
+            self._joined = math.inf
         grants, self._grants, claims = self._grants, {}, {}
         for key, use in usage.limits.items():
             grant = grants.get(key, NO_GRANT)
             if valid:
-                due = grant.fair + grant.spare + grant.rest
-                keep = max(use.use, min(grant.lease, due, use.demand + grant.spare))
+                keep = max(use.use, min(_obeyed(grant), use.demand + grant.spare))
                 lowered = grant if grant.lease <= keep else Grant(keep, grant.fair, grant.spare, grant.rest)
-            else:  # to wait without a lease does no harm, so the queue keeps its share
+            else:
                 keep = max(use.use, use.part if static else 0)
-                ceiling = max(keep, use.part) if key in (QUEUE, QUEUE_TOKENS) else keep
-                lowered = Grant(ceiling, 0, 0, ceiling)
+                lowered = Grant(keep, 0, 0, keep)
             claims[key] = LimitClaim(use.use, keep, use.demand, use.limit, use.large)
             self._grants[key] = lowered
         self._charged = {team.name: team.served for team in usage.teams}
@@ -123,13 +127,15 @@ class LeaseHolder:
         if reply.calm and self._lapsed:  # the store believes what runs; what ends may not be replaced
             return True
         if reply.calm:  # it believes what runs, also beyond what was due before: what ends there may not be replaced
-            now = self.ceilings().limits
+            now = self._grants
             self._grants = {
-                key: Grant(min(grant.lease, now.get(key, 0)), grant.fair, grant.spare, grant.rest)
+                key: Grant(min(grant.lease, _obeyed(now.get(key, NO_GRANT))), grant.fair, grant.spare, grant.rest)
                 for key, grant in reply.grants.items()
             }
         else:
             self._grants = reply.grants
+            complete = all(grant.lease >= grant.fair + grant.spare for grant in reply.grants.values())
+            self._joined = min(self._joined, self._sent + (0.0 if complete else TTL_S))
         if not request.bye:
             self.until = self._sent + TTL_S - MARGIN_S
         return True
@@ -156,5 +162,16 @@ class LeaseHolder:
         """Return the ceilings of the present lease: no more than what is due, so that requests beyond it are not
         replaced when they end."""
         slots = self._grants.get(SLOTS, NO_GRANT)
-        limits = {key: min(grant.lease, grant.fair + grant.spare + grant.rest) for key, grant in self._grants.items()}
+        limits = {key: _obeyed(grant) for key, grant in self._grants.items()}
+        if self._sent < self._joined:
+            limits |= {key: max(limits[key], part) for key, part in self._parts.items()}
         return Ceilings(limits, self.until, slots.fair + slots.spare)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the latest answer decides: the store was not calm, and this replica has joined."""
+        return not self.calm and self._sent >= self._joined
+
+
+def _obeyed(grant: Grant) -> int:
+    return min(grant.lease, grant.fair + grant.spare + grant.rest)

@@ -24,7 +24,7 @@ from stack.gateway.services import Services
 from stack.gateway.sharing import Sharing
 
 RETRY_S = 1.0  # while the fixed share holds
-# until a replica that joins has its part of the queue, which the others return at their next renewals
+# until a replica that joins has its part of the limits, which the others return at their next renewals
 ANSWERS_TO_JOIN = 3
 ROW_S = 0.0004  # longer between two requests for each team and limit in them: renewals stay below 1 % of a core
 _log = logging.getLogger("gateway")
@@ -107,7 +107,7 @@ class LeaseRenewal:
                 raise StoreLost(f"another gateway is called {holder.name}; give each gateway its own sharing.name")
             return
         services.admission.serve_elsewhere(holder.peers(reply))
-        services.admission.lease(holder.ceilings(), services.now(), answered=not holder.calm)
+        services.admission.lease(holder.ceilings(), services.now(), answered=holder.settled)
         self._static = False
         self._answered(1)
         services.metrics.leased(True, holder.live, holder.policies)

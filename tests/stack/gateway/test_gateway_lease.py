@@ -277,7 +277,7 @@ class Fleet:
             it.shared_again = (it.static or it.shared_again) and it.holder.calm
             it.static = False
             it.admission.serve_elsewhere(it.holder.peers(reply))
-            it.admission.lease(it.holder.ceilings(), it.clock(self.now), answered=not it.holder.calm)
+            it.admission.lease(it.holder.ceilings(), it.clock(self.now), answered=it.holder.settled)
 
     def lapse(self, it: Replica) -> None:
         """Requests that outlive their lease are orphans from then on."""
@@ -540,7 +540,7 @@ def renewed(table: LeaseTable, holder: LeaseHolder, admission: Admission, now: f
     reply = transition(table, request, round(now * 1000))
     assert holder.receive(reply, request.sequence)
     admission.serve_elsewhere(holder.peers(reply))
-    admission.lease(holder.ceilings(), now, answered=not holder.calm)
+    admission.lease(holder.ceilings(), now, answered=holder.settled)
 
 
 class Replicas:
@@ -557,8 +557,11 @@ class Replicas:
     def renew(self, periods: int = 1) -> None:
         for _ in range(periods):
             self.now += PERIOD_S
-            for holder, admission in zip(self.holders, self.all, strict=True):
-                renewed(self.table, holder, admission, self.now)
+            for place in range(len(self.all)):
+                self.renew_at(place)
+
+    def renew_at(self, place: int) -> None:
+        renewed(self.table, self.holders[place], self.all[place], self.now)
 
     def ask(self, place: int, team: str, times: int = 1) -> list[Ticket]:
         asked = [
@@ -591,6 +594,23 @@ def test_requests_beyond_a_lease_of_max_in_flight_wait():
     pair.table = LeaseTable()
     pair.renew(3)
     assert 3 + 5 == len(pair.refused), "a store that is calm has not answered"
+
+
+@pytest.mark.parametrize("limit", [None, 6])
+def test_a_replica_that_joins_again_refuses_nothing_that_has_room(limit: int | None):
+    """Its lease has expired and the other replica has all limits, most of which it returns when it renews next."""
+    pair = Replicas(Policy(teams={"a": Team(max_in_flight=limit)}, capacity=Capacity(slots=8, queue=8)))
+    for _ in range(15):
+        pair.now += PERIOD_S
+        pair.renew_at(0)
+    for _ in range(3):  # it renews at once when a request begins to wait, the other one after a period
+        pair.renew_at(1)
+        pair.ask(1, "a")
+        pair.now += AT_ONCE_S
+    assert [] == pair.refused
+    pair.renew(2)
+    assert [] == pair.refused
+    assert 3 == pair.running(1, "a")
 
 
 def test_a_busy_replica_uses_the_whole_queue_but_for_a_reserve():
