@@ -7,6 +7,7 @@ on `sys.path` of its own process; it sets no environment variable, so other prog
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from pathlib import Path
 
@@ -28,6 +29,12 @@ def module_command(name: str) -> tuple[str, ...]:
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line.
+
+    Whatever a command started must end with it, also after SIGTERM. The handlers come before the imports of a second:
+    the first process of a container ignores a SIGTERM without a handler, would serve on, and be killed with its
+    requests. A shell that starts a command in the background makes it ignore SIGINT: hence the first handler."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     use_application()
     importlib.import_module("stack.cli").main(prog_name="vllm-watch")

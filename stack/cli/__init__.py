@@ -5,7 +5,6 @@ imports click."""
 from __future__ import annotations
 
 import importlib
-import signal
 
 import click
 
@@ -101,7 +100,3 @@ def main() -> None:
     \b
     Example:  vllm-watch metrics check http://127.0.0.1:8000
     """
-    # Whatever a command started must go with it, also when it is ended politely by another program. A shell that puts
-    # it into the background leaves it deaf to SIGINT, and so to the SIGTERM that becomes one: hence the first line.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))

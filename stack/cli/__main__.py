@@ -1,5 +1,5 @@
 """`python -m stack.cli`, for where the command is not on the path."""
 
-from stack.cli import main
+from vllm_watch import main
 
-main(prog_name="vllm-watch")
+main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -159,3 +160,25 @@ def test_option_help_is_one_phrase_in_the_terms_of_the_field():
         assert not re.match(r"(The same|Where|How|What|As|Of|At which|Such as|With -?-?\w+\.$)\b", text), shown
         explains_values = isinstance(option.type, click.Choice) or option.opts[-1] == "--workload"
         assert len(text) <= (200 if explains_values else 100), shown
+
+
+# ---- how it ends
+
+
+def test_sigterm_ends_a_command_that_still_imports_its_modules():
+    """The first process of a container ignores a signal without a handler."""
+    code = """
+import signal, sys
+
+class Look:
+    def find_spec(self, name, path, target=None):
+        if name == "click":
+            signal.raise_signal(signal.SIGTERM)
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+sys.meta_path.insert(0, Look())
+sys.argv[1:] = ["--version"]
+from vllm_watch import main
+main()
+"""
+    assert (-signal.SIGINT, "") == ((done := python("-c", code)).returncode, done.stdout)
