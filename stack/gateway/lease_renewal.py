@@ -56,7 +56,7 @@ class LeaseRenewal:
         services.admission.wanting = self._wake.set
         services.admission.lease(Ceilings({}, -math.inf), services.now())
         services.metrics.leases()
-        services.life.ready = False
+        services.life.joined = False
 
     @property
     def busy(self) -> int:
@@ -125,9 +125,9 @@ class LeaseRenewal:
             self._say(logging.WARNING, f"no lease from {self._store.url}, the fixed share of this gateway holds: {why}")
 
     def _answered(self, times: int) -> None:
-        """Count answers of the store; with enough of them the gateway is ready. The fixed share needs none."""
+        """Count answers of the store; with enough of them the gateway has joined. The fixed share needs none."""
         if self._answers < ANSWERS_TO_JOIN <= self._answers + times:
-            self._services.life.ready = True
+            self._services.life.joined = True
         self._answers += times
 
     def _say(self, level: int, text: str) -> None:

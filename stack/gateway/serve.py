@@ -144,7 +144,7 @@ async def serve(
             on_start(Started(url, metrics_url, log, lambda: _reload(config, shared)))
             try:
                 await stop.wait()
-                shared.life.ready = False
+                shared.life.stopping = True
                 if config.timeouts.accept_grace_s:
                     await asyncio.sleep(config.timeouts.accept_grace_s)
             finally:

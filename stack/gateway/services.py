@@ -27,14 +27,21 @@ JITTER = 0.8, 1.2  # of Retry-After, so that they do not come back all at once
 
 @dataclass(slots=True)
 class Lifecycle:
-    """State that changes while the gateway runs. shares: of the limits, where replicas divide them. ready: a load
-    balancer may send new requests; draining: they are refused; cutting: running ones are cancelled."""
+    """State that changes while the gateway runs. shares: of the limits, where replicas divide them. joined: its limits
+    are known; stopping: a load balancer may send nothing more; draining: new requests are refused; cutting: running
+    ones are cancelled."""
 
     terms: RuntimePolicy
     shares: tuple[Share, ...] = (WHOLE,)
-    ready: bool = True
+    joined: bool = True
+    stopping: bool = False
     draining: bool = False
     cutting: bool = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether a load balancer may send new requests."""
+        return self.joined and not self.stopping
 
     @property
     def cut_by(self) -> str:

@@ -148,6 +148,7 @@ class Running:
     session: aiohttp.ClientSession
     path: Path
     stop: asyncio.Event
+    serving: asyncio.Task[None]
 
     def post(self, body: Any = ASK, route: str = CHAT, team: str = "demo", **headers: str) -> Any:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -210,10 +211,11 @@ async def gateway(
         await serving
     try:
         async with aiohttp.ClientSession() as session:
-            yield Running(engine, started.result(), session, Path(config.requests_log), stop)
+            yield Running(engine, started.result(), session, Path(config.requests_log), stop, serving)
     finally:
         stop.set()
-        await serving
+        with contextlib.suppress(asyncio.CancelledError):  # a test may end it early
+            await serving
         await runner.cleanup()
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from stack.gateway.config import Timeouts
 from stack.gateway.lease_client import LeaseStore
 from stack.gateway.sharing import Sharing
 from tests.support.counting_engine import HOLD_S, CountingEngine
@@ -268,6 +269,30 @@ async def test_partition_pause_and_reload_hold_the_limit(part, free_port, tmp_pa
             await fleet.flood.end()
             for statuses in fleet.flood.statuses.values():
                 assert {200, 429} >= set(statuses), "after the pause a wait may be estimated too long"
+
+
+async def test_a_gateway_that_stops_before_it_has_joined_does_not_become_ready(tmp_path: Path):
+    """A load balancer would send requests until the drain, and see them refused."""
+    held = list[asyncio.StreamWriter]()
+    silent = await asyncio.start_server(lambda _, writer: held.append(writer), "127.0.0.1", 0)
+    store = LeaseStore(url=f"redis://127.0.0.1:{silent.sockets[0].getsockname()[1]}")
+    sharing, timeouts = Sharing(replicas=3, index=0, name="gw-0", store=store), Timeouts(accept_grace_s=3600.0)
+    async with gateway(tmp_path, sharing=sharing, timeouts=timeouts) as it:
+        it.stop.set()
+        try:
+            await until(lambda: held, "it asks the store")
+            silent.close()
+            for each in held:
+                each.close()
+
+            async def lost() -> bool:
+                return (await it.figures())[("vllm_watch_gateway_lease_lost",)] == 1.0
+
+            await until(lost, "its fixed share holds")
+            async with it.session.get(f"{it.started.url}/-/ready") as answer:
+                assert (503, "stopping\n") == (answer.status, await answer.text())
+        finally:
+            it.serving.cancel()
 
 
 MEANINGS = {
