@@ -36,9 +36,11 @@ _TELL_EVERY_S = 10.0  # where there is no terminal to redraw
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """Result of one check of the lab. None: Prometheus, or Alertmanager, does not answer."""
+    """Result of one check of the lab. ended: processes; down: these, and what does not answer. None: Prometheus, or
+    Alertmanager, does not answer."""
 
     down: list[str] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
     scraped: Mapping[str, bool] | None = None
     values: Mapping[str, headlines.HeadlineValue | None] = field(default_factory=dict)
     alerts: list[str] | None = None
@@ -46,14 +48,19 @@ class Glance:
 
 @dataclass(slots=True)
 class LabTotals:
-    """Totals of the lab since it was ready: enough to assess a timed run."""
+    """Totals of the lab since it was ready: enough to assess a timed run. late_s: how long a scrape or an answer may be
+    missing before its target counts as down."""
 
+    late_s: float = 0.0
+    _since: dict[str, float] = field(default_factory=dict)
     down: dict[str, None] = field(default_factory=dict)
     values: dict[str, headlines.HeadlineValue] = field(default_factory=dict)
     alerts: list[str] | None = None
 
-    def add(self, glance: Glance) -> None:
-        self.down |= dict.fromkeys(glance.down)
+    def add(self, glance: Glance, now: float) -> None:
+        self._since = {name: self._since.get(name, now) for name in glance.down}
+        late = [name for name, since in self._since.items() if now - since >= self.late_s]
+        self.down |= dict.fromkeys((*glance.ended, *late))
         self.values |= {name: value for name, value in glance.values.items() if value is not None}
         self.alerts = glance.alerts or self.alerts
 
@@ -266,7 +273,7 @@ async def _show(
     console: Console,
 ) -> int:
     """The status table, every two seconds, until a stop or the end of a timed run."""
-    seen, ready_at, began, told_at = LabTotals(), None, time.monotonic(), 0.0
+    seen, ready_at, began, told_at = LabTotals(2.0 * config.beat.scrape_s), None, time.monotonic(), 0.0
     found = Glance()  # nothing yet, should the stop come first
     live = Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
     with live or contextlib.nullcontext():
@@ -276,7 +283,7 @@ async def _show(
                 ready_at = time.monotonic()
                 _say_ready(config, console)
             if ready_at is not None:
-                seen.add(found)
+                seen.add(found, time.monotonic())
             view = Group(_table(lab, found.scraped), _figures(found.values, found.alerts, load))
             if live:
                 live.update(view, refresh=True)
@@ -299,7 +306,8 @@ async def _glance(config: LabConfig, lab: Supervisor) -> Glance:
     scraped = await headlines.targets(config.url("prometheus"))
     values = await headlines.read(config.url("prometheus"))
     alerts = await headlines.firing(config.url("alertmanager"))
-    return Glance(_down(config, lab, scraped), scraped, values, alerts)
+    ended = [name for name, running in lab.running.items() if running.exited is not None]
+    return Glance(_down(config, lab, scraped), ended, scraped, values, alerts)
 
 
 def _say_ready(config: LabConfig, console: Console) -> None:

@@ -16,6 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -125,6 +126,15 @@ def test_timed_run_fails_for_what_is_missing():
     assert ["sidecar was down"] == list(seen.faults())
     seen.values = {}
     assert ["sidecar was down"] == list(seen.faults(traffic=False)), "an idle engine has no headline"
+
+
+def test_a_late_scrape_is_no_target_that_is_down():
+    seen = up.LabTotals(late_s=2.0)
+    for now, glance in enumerate((up.Glance(["vllm"]), up.Glance(["vllm"]), up.Glance(), up.Glance(["vllm"]))):
+        seen.add(glance, now)
+    assert {} == seen.down
+    seen.add(up.Glance(["vllm", "sidecar"], ended=["sidecar"]), 5.0)
+    assert {"vllm", "sidecar"} == set(seen.down)
 
 
 def test_elsewhere_than_on_linux_it_says_what_works():
@@ -327,18 +337,15 @@ def on_the_lab(test):
     return pytest.mark.engine(pytest.mark.prometheus(pytest.mark.collector(test)))
 
 
+def alerts_of(lab) -> dict[str, Any]:
+    return {each["labels"]["alertname"]: each for each in json.loads(get(f"{lab.url('alertmanager')}/api/v2/alerts"))}
+
+
 @on_the_lab
 def test_every_headline_gets_a_value_and_the_watchdog_arrives(lab):
     for headline in headlines.HEADLINES:
         eventually(lambda h=headline: lab.query(h.expr) is not None, what=headline.name)
-    eventually(
-        lambda: "VLLMWatchdog" in get(f"{lab.url('alertmanager')}/api/v2/alerts"), what="the watchdog at Alertmanager"
-    )
-    alert = next(
-        a
-        for a in json.loads(get(f"{lab.url('alertmanager')}/api/v2/alerts"))
-        if a["labels"]["alertname"] == "VLLMWatchdog"
-    )
+    alert = eventually(lambda: alerts_of(lab)["VLLMWatchdog"], what="the watchdog at Alertmanager")
     assert alert["annotations"]["runbook_url"].endswith("/runbooks/VLLMWatchdog?live=1")
 
 
@@ -351,8 +358,8 @@ def test_the_lab_says_where_its_boards_are(lab):
 @pytest.mark.chromium
 def test_a_browser_opens_the_link_that_came_with_the_alert(lab, part, tmp_path):
     """From the alert as Alertmanager holds it to the words on the screen of a real Chromium."""
-    eventually(lambda: "runbook_url" in get(f"{lab.url('alertmanager')}/api/v2/alerts"))
-    link = json.loads(get(f"{lab.url('alertmanager')}/api/v2/alerts"))[0]["annotations"]["runbook_url"]
+    alert = eventually(lambda: next(iter(alerts_of(lab).values())), what="an alert at Alertmanager")
+    link = alert["annotations"]["runbook_url"]
     assert link.startswith(lab.url("board")), "the lab's rules carry the lab's own addresses"
     quiet = [
         "--headless",
@@ -497,12 +504,16 @@ def test_official_client_leaves_true_records(lab):
 
 @on_the_lab
 def test_the_sidecar_joins_log_and_engine(lab):
-    found = exposition_parser.parse(get(f"{lab.url('sidecar')}/metrics"))
+    def page():
+        found = exposition_parser.parse(get(f"{lab.url('sidecar')}/metrics"))
+        assert 1 == found.total("vllm_watch_source_up", kind="engine")
+        return found
+
+    found = eventually(page, what="a page of the engine")
     assert found.total("vllm_watch_requests_total", outcome="ok") > 0
     assert found.total("vllm_watch_kv_capacity_tokens") > 0
     (info,) = found.of("vllm_watch_engine_info")
     assert plan_release() == info[0]["version"]
-    assert 1 == found.total("vllm_watch_source_up", kind="engine")
     assert 0 == found.total("vllm_watch_source_up", kind="gpu"), "this machine has no GPU, and the page says so"
     assert not found.of("vllm_watch_gpu_utilization_ratio")
 
@@ -563,7 +574,7 @@ VICTIMS = ("board", "sidecar", "otelcol", "alertmanager", "gateway", "vllm", "pr
 
 def killed(lab, victim: str) -> None:
     """SIGKILL, which the lab's own page tells, and which changes nothing for the others."""
-    before = {name: lab.lab_metric("vllm_watch_lab_process_up", name) for name in VICTIMS}
+    others = {name: lab.lab_metric("vllm_watch_lab_process_running", name) for name in VICTIMS if name != victim}
     os.kill(lab.pid(victim), signal.SIGKILL)
     eventually(
         lambda: lab.lab_metric("vllm_watch_lab_process_up", victim) == 0,
@@ -575,8 +586,10 @@ def killed(lab, victim: str) -> None:
     )
     if victim not in ("prometheus", *plan.UNSCRAPED):
         eventually(lambda: lab.query(f'up{{job="{victim}"}}') == 0, what=f"Prometheus seeing {victim} down")
-    after = {name: lab.lab_metric("vllm_watch_lab_process_up", name) for name in before}
-    assert {**before, victim: 0} == {**after, victim: 0}
+    eventually(
+        lambda: others == {name: lab.lab_metric("vllm_watch_lab_process_up", name) for name in others},
+        what="the others answering as before",
+    )
     assert lab.process.poll() is None
 
 
