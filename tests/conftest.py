@@ -207,6 +207,7 @@ def new_tab(chromium) -> Iterator[Callable[..., SimpleNamespace]]:
 
     def open_(**settings: Any) -> SimpleNamespace:
         context = chromium.new_context(**settings)
+        context.set_default_timeout(120_000)
         page, complaints = context.new_page(), list[str]()
         page.on(
             "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None

@@ -422,7 +422,7 @@ async def test_probe_endpoints_answer_for_one_engine(fake_engine):
     """Its values stand still under load for longer than the limit; a wrong name is 404, so that it restarts nobody."""
     fake_engine.text = (GOLDEN / "0.32.0-preempt-under-load.prom").read_text()
     sidecar = Sidecar(SidecarConfig(engines=(EngineTarget("e", fake_engine.url),), gpu="off", engine_interval_s=0.05))
-    sidecar._limits = replace(sidecar._limits, slow_s=0.1, suspect_s=0.2, out_s=0.3, unprobed_s=1.0)
+    sidecar._limits = replace(sidecar._limits, slow_s=0.1, suspect_s=0.2, out_s=1e9, unprobed_s=1e9)
     runner = web.AppRunner(application(sidecar))
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -436,7 +436,8 @@ async def test_probe_endpoints_answer_for_one_engine(fake_engine):
                 return [(await session.get(f"{base}-{probe}{query}")).status for probe in ("ready", "live")]
 
             assert [200, 200] == await statuses(f"?address={address}")
-            for expected in ([503, 200], [503, 503]):  # out of rotation, then hung
+            for limit, expected in (("out_s", [503, 200]), ("unprobed_s", [503, 503])):  # out of rotation, then hung
+                sidecar._limits = replace(sidecar._limits, **{limit: 0.3})
 
                 async def shown(expected: list[int] = expected) -> bool:
                     return await statuses("?upstream=e") == expected

@@ -309,7 +309,8 @@ def test_many_writers_lose_no_event(tmp_path):
     path = tmp_path / "events.jsonl"
     write = "events.append(Path(sys.argv[1]), events.TuningEvent(at_s=i, kind='note', what='w'))"
     code = (
-        f"import sys; from pathlib import Path; from exporters.events import log as events\nfor i in range(40): {write}"
+        "import sys; from pathlib import Path; from exporters.events import log as events\n"
+        f"events.LOCK_WITHIN_S = 60\nfor i in range(40): {write}"
     )
     writers = [
         subprocess.Popen([sys.executable, "-c", code, str(path)], cwd=Path(__file__).parents[2]) for _ in range(3)

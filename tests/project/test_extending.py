@@ -41,7 +41,7 @@ def copy(to: Path) -> Path:
     to.mkdir(exist_ok=True)
     for name in COPIED:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("situations", "golden"))
+            shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("situations", "golden", "*.pyc.*"))
         else:
             shutil.copy(ROOT / name, to / name)
     (to / "tests/golden").symlink_to(ROOT / "tests/golden")

@@ -359,7 +359,7 @@ class Mtail(Reader):
     does over a restart."""
 
     name = "mtail"
-    patience_s = 2.0
+    patience_s = 4.0
     PROGRAM = (
         'counter seen by id\n/"prompt_tokens":\\s*(?P<id>\\d+),"completion_tokens":\\s*\\d+/ {\n  seen[$id]++\n}\n'
     )

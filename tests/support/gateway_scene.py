@@ -80,8 +80,10 @@ class FakeEngine:
     peers: set[Any] = field(default_factory=set)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        # the gateway's own looks
-        if request.path == "/health" or (request.path == "/metrics" and "X-Request-Id" not in request.headers):
+        # the gateway's own looks; an engine without models is not probed
+        if request.path == "/health" or (
+            request.path in ("/metrics", "/v1/models") and "X-Request-Id" not in request.headers
+        ):
             return web.Response()
         self.asked.append((request.method, request.rel_url.raw_path_qs,
                            {k.lower(): v for k, v in request.headers.items()}, await request.read()))  # fmt: skip

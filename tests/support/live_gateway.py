@@ -61,7 +61,7 @@ GATES: dict[str, Any] = {
             "brief": {"max_output_tokens": 4, "over_output": "refuse"}, "other": {"models": ["another"]},
             "hurried": {"band": "hurried"}, "leaver": {},
         },
-        "bands": {"default": {"rank": 1}, "hurried": {"rank": 1, "total_s": 1.0}},
+        "bands": {"default": {"rank": 1}, "hurried": {"rank": 1, "total_s": 3.0}},
         "models": {plan.MODEL: {"max_model_len": CONTEXT}, "another": {}},
         "upstreams": {"one": ONE},
     },

@@ -50,7 +50,8 @@ class NatsConnection:
             head = "NATS/1.0\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers.items()) + "\r\n"
             sizes = f"{len(head)} {len(head) + len(payload)}"
             self.wire.sendall(f"HPUB {subject} inbox {sizes}\r\n{head}".encode() + payload + b"\r\n")
-        line = self._file.readline()
+        while (line := self._file.readline()) == b"PING\r\n":  # the first one comes two seconds after CONNECT
+            self.wire.sendall(b"PONG\r\n")
         found = re.fullmatch(rb"MSG inbox 1 (\d+)\r\n", line)
         assert found, line
         answer = self._file.read(int(found[1]) + 2)

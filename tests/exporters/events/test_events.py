@@ -189,6 +189,7 @@ import sys
 from pathlib import Path
 from exporters.events import log as events
 path, me = Path(sys.argv[1]), sys.argv[2]
+events.LOCK_WITHIN_S = 60  # beside writers that lock again at once
 for n in range(30):
     region = events.TuningEvent(at_s=1.0, kind="change", what="w" * 3000, id=f"r{n}", open=True)
     events.record(path, region)

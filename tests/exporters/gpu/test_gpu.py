@@ -377,17 +377,17 @@ async def source() -> AsyncIterator[Callable[..., GpuSource]]:
         await one.close()
 
 
-def children() -> dict[int, str]:
-    """Our living and dead children: pid -> state letter (Z is a zombie)."""
-    found = {}
+def children() -> set[int]:
+    """Our living children, and the dead ones that nobody has waited for."""
+    found = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             pid, rest = stat.read_text().split(" (", 1)
         except OSError:
             continue
-        state, parent = rest.rpartition(") ")[2].split()[:2]
+        parent = rest.rpartition(") ")[2].split()[1]
         if int(parent) == os.getpid():
-            found[int(pid)] = state
+            found.add(int(pid))
     return found
 
 
@@ -397,7 +397,7 @@ async def buried(source: GpuSource) -> bool:
     return not source._dying
 
 
-async def failure(source: GpuSource, deadline_s: float = 5.0) -> GpuUnavailable:
+async def failure(source: GpuSource, deadline_s: float = 60.0) -> GpuUnavailable:
     with pytest.raises(GpuUnavailable) as caught:
         await source.read(deadline_s)
     return caught.value
@@ -406,10 +406,10 @@ async def failure(source: GpuSource, deadline_s: float = 5.0) -> GpuUnavailable:
 async def test_nvml_is_asked_first_and_by_one_child(fake_nvml, source):
     """Base units, the driver's own energy counter, and no new process per reading."""
     gpus = source(env=fake_nvml("ok"))
-    first, other = await gpus.read(10)
-    before = set(children())
-    assert first == (await gpus.read())[0]
-    assert before == set(children())
+    first, other = await gpus.read(60)
+    before = children()
+    assert first == (await gpus.read(60))[0]
+    assert before == children()
     assert ("nvml", "GPU-fake-0", "GPU-fake-1", "NVIDIA H200", "00000000:83:00.0", False) == (
         gpus.method, first.uuid, other.uuid, first.name, first.pci_bus_id, first.mig
     )  # fmt: skip
@@ -562,8 +562,8 @@ async def test_a_hung_driver_costs_one_deadline(fake_nvml, source):
     gpus = source(env=fake_nvml("hang"))
     before = children()
     for _ in range(2):
-        error = await failure(gpus, 0.3)
-        assert ("hang", "the GPU driver did not answer within 0.3 s") == (error.reason, str(error))
+        error = await failure(gpus, 1.0)
+        assert ("hang", "the GPU driver did not answer within 1 s") == (error.reason, str(error))
         assert gpus._child is None
         await until(lambda: buried(gpus), what="the end of the child")
         assert before == children()
@@ -571,8 +571,8 @@ async def test_a_hung_driver_costs_one_deadline(fake_nvml, source):
 
 async def test_a_driver_that_stalls_keeps_its_child_and_its_xid(fake_nvml, source):
     """An H100 answered nothing for seconds while it handled a page fault; a killed child would lose the XID."""
-    gpus = source(env=fake_nvml("stall"), kill_after_s=8.0)
-    assert "hang" == (await failure(gpus, 0.3)).reason
+    gpus = source(env=fake_nvml("stall"), kill_after_s=30.0)
+    assert "hang" == (await failure(gpus, 2.0)).reason
     child = gpus._child
     assert {31: 1} == (await gpus.read(10))[0].xids
     assert {31: 1} == (await gpus.read(10))[0].xids
@@ -583,7 +583,7 @@ async def test_an_old_request_ends_its_child(fake_nvml, source):
     now = [0.0]
     gpus = source(env=fake_nvml("hang"), clock=lambda: now[0], kill_after_s=8.0)
     before = children()
-    await failure(gpus, 0.3)
+    await failure(gpus, 2.0)
     child = gpus._child
     now[0] = 7.9
     assert "hang" == (await failure(gpus, 0.3)).reason
@@ -605,7 +605,6 @@ async def test_hangs_in_a_row_leave_no_process_and_no_pipe(fake_nvml, source):
         assert "hang" == (await failure(gpus, 0.1)).reason
         await until(lambda: buried(gpus))
     assert before == children()
-    assert "Z" not in children().values()
     await until(lambda: open_files >= len(os.listdir("/proc/self/fd")), what="the closing of the pipes")
 
 
@@ -628,12 +627,12 @@ async def test_a_child_that_cannot_be_killed_blocks_nobody(fake_nvml, source, mo
     gpus = source(env=fake_nvml("hang"))
     real = os.killpg
     monkeypatch.setattr(os, "killpg", lambda *_: None)
-    await failure(gpus, 0.3)
+    await failure(gpus, 2.0)
     [stuck] = gpus._dying
-    before = set(children())
+    before = children()
     error = await failure(gpus, 60.0)  # it answers at once: it does not reach this deadline, which it would name
     assert ("hang", True) == (error.reason, str(stuck.process.pid) in str(error))
-    assert before == set(children())
+    assert before == children()
     monkeypatch.setattr(os, "killpg", real)
     stuck.kill()
     gpus._env = fake_nvml("ok")
@@ -828,7 +827,7 @@ echo "$1" | sed 's/--query-gpu=//; s/uuid,/GPU-1,/; s/utilization.gpu/37/'"""
 async def test_instances_need_nvml(fake_nvml, fake_smi, source):
     """nvidia-smi is asked once, for its rows."""
     gpus = source(env=fake_nvml("driver-not-loaded"), smi=fake_smi(f"cat {GOLDEN}/h200-mig.csv"))
-    [card] = await gpus.read(10)
+    [card] = await gpus.read(60)
     assert (78.28, (), "needs_nvml") == (card.power_watts, card.instances, card.absent["instances"])
 
 
@@ -845,7 +844,7 @@ async def test_a_hung_nvidia_smi_is_killed_with_all_it_started(fake_nvml, fake_s
     gpus = source(env=fake_nvml("ok"), smi=fake_smi(f"echo $$ > $0.pid; {body}"))
     gpus._no_nvml_before = float("inf")
     pid = Path(gpus._smi[0] + ".pid")
-    asking = asyncio.create_task(failure(gpus, 1.0))
+    asking = asyncio.create_task(failure(gpus, 3.0))
     group = int(await until(lambda: pid.read_text().strip(), what="the start of nvidia-smi"))
     assert "hang" == (await asking).reason
     eventually(lambda: not members(group), what="the end of the process group")
@@ -877,7 +876,7 @@ async def test_a_pipe_that_an_escaped_process_holds_is_let_go(fake_nvml, fake_sm
     gpus = source(env=fake_nvml("ok"), smi=fake_smi("setsid sleep 60 & echo $! > $0.pid; exit 0"))
     gpus._no_nvml_before = float("inf")
     try:
-        assert "hang" == (await failure(gpus, 0.5)).reason
+        assert "hang" == (await failure(gpus, 3.0)).reason
         await until(lambda: before == len(os.listdir("/proc/self/fd")), what="the closing of our end")
     finally:
         escaped = int(await until(lambda: Path(gpus._smi[0] + ".pid").read_text().strip()))

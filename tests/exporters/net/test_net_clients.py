@@ -53,7 +53,7 @@ def servers(part, free_port: Callable[[], int], tmp_path_factory: pytest.TempPat
             f"--config.file={folder}/prometheus.yml",
             f"--storage.tsdb.path={folder}/data",
             "--web.enable-admin-api",
-            "--rules.alert.resend-delay=200ms",
+            "--rules.alert.resend-delay=5s",  # the alert expires after four of them
             f"--web.listen-address=127.0.0.1:{prometheus}",
         ],
         [

@@ -239,7 +239,8 @@ def command(*words: str) -> Any:
 
 def test_prometheus_scrapes_over_tls_with_a_login(chain):
     """Prometheus scrapes ours and the engine over TLS with a login."""
-    assert [("vllm", "1"), ("vllm-gateway", "1"), ("vllm-watch-sidecar", "1")] == up(chain)
+    all_up = [("vllm", "1"), ("vllm-gateway", "1"), ("vllm-watch-sidecar", "1")]
+    eventually(lambda: all_up == up(chain), "all targets up")
 
 
 def test_the_sidecar_reads_its_engine_over_tls_with_a_key(chain):

@@ -594,7 +594,7 @@ def test_silent_collector_is_waited_for_as_asked(monkeypatch):
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_closed_port_and_unknown_name_are_retryable(protocol, free_port, monkeypatch):
     """A port where nobody listens and a name that is none mean later."""
-    monkeypatch.setattr(collector_module, "EXPORT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(collector_module, "EXPORT_TIMEOUT_S", 5.0)
     for host in ("127.0.0.1", "nowhere..invalid"):
         assert "unavailable" == export(f"http://{host}:{free_port()}", protocol=protocol).reason
 
@@ -606,7 +606,7 @@ def test_http_error_on_a_grpc_port_names_it():
 
 def test_untrusted_certificate_sends_nothing(monkeypatch):
     """A plain server behind https: the handshake fails before any span leaves."""
-    monkeypatch.setattr(collector_module, "EXPORT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(collector_module, "EXPORT_TIMEOUT_S", 30)
     with http_server(lambda _: (200, {}, b"")) as (address, got):
         assert "SSL" in export(address.replace("http:", "https:")).detail
     assert [] == got
@@ -651,7 +651,7 @@ def test_collector_in_trouble_logs_one_line(protocol, trouble, reason, free_port
     monkeypatch.setattr(span_queue, "QUEUE_LIMIT", 100)
     monkeypatch.setattr(span_queue, "BATCH", 10)
     monkeypatch.setattr(span_queue, "SHUTDOWN_FLUSH_S", 0.2)
-    monkeypatch.setattr(collector_module, "EXPORT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(collector_module, "EXPORT_TIMEOUT_S", 0.5 if trouble == "silent" else 30)
     with (
         caplog.at_level(logging.INFO),
         silent_server() as silent,
@@ -873,10 +873,11 @@ async def test_hanging_collector_delays_neither_log_nor_page(tmp_path, hasty, mo
     """It takes connections and never answers, while many times what the queue holds comes in."""
     monkeypatch.setattr(span_queue, "QUEUE_LIMIT", 600)
     monkeypatch.setattr(span_queue, "SHUTDOWN_FLUSH_S", 0.1)
+    monkeypatch.setattr(collector_module, "EXPORT_TIMEOUT_S", 60)
     log = tmp_path / "requests.jsonl"
     log.touch()
     release = threading.Event()
-    with http_server(lambda _: (release.wait(20), (200, {}, b""))[1]) as (address, got):
+    with http_server(lambda _: (release.wait(60), (200, {}, b""))[1]) as (address, got):
         sidecar = Sidecar(SidecarConfig(requests_log=(str(log),), gpu="off", otlp=OtlpConfig(endpoint=address)))
         await sidecar.start()
         try:

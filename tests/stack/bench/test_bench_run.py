@@ -261,7 +261,7 @@ def test_a_run_leaves_a_record_for_each_request_and_its_figures(tmp_path):
     assert (6, 6, {}, None) == (first.asked, first.ok, first.failed, first.cut)
     assert first.seed != second.seed
     told = first.figures
-    for name, least in (("ttft_ms", 30), ("tpot_ms", 10), ("e2e_ms", 70)):
+    for name, least in (("ttft_ms", 30), ("tpot_ms", 5), ("e2e_ms", 70)):
         measured_ms = [getattr(record, name) for record in records[:6]]
         assert least <= min(measured_ms) <= told[f"{name}.p50"] <= max(measured_ms), name
     assert all(r.e2e_ms == pytest.approx(r.ttft_ms + 4 * r.tpot_ms, rel=1e-3) for r in records)
@@ -335,7 +335,7 @@ workloads:
 def test_what_fails_is_one_record_with_its_reason(tmp_path, how, outcome, reason):
     engine = FakeEngine()
     engine.behave = lambda number: how if number == 2 else "ok"
-    its = made(SMALL.replace("warm_up: 1", f"warm_up: 0, timeout_s: {1 if how == 'hang' else 60}"))
+    its = made(SMALL.replace("warm_up: 1", f"warm_up: 0, timeout_s: {5 if how == 'hang' else 60}"))
     (found,) = measured(engine, tmp_path, its).runs
     assert (6, 5, {reason: 1}) == (found.asked, found.ok, found.failed)
     (bad,) = [record for record in result.requests(tmp_path) if record.outcome != "ok"]

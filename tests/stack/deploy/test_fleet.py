@@ -370,7 +370,11 @@ def world(part, free_port, tmp_path_factory, found_by_name) -> Iterator[World]:
             eventually(lambda: data(prometheus, "query", query=found)["result"], what="the engine that came later")
             firing = f"count({NEAR_LIMIT}) == 3"
             eventually(lambda: data(prometheus, "query", query=firing)["result"], what="alerts about limits")
-            at_s = time.time()
+            (count,) = eventually(
+                lambda: data(prometheus, "query", query=f'count(up{{job="vllm"}} == 1) == {len(ENGINES)}')["result"],
+                what="every engine up",
+            )
+            at_s = float(count["value"][0])
             eventually(lambda: held(store) > at_s + 1, what="what happened until then in the store")
             yield World(prometheus, store, at_s)
         finally:

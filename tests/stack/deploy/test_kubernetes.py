@@ -785,7 +785,7 @@ def test_the_store_of_the_export_leases_to_its_user_only(part, tmp_path, free_po
 
     def leased(word: str | None) -> str:
         async def call() -> str:
-            client = LeaseClient(store, None, lambda: word)
+            client = LeaseClient(store, None, lambda: word, call_s=30)
             try:
                 await client.connect()
                 request = LeaseRequest(
@@ -1584,7 +1584,7 @@ def test_exported_rules_see_a_model_down_and_the_watchdog(watched):
     eventually(lambda: ("VLLMEngineDown", "vllm-embed") in states(), "the alert on the model that is down")
     assert "firing" == states()["VLLMWatchdog", ""]
     assert "pending" == states()["VLLMEngineDown", "vllm-embed"], "it holds for a minute before it fires"
-    assert ("VLLMEngineDown", "vllm-chat") not in states()
+    eventually(lambda: ("VLLMEngineDown", "vllm-chat") not in states(), "no alert on the other model")
     health = {one["name"]: one["health"] for group in answer(f"{url}/api/v1/rules")["groups"] for one in group["rules"]}
     assert {} == {name: word for name, word in health.items() if word not in ("ok", "unknown")}, (
         "unknown: those of a minute and more were not due yet"
@@ -1595,7 +1595,9 @@ def test_exported_rules_see_a_model_down_and_the_watchdog(watched):
 def test_page_keeps_its_labels_beside_pod_labels(watched):
     """A page keeps its own labels beside those of pods and nothing that is never read."""
     url, _ = watched
-    assert ["tiny"] == [labels["model_name"] for labels in query(url, "vllm:num_requests_running")]
+    eventually(
+        lambda: ["tiny"] == [labels["model_name"] for labels in query(url, "vllm:num_requests_running")], "its series"
+    )
     assert [] == query(url, '{exported_model_name!=""} or {exported_team!=""}')
     assert [] == query(url, '{__name__=~".+_created", job=~"vllm.*"}')
 

@@ -548,7 +548,7 @@ async def test_a_long_reply_that_breaks_does_not_look_complete(tmp_path: Path):
     [(STREAM, never, "prefill_timeout"), (ASK, never, "total_timeout")],
 )  # fmt: skip
 async def test_an_engine_that_does_not_answer_in_time_is_a_504(tmp_path: Path, ask: Any, answer: Answer, reason: str):
-    async with gateway(tmp_path, answer, timeouts=Timeouts(prefill_s=0.2, total_s=0.2)) as it:
+    async with gateway(tmp_path, answer, timeouts=Timeouts(prefill_s=1, total_s=1)) as it:
         async with it.post(ask) as got:
             assert (504, reason) == (got.status, (await got.json())["error"]["code"])
         assert ("timeout", reason, 504) == ((record := await it.record()).outcome, record.reason, record.status)
@@ -566,7 +566,7 @@ async def test_role_chunks_and_comments_do_not_feed_the_prefill_clock(tmp_path: 
 
 async def test_a_stream_may_last_longer_than_any_gap(tmp_path: Path):
     parts = [ROLE, *[TOKEN] * 20, LAST, DONE]
-    async with gateway(tmp_path, events(*parts, pause_s=0.03), timeouts=Timeouts(prefill_s=0.3, decode_s=0.3)) as it:
+    async with gateway(tmp_path, events(*parts, pause_s=0.1), timeouts=Timeouts(prefill_s=1.5, decode_s=1.5)) as it:
         async with it.post(STREAM) as answer:
             assert b"".join(parts) == await answer.read()
         assert "ok" == (await it.record()).outcome
@@ -739,10 +739,10 @@ async def test_a_pause_of_the_client_is_on_record(tmp_path: Path, stream: bool):
             took_ms = (time.monotonic() - began) * 1000
         record = await it.record()
         assert "ok" == record.outcome
-        assert 0.7 * PAUSE_S * 1000 < (record.client_wait_ms or 0) < took_ms
+        assert 0.5 * PAUSE_S * 1000 < (record.client_wait_ms or 0) < took_ms
         shares = {(each.phase, each.cause): each.share for each in blame(record)}
-        assert shares["delivery", "the client read slowly"] > 0.5 * PAUSE_S * 1000 / took_ms
-        assert sum(phase.length_ms for phase in phases_of(record)) == pytest.approx(took_ms, rel=0.1)
+        assert shares["delivery", "the client read slowly"] > 0.4 * PAUSE_S * 1000 / took_ms
+        assert 0.5 * PAUSE_S * 1000 < sum(phase.length_ms for phase in phases_of(record)) <= took_ms
 
 
 async def test_slow_reader_holds_the_engine_back(tmp_path: Path):

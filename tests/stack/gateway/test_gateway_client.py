@@ -1450,7 +1450,7 @@ async def test_disconnect_at_any_stage_leaves_one_record(tmp_path: Path, politel
 async def test_content_may_pause_as_long_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Streams whose last content comes at different moments of the deadline that is not moved for every event; then
     nothing but comments."""
-    decode_s, last_at, deadlines = 0.6, dict[str, float](), dict[str, float]()
+    decode_s, last_at, deadlines = 2.0, dict[str, float](), dict[str, float]()
     allow = RequestHandler._allow
 
     def noted(visit: RequestHandler, stage: str, seconds: float) -> None:

@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 
 from stack.gateway.config import Timeouts
-from stack.gateway.lease_client import LeaseStore
+from stack.gateway.lease_client import LeaseClient, LeaseStore
 from stack.gateway.sharing import Sharing
 from tests.support.counting_engine import HOLD_S, CountingEngine
 from tests.support.gateway_scene import ASK, CHAT, KEYS, FakeEngine, gateway, listening
@@ -314,8 +314,12 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("fault", MEANINGS)
-async def test_a_store_that_fails_leaves_the_fixed_share(part, free_port, tmp_path: Path, caplog, fault: str):
+async def test_a_store_that_fails_leaves_the_fixed_share(
+    part, free_port, tmp_path: Path, caplog, monkeypatch: pytest.MonkeyPatch, fault: str
+):
     """One sentence in the log, the metric of the alert, and requests go on. Every second fault is one of Redis."""
+    if fault != "tls":  # nothing but this one is told by the time that it takes
+        monkeypatch.setattr(LeaseClient.__init__, "__defaults__", (30.0,))
     port = free_port()
     url = f"{'rediss' if fault == 'tls' else 'redis'}://127.0.0.1:{port}"
     program = part("redis" if list(MEANINGS).index(fault) % 2 else "valkey").path

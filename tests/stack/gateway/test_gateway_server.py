@@ -333,7 +333,7 @@ async def test_a_head_has_its_time(sent: bytes, monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_idle_connection_is_closed_in_time(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(client_connection, "KEEPALIVE_S", 0.1)
+    monkeypatch.setattr(client_connection, "KEEPALIVE_S", 1.0)
     async with serving(Reader()) as it:
         assert b"1\n" == (await exchanged(it, request("GET"))).partition(b"\r\n\r\n")[2]
         assert {} == +it.rejected

@@ -176,7 +176,11 @@ async def test_a_file_of_names_is_followed(tmp_path: Path, monkeypatch: pytest.M
     following = asyncio.create_task(it.follow(seen.append))
     try:
         for content, after_s in (("a\nb\nc", 1.0), (None, 2.0), ("a", HOLD_S + 3)):
-            file.unlink() if content is None else file.write_text(content)
+            if content is None:
+                file.unlink()
+            else:  # at once: a list without the own name is another one
+                (tmp_path / "new").write_text(content)
+                (tmp_path / "new").rename(file)
             now[0] += after_s
             await looked()
         now[0] += HOLD_S + 1

@@ -661,6 +661,7 @@ BROKEN = {
 async def test_a_page_that_is_broken_is_no_sample_and_is_told_once(how: str, caplog: pytest.LogCaptureFixture):
     """Nor does the same as an answer of /health end the watching; and all is well when it is well again."""
     async with watching(FakeEngine(metrics=BROKEN[how], health=BROKEN[how])) as it:
+        it.watch._timeout_s = 30.0
         await it.time.go(2 if how in ("endless", "too-long") else 6)
         assert it.watch.latest("a") is None
         assert 1 == caplog.text.count(f"a: http://127.0.0.1:{it.engine.port}/metrics cannot be read: ")

@@ -204,15 +204,16 @@ A_THEN_B = {"tiny": {"upstreams": ["a"], "fallbacks": ["b"]}}
 
 @contextlib.asynccontextmanager
 async def pair(
-    tmp_path: Path, a: Answer | None, b: Answer | None = None, teams: Any = None, more: Any = None, **settings: Any
-) -> AsyncIterator[tuple[Running, FakeEngine, FakeEngine]]:
+    tmp_path: Path, a: Answer | None, b: Answer | None = None, teams: Any = None, more: Any = None,
+    prefill_s: float = 30.0, **settings: Any,
+) -> AsyncIterator[tuple[Running, FakeEngine, FakeEngine]]:  # fmt: skip
     """A gateway whose model tiny is served by engine a, and by b where a fails."""
     async with engines(a=a, b=b or events(WHOLE)) as fleet:
         said = policy(
             teams,
             models=A_THEN_B,
             upstreams=at(fleet, **(more or {})),
-            bands={"default": {"rank": 1, "prefill_s": 0.4}},
+            bands={"default": {"rank": 1, "prefill_s": prefill_s}},
         )
         async with gateway(tmp_path, policy=said, **settings) as it:
             yield it, fleet["a"], fleet["b"]
@@ -594,7 +595,7 @@ async def test_second_upstream_replaces_the_first(tmp_path: Path, how: str, free
     body, answer, reason, hangups = FAILS[how]
     nobody = {"a": {"url": f"http://127.0.0.1:{free_port()}"}} if answer is None else {}
     second = events(WHOLE) if body is STREAM else says(REPLY)
-    async with pair(tmp_path, answer, second, more=nobody) as (it, a, b):
+    async with pair(tmp_path, answer, second, None, nobody, 0.4 if "silence" in how else 30.0) as (it, a, b):
         got = await ask(it, "one", body)
         assert (200, SHOWN if body is STREAM else json.dumps(REPLY).encode()) == (got.status, got.body)
         record = await it.record()
@@ -1017,7 +1018,7 @@ async def test_slots_follow_the_engines_figures_while_these_are_fresh(tmp_path: 
     engine, desk = Showing(), Desk()
     engine.answer = desk.answer
     async with engines(a=engine) as fleet:
-        capacity = {"slots": 6, "waiting": 5, "min_slots": 2, "stale_s": 0.5}
+        capacity = {"slots": 6, "waiting": 5, "min_slots": 2, "stale_s": 2.0}
         async with gateway(tmp_path, policy=policy(capacity=capacity, upstreams=at(fleet))) as it:
             clients = [asking(it, str(number)) for number in range(4)]
             calls = [await desk.next() for _ in range(4)]

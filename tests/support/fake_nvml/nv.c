@@ -1,6 +1,6 @@
 /* A fake libnvidia-ml.so.1: two cards, enough symbols for one reading. FAKE_NVML says how it behaves, or is the path of a file that does:
  * ok | not-supported | driver-not-loaded | hang | hang-init | crash | lost (the second card, with an XID 79) | xids (of the first card) |
- * stall (a second at the first reading, with an XID 31) | held (by heat) | mig (the first card: GPU instance 2 with two compute instances, and 9) | mig-old (no activity). -DMISSING leaves symbols out. */
+ * stall (four seconds at the first reading, with an XID 31) | held (by heat) | mig (the first card: GPU instance 2 with two compute instances, and 9) | mig-old (no activity). -DMISSING leaves symbols out. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,7 +53,7 @@ int nvmlDeviceGetMemoryInfo_v2(card *c, memory2 *m) {
   return m->version == 0x02000028 ? ok() : 25;
 }
 int nvmlDeviceGetMemoryInfo(card *c, memory1 *m) { m->total = 16ULL << 30; m->used = 1ULL << 30; m->free = 15ULL << 30; return 0; }
-int nvmlDeviceGetPowerUsage(card *c, unsigned *mw) { static int stalled; if (mode("stall") && !stalled++) sleep(1); if (mode("hang")) for (;;) pause(); if (mode("crash")) abort(); *mw = 412345; return ok(); }
+int nvmlDeviceGetPowerUsage(card *c, unsigned *mw) { static int stalled; if (mode("stall") && !stalled++) sleep(4); if (mode("hang")) for (;;) pause(); if (mode("crash")) abort(); *mw = 412345; return ok(); }
 int nvmlDeviceGetEnforcedPowerLimit(card *c, unsigned *mw) { *mw = 700000; return ok(); }
 #ifndef MISSING
 int nvmlDeviceGetTotalEnergyConsumption(card *c, unsigned long long *mj) { *mj = 987654321ULL; return ok(); }
