@@ -169,7 +169,7 @@ class LeaseHolder:
 
     @property
     def settled(self) -> bool:
-        """Whether the latest answer decides: the store was not calm, and this replica has joined."""
+        """Return whether the latest answer decides: the store was not calm, and this replica has joined."""
         return not self.calm and self._sent >= self._joined
 
 

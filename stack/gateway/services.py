@@ -40,7 +40,7 @@ class Lifecycle:
 
     @property
     def ready(self) -> bool:
-        """Whether a load balancer may send new requests."""
+        """Return whether a load balancer may send new requests."""
         return self.joined and not self.stopping
 
     @property

@@ -597,7 +597,7 @@ def test_requests_beyond_a_lease_of_max_in_flight_wait():
 
 
 @pytest.mark.parametrize("limit", [None, 6])
-def test_a_replica_that_joins_again_refuses_nothing_that_has_room(limit: int | None):
+def test_a_replica_that_joins_again_refuses_nothing(limit: int | None):
     """Its lease has expired and the other replica has all limits, most of which it returns when it renews next."""
     pair = Replicas(Policy(teams={"a": Team(max_in_flight=limit)}, capacity=Capacity(slots=8, queue=8)))
     for _ in range(15):

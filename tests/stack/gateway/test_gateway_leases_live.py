@@ -271,7 +271,7 @@ async def test_partition_pause_and_reload_hold_the_limit(part, free_port, tmp_pa
                 assert {200, 429} >= set(statuses), "after the pause a wait may be estimated too long"
 
 
-async def test_a_gateway_that_stops_before_it_has_joined_does_not_become_ready(tmp_path: Path):
+async def test_a_gateway_that_stops_before_it_joins_stays_unready(tmp_path: Path):
     """A load balancer would send requests until the drain, and see them refused."""
     held = list[asyncio.StreamWriter]()
     silent = await asyncio.start_server(lambda _, writer: held.append(writer), "127.0.0.1", 0)
