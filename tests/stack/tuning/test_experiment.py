@@ -294,7 +294,7 @@ def two_variants(urls: list[str], more: str = "") -> str:
 
 def test_two_standing_engines_take_turns_and_are_compared(tmp_path):
     slow, fast = FakeEngine(), FakeEngine()
-    slow.first_s, slow.caching = 0.08, "False"
+    slow.first_s, slow.caching = 0.25, "False"
     with standing(slow, fast) as urls:
         told = told_by(
             str(written(tmp_path, two_variants(urls, "runs: 6\nalso: [ttft_ms.p95]\n"))),
@@ -335,7 +335,7 @@ def test_two_standing_engines_take_turns_and_are_compared(tmp_path):
 
 def test_runs_are_excluded_by_hand_and_the_comparison_says_so(tmp_path):
     slow, fast = FakeEngine(), FakeEngine()
-    slow.first_s, slow.caching = 0.08, "False"
+    slow.first_s, slow.caching = 0.25, "False"
     with standing(slow, fast) as urls:
         told = told_by(str(written(tmp_path, two_variants(urls, "runs: 6\n"))), "--out", str(tmp_path / "o"))
     assert 0 == told.exit_code, told.output
@@ -357,7 +357,7 @@ def test_runs_are_excluded_by_hand_and_the_comparison_says_so(tmp_path):
 
 def test_an_experiment_is_an_event_with_its_verdict(tmp_path):
     off, on = FakeEngine(), FakeEngine()
-    off.first_s, off.caching = 0.08, "False"
+    off.first_s, off.caching = 0.25, "False"
     with standing(off, on) as urls:
         place = ("--events", str(tmp_path / "events.jsonl"))
         told = told_by(
