@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from stack import cli
+import vllm_watch
 from stack.cli import doctor as doctor_command
 from stack.doctor import diagnose
 from stack.doctor.checks import failures
@@ -35,7 +35,7 @@ def main() -> None:
     drills.DRILLS = tuple(
         replace(drill, pace=DRILL_PACE) if drill.pace == drills.QUICK else drill for drill in drills.DRILLS
     )
-    cli.main()
+    vllm_watch.main()
 
 
 if __name__ == "__main__":

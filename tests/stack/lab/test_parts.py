@@ -587,8 +587,11 @@ def test_ctrl_c_during_install_ends_its_children(tmp_path: Path) -> None:
         "PATH": f"{bin_dir}:/usr/bin:/bin",
         "PYTHONPATH": str(Path.cwd()),
     }
-    # The interpreter itself must not qualify, or a real environment would be made.
-    code = f"import sys; sys.executable = {str(python)!r}; " + code
+    # The interpreter itself must not qualify, or a real environment would be made. SIGINT may be ignored here.
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        f" sys.executable = {str(python)!r}; {code}"
+    )
     child = subprocess.Popen([sys.executable, "-c", code], env=env, stderr=subprocess.PIPE, start_new_session=True)
     try:
         eventually(
