@@ -67,7 +67,7 @@ class LeaseHolder:
     _lapsed: bool = True  # when the latest request was sent
     _sequence: int = 0
     _sent: float = 0.0
-    _joined: float = -math.inf  # by this time the others have returned what is due here
+    _complete_at: float = -math.inf  # by this time the others have returned what is due here
     _parts: dict[str, int] = field(default_factory=dict)  # of the queue, without a store
     _run: str = ""
     _request: LeaseRequest | None = None
@@ -90,12 +90,12 @@ class LeaseHolder:
         self._lapsed = not valid and not static
         self._parts = {key: use.part for key, use in usage.limits.items() if key in (QUEUE, QUEUE_TOKENS)}
         if not valid:
-            self._joined = math.inf
+            self._complete_at = math.inf
         grants, self._grants, claims = self._grants, {}, {}
         for key, use in usage.limits.items():
             grant = grants.get(key, NO_GRANT)
             if valid:
-                keep = max(use.use, min(_obeyed(grant), use.demand + grant.spare))
+                keep = max(use.use, min(grant.due, use.demand + grant.spare))
                 lowered = grant if grant.lease <= keep else Grant(keep, grant.fair, grant.spare, grant.rest)
             else:
                 keep = max(use.use, use.part if static else 0)
@@ -129,13 +129,13 @@ class LeaseHolder:
         if reply.calm:  # it believes what runs, also beyond what was due before: what ends there may not be replaced
             now = self._grants
             self._grants = {
-                key: Grant(min(grant.lease, _obeyed(now.get(key, NO_GRANT))), grant.fair, grant.spare, grant.rest)
+                key: Grant(min(grant.lease, now.get(key, NO_GRANT).due), grant.fair, grant.spare, grant.rest)
                 for key, grant in reply.grants.items()
             }
         else:
             self._grants = reply.grants
             complete = all(grant.lease >= grant.fair + grant.spare for grant in reply.grants.values())
-            self._joined = min(self._joined, self._sent + (0.0 if complete else TTL_S))
+            self._complete_at = min(self._complete_at, self._sent + (0.0 if complete else TTL_S))
         if not request.bye:
             self.until = self._sent + TTL_S - MARGIN_S
         return True
@@ -162,16 +162,12 @@ class LeaseHolder:
         """Return the ceilings of the present lease: no more than what is due, so that requests beyond it are not
         replaced when they end."""
         slots = self._grants.get(SLOTS, NO_GRANT)
-        limits = {key: _obeyed(grant) for key, grant in self._grants.items()}
-        if self._sent < self._joined:
+        limits = {key: grant.due for key, grant in self._grants.items()}
+        if self._sent < self._complete_at:
             limits |= {key: max(limits[key], part) for key, part in self._parts.items()}
         return Ceilings(limits, self.until, slots.fair + slots.spare)
 
     @property
     def settled(self) -> bool:
         """Return whether the latest answer decides: the store was not calm, and this replica has joined."""
-        return not self.calm and self._sent >= self._joined
-
-
-def _obeyed(grant: Grant) -> int:
-    return min(grant.lease, grant.fair + grant.spare + grant.rest)
+        return not self.calm and self._sent >= self._complete_at

@@ -89,6 +89,11 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
     spare: int
     rest: int = 0
 
+    @property
+    def due(self) -> int:
+        """Return what of the lease may be used: what the replica holds beyond it is not replaced when it ends."""
+        return min(self.lease, self.fair + self.spare + self.rest)
+
 
 class LeaseReply(msgspec.Struct, frozen=True, kw_only=True):
     """Answer of the store. live: replicas with a lease. busy: slots in use at the others. grants: by key, as claimed.

@@ -187,7 +187,7 @@ def test_stopped_prefill_engine_is_blamed(
             for client in clients:
                 client.join(60)
     assert ("hung", "probe_silent" if nixl else "steps_stopped") in seen["prefill"]
-    assert "hung" not in {state for state, _ in seen["decode"]}
+    assert {state for state, _ in seen["decode"]} <= {"healthy", "idle", "slow", "suspect"}
     assert not nixl or ("slow", "kv_fetch") in seen["decode"]
 
 
