@@ -104,7 +104,7 @@ PROGRAMS = {
     "kubectl": Program(("kubectl",), (1, 27), "kubectl", "usr/bin/kubectl", ("version", "--client")),
     "operator-schema": Program(()),
     "keda-schema": Program(()),
-    # Renders the Helm chart; Helm itself is in no archive that we install from.
+    # Renders the Helm chart; the tests compare it with Helm itself (helm-python-sdk).
     "chart-renderer": Program(()),
     # Evaluates the mixin.
     "jsonnet": Program(("jsonnet",), (0, 18), system_packages=("jsonnet",)),

@@ -1,6 +1,7 @@
 """The Helm chart: the objects of `vllm-watch kubernetes export` for the same options, and values that are checked.
 
-Helm itself is not run: its templates are rendered by Go's text/template and Sprig (stack/lab/chart_renderer)."""
+Its templates are rendered by Go's text/template and Sprig (stack/lab/chart_renderer); test_helm_sdk.py compares that with
+Helm itself."""
 
 from __future__ import annotations
 
@@ -315,40 +316,55 @@ def test_extra_objects_are_templates_and_rules_are_not(render):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "fault"),
     [
-        ({"links": {"dashboards": "https://g.example.org"}}, "links.runbooks is missing or leads to one machine alone"),
-        ({"links": {**LINKED["links"], "dashboards": "http://localhost:3000"}}, "links.dashboards is missing or leads"),
-        ({"engines": {"restrict": True}}, "engines.restrict lets only a gateway reach the engines"),
-        ({"tls": {"existingSecret": "a"}}, "tls.existingSecret protects the metrics of gateway and sidecar"),
-        ({"login": {"existingSecret": "a"}}, "login.existingSecret protects the metrics of gateway and sidecar"),
-        ({"store": {"url": "redis://a"}}, "a store is for several gateways"),
-        ({"ship": {"dataset": "volume"}}, "ship.dataset is for the request log of the gateway; set gateway.enabled"),
-        ({"gateway": {"enabled": True}, "ship": {"dataset": "volume"}}, "state.size is too small for ship.dataset"),
-        ({"gateway": {"enabled": True}, "ship": {"existingSecret": "a"}}, "are for a store; set ship.dataset to s3://"),
+        ({"links": {"dashboards": "https://g.example.org"}}, r"links\.runbooks .*https://wiki\.example\.org"),
+        ({"links": {**LINKED["links"], "dashboards": "http://localhost:3000"}}, r"links\.dashboards .*https://grafana"),
+        ({"engines": {"restrict": True}}, r"engines\.restrict .*gateway\.enabled"),
+        ({"tls": {"existingSecret": "a"}}, r"tls\.existingSecret .*gateway\.enabled or sidecar\.enabled"),
+        ({"login": {"existingSecret": "a"}}, r"login\.existingSecret .*gateway\.enabled or sidecar\.enabled"),
+        ({"store": {"url": "redis://a"}}, r"several gateways; .*gateway\.enabled.*gateway\.replicas to 2"),
+        ({"ship": {"dataset": "volume"}}, r"ship\.dataset .*gateway\.enabled"),
+        ({"gateway": {"enabled": True}, "ship": {"dataset": "volume"}}, r"state\.size .*ship\.dataset.*\b2Gi"),
+        (
+            {"gateway": {"enabled": True}, "ship": {"existingSecret": "a"}},
+            r"ship\.endpoint and ship\.existingSecret .*ship\.dataset to s3://",
+        ),
         (
             {"gateway": {"enabled": True}, "ship": {"dataset": "volume"}, "state": {"size": "2Gi"}, "cluster": "a/b"},
-            "cluster is a part of the data set's keys",
+            "cluster .*'/'.*ship.dataset",
         ),
-        ({"gateway": TWO_GATEWAYS, "store": {"existingSecret": "a"}}, "store.existingSecret and store.user are for a"),
-        ({"gateway": TWO_GATEWAYS, "store": {"valkey": {"enabled": True}}}, "needs store.existingSecret"),
+        (
+            {"gateway": TWO_GATEWAYS, "store": {"existingSecret": "a"}},
+            r"store\.existingSecret and store\.user .*store\.url or store\.valkey\.enabled",
+        ),
+        (
+            {"gateway": TWO_GATEWAYS, "store": {"valkey": {"enabled": True}}},
+            r"store\.valkey\.enabled .*store\.existingSecret",
+        ),
         (
             {"gateway": TWO_GATEWAYS, "store": {"url": "redis://a", "valkey": {"enabled": True}}},
-            "leave one of them out",
+            r"store\.url .*store\.valkey\.enabled .*out\b",
         ),
-        ({"gateway": TWO_GATEWAYS, "store": {"url": "redis://a", "user": "b"}}, "store.user is a user of store.url"),
-        ({"gateway": TWO_GATEWAYS | {"autoscaling": {"maxReplicas": 2}}}, "maxReplicas is no more than gateway.repl"),
+        (
+            {"gateway": TWO_GATEWAYS, "store": {"url": "redis://a", "user": "b"}},
+            r"store\.user .*store\.url.*store\.existingSecret",
+        ),
+        (
+            {"gateway": TWO_GATEWAYS | {"autoscaling": {"maxReplicas": 2}}},
+            r"gateway\.autoscaling\.maxReplicas .*gateway\.replicas",
+        ),
     ],
 )
-def test_values_that_cannot_work_together_are_refused(given, said, part):
+def test_values_that_cannot_work_together_are_refused(given, fault, part):
     done = run_renderer(part, given)
     assert (1, "") == (done.returncode, done.stdout)
-    assert said in done.stderr
+    assert re.search(fault, done.stderr), done.stderr
 
 
 def test_notes_name_what_is_left_to_do(render):
     plain = render({"operatorLabels": {"release": "kps"}}).notes
-    assert "Nothing of this release runs or restricts." in plain
+    assert "runs or restricts" in plain
     assert "WARNING" not in plain
     much = render(SETS["much"][0] | {"operatorLabels": {}, "alertmanagerConfig": {"receiver": "slack"}}).notes
     for text in (
@@ -521,7 +537,8 @@ def test_the_command_writes_the_chart_of_the_checkout(tmp_path):
     assert re.search(r">\s+77\b", (tmp_path / "chart/files/rules/ticket.yaml").read_text())
     (tmp_path / "chart/Chart.yaml").write_text("name: another\n")
     refused = written()
-    assert (2, True) == (refused.exit_code, "did not come from here; choose another --out" in refused.stderr)
+    assert 2 == refused.exit_code
+    assert re.search(r"/chart/.* \(and \d+ more\) .*--out.*--force", refused.stderr)
 
 
 def test_values_of_the_guide_are_accepted_and_render(render):
