@@ -8,7 +8,6 @@ import hashlib
 import importlib
 import os
 import subprocess
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +25,7 @@ from tests.support.file_times import (  # noqa: F401  # hooks
     pytest_runtest_makereport,
     pytest_runtest_protocol,
 )
+from tests.support.past_prometheus import past_prometheus
 from tests.support.ports import free_port
 from tests.support.real_collector import Arrived, RealCollector, http_server
 from tests.support.wait import eventually
@@ -126,41 +126,18 @@ def past(part, tmp_path_factory) -> Iterator[Callable[..., str]]:
     """A real Prometheus that holds the series of an OpenMetrics file; its address. One for all who bring the same.
 
     release: "-3.12" for the second Prometheus of the tests (tests/support/parts.py)."""
-    servers: list[subprocess.Popen[bytes]] = []
     addresses: dict[tuple[bytes, str], str] = {}
+    with contextlib.ExitStack() as servers:
 
-    def serve(page: Path, release: str = "") -> str:
-        key = hashlib.sha256(page.read_bytes()).digest(), release
-        if key not in addresses:
-            addresses[key] = start(page, release)
-        return addresses[key]
+        def serve(page: Path, release: str = "") -> str:
+            key = hashlib.sha256(page.read_bytes()).digest(), release
+            if key not in addresses:
+                folder = tmp_path_factory.mktemp("past")
+                server = past_prometheus(lambda name: part(name).path, page, folder, free_port(), release)
+                addresses[key] = servers.enter_context(server)
+            return addresses[key]
 
-    def start(page: Path, release: str) -> str:
-        folder = tmp_path_factory.mktemp("past")
-        made = [
-            part(f"promtool{release}").path, "tsdb", "create-blocks-from",
-            "--max-block-duration=486h",  # not one for each 2 h
-            "openmetrics", "--quiet", page, folder / "data",
-        ]  # fmt: skip
-        done = subprocess.run(made, capture_output=True, text=True, check=False)
-        assert 0 == done.returncode, done.stdout + done.stderr
-        (folder / "prometheus.yml").write_text("{}\n")
-        port = free_port()
-        command = [
-            part(f"prometheus{release}").path, f"--config.file={folder}/prometheus.yml",
-            f"--storage.tsdb.path={folder}/data", "--storage.tsdb.retention.time=100y",
-            f"--web.listen-address=127.0.0.1:{port}",
-        ]  # fmt: skip
-        with (folder / "prometheus.log").open("w") as log:
-            servers.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
-        ready = f"http://127.0.0.1:{port}/-/ready"
-        eventually(lambda: 200 == urllib.request.urlopen(ready, timeout=5).status, what="a ready Prometheus")
-        return f"http://127.0.0.1:{port}"
-
-    yield serve
-    for server in servers:
-        server.terminate()
-        server.wait(20)
+        yield serve
 
 
 @pytest.fixture(scope="session")
