@@ -80,10 +80,11 @@ def test_no_shipped_group_is_crowded():
 
 def test_large_or_long_named_group_is_reported():
     """A group of too many rules or with too long a name is told."""
-    assert ["group a: 21 rules; at most 20, or the last of them are evaluated late"] == list(
-        lint.crowded({"a": [0] * 21, "b": [0] * 20})
-    )
-    assert ["longer than 40 letters"] == [sentence[-22:] for sentence in lint.crowded({"a" * 41: []})]
+    (large,) = lint.crowded({"a": [0] * 21, "b": [0] * 20})
+    assert large.startswith("group a: 21 rules; at most 20")
+    (long,) = lint.crowded({"a" * 41: []})
+    assert f"{'a' * 41}: " in long
+    assert "longer than 40 letters" in long
 
 
 def test_the_small_rules_are_right():
@@ -214,8 +215,8 @@ def test_a_recording_that_reads_itself_ends():
 
 def test_a_fault_names_the_rule_that_has_it_and_what_to_do():
     (sentence,) = lint.faults(*alert(expr=f"{by_engine(WAITING)} / {by_engine(WAITING)} > 5"))
-    assert sentence.startswith("VLLMThing: divisor may be 0, which gives NaN")
-    assert "> 0)" in sentence
+    assert sentence.startswith("VLLMThing: divisor")
+    assert sentence.endswith(" > 0) [division]")
 
 
 # ---- exceptions

@@ -100,16 +100,15 @@ def test_job_down_mutes_no_objective() -> None:
     """With `cluster` alone, one job that is down would keep back the pages of every other model."""
     assert not [(source, target) for source, target, _ in PAIRS if target.endswith("BudgetBurn")]
     down, burn = BY_NAME["VLLMEngineDown"], replace(BY_NAME["VLLMTTFTBudgetBurn"], muted_by=("VLLMEngineDown",))
-    with pytest.raises(
-        ValueError, match=r"VLLMTTFTBudgetBurn must not be muted by VLLMEngineDown.*lacks job, namespace"
-    ):
+    with pytest.raises(ValueError, match=r"^VLLMTTFTBudgetBurn .*job, namespace$") as refusal:
         routing.inhibitions([down, burn], RECORDINGS)
+    assert "VLLMEngineDown" in str(refusal.value)
 
 
 def test_a_ticket_never_mutes_a_page() -> None:
     ticket = made("VLLMTicket", Severity.WARNING, "up == 0")
     page = made("VLLMPage", Severity.CRITICAL, "up == 0", muted_by=("VLLMTicket",))
-    with pytest.raises(ValueError, match=r"VLLMPage \(critical\) must not be muted by VLLMTicket \(warning\)"):
+    with pytest.raises(ValueError, match=r"^VLLMPage \(critical\) .*\(warning\)$"):
         routing.inhibitions([ticket, page], ())
     assert not [(s, t) for s, t, _ in PAIRS if Severity.CRITICAL is BY_NAME[t].severity is not BY_NAME[s].severity]
 
@@ -117,7 +116,7 @@ def test_a_ticket_never_mutes_a_page() -> None:
 def test_an_alert_about_nothing_in_particular_mutes_nothing() -> None:
     """Without a label to be equal in, it would mute its targets everywhere."""
     always = made("VLLMAlways", Severity.CRITICAL, "vector(1) > 0")
-    with pytest.raises(ValueError, match="nothing says that they are about the same"):
+    with pytest.raises(ValueError, match=r"^VLLMOther .*any subject$"):
         routing.inhibitions([always, made("VLLMOther", Severity.WARNING, "up == 0", muted_by=("VLLMAlways",))], ())
 
 
@@ -646,8 +645,9 @@ def test_muted_alert_is_sent_when_its_source_ends(manager: Any, sink: Sink, tmp_
 
 SHOWN = (
     "https://wiki.example/rb/VLLMKVCacheNearlyFull", "https://grafana.example/d/vllm-watch-overview?viewPanel=",
-    "KV cache nearly full: tiny on 10.0.0.1:8000", "tiny on 10.0.0.1:8000 uses 93% of its KV-cache blocks",
+    "full: tiny on 10.0.0.1:8000", "tiny on 10.0.0.1:8000 uses 93%",
 )  # fmt: skip
+TITLE = "warning: VLLMKVCacheNearlyFull, tiny, 10.0.0.1:8000"
 FULL = {"model_name": "tiny", "instance": "10.0.0.1:8000", "job": "vllm"}
 
 
@@ -659,10 +659,7 @@ def test_slack_shows_what_it_is_and_both_links(manager: Any, sink: Sink, tmp_pat
         real.post(fired("VLLMKVCacheNearlyFull", FULL))
         eventually(lambda: sink.got.get("/ticket"), what="a message")
     message = sink.got["/ticket"][0]["attachments"][0]
-    assert ("warning: VLLMKVCacheNearlyFull, tiny, 10.0.0.1:8000", SHOWN[0]) == (
-        message["title"],
-        message["title_link"],
-    )
+    assert (TITLE, SHOWN[0]) == (message["title"], message["title_link"])
     assert all(part in message["text"] for part in SHOWN), message["text"]
 
 
@@ -682,7 +679,7 @@ def test_pagerduty_gets_key_severity_and_both_links(manager: Any, sink: Sink, tm
         event["event_action"],
         event["payload"]["severity"],
     )
-    assert "warning: VLLMKVCacheNearlyFull, tiny, 10.0.0.1:8000" == event["payload"]["summary"]
+    assert TITLE == event["payload"]["summary"]
     assert ["runbook", "dashboard"] == [link["text"] for link in event["links"]]
     assert all(part in event["payload"]["custom_details"]["message"] for part in SHOWN)
 
@@ -727,7 +724,7 @@ def test_mail_has_links_and_a_password_file(manager: Any, tmp_path: Path) -> Non
     assert "AUTH PLAIN AHZsbG0td2F0Y2hAZXhhbXBsZS5vcmcAaHVudGVyMg==" in said, (
         "the user, and the password without its line end"
     )
-    assert "Subject: warning: VLLMKVCacheNearlyFull, tiny, 10.0.0.1:8000" in text
+    assert f"Subject: {TITLE}" in text
     assert all(part in text for part in SHOWN), text
 
 

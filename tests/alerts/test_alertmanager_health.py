@@ -61,7 +61,7 @@ def test_secret_that_cannot_be_read_is_unhealthy_with_a_sentence(secrets: Path, 
     Path(routing.secret_file(name, str(secrets))).chmod(0o000)
     done = health(secrets, kind, "true")
     assert 1 == done.returncode
-    assert f"alertmanager_{name} cannot be read by the user" in done.stdout
+    assert f"alertmanager_{name} cannot be read" in done.stdout
     assert "chmod 644" in done.stdout
 
 

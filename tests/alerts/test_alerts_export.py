@@ -72,7 +72,8 @@ def test_export_is_complete(tmp_path: Path) -> None:
     found = [name for file in RULES for name in rules(tmp_path / "out" / file)]
     assert sorted([a.name for a in ALERTS] + [r.record for r in RECORDINGS]) == sorted(found)
     assert all(
-        path.read_text().startswith("# Printed by vllm-watch alerts export") for path in (tmp_path / "out").iterdir()
+        "vllm-watch alerts export (unchanged: " in path.read_text().splitlines()[0]
+        for path in (tmp_path / "out").iterdir()
     )
 
 
@@ -130,7 +131,7 @@ def test_edited_thresholds_are_used_and_kept(tmp_path: Path) -> None:
     edited = numbers.read_text()
     refused = run("export", "--out", tmp_path)
     assert 2 == refused.exit_code
-    assert f"was changed after it was printed (to use it, give --thresholds {numbers})" in refused.output
+    assert f"--thresholds {numbers})" in refused.output
     exported(tmp_path, "--thresholds", numbers)
     assert edited == numbers.read_text()
     assert "> 90" in " ".join(rules(tmp_path / "ticket.yaml")["VLLMRequestLogLagging"]["expr"].split())
@@ -194,28 +195,25 @@ def test_an_export_says_what_to_do_next(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "fault"),
     [
-        (
-            "thresholds: {kv_cache_usge: 0.8}",
-            "thresholds.kv_cache_usge is unknown; did you mean thresholds.kv_cache_usage?",
-        ),
-        ("thresholds: {kv_cache_usage: 80}", "kv_cache_usage: 80 is not a threshold in ratio (0 to 1)"),
+        ("thresholds: {kv_cache_usge: 0.8}", r"thresholds\.kv_cache_usge .*thresholds\.kv_cache_usage\b"),
+        ("thresholds: {kv_cache_usage: 80}", r"kv_cache_usage: 80 .*\(0 to 1\)"),
         ("thresholds: {log_lag: 5, kv_cache_usage: high}", "thresholds.kv_cache_usage: Expected `float`, got `str`"),
-        ("thresholds: {log_lag: .nan}", "log_lag: nan is not a threshold"),
-        ("treshold: {log_lag: 5}", "treshold is unknown; did you mean thresholds?"),
+        ("thresholds: {log_lag: .nan}", "log_lag: nan "),
+        ("treshold: {log_lag: 5}", r"\btreshold .*\bthresholds\b"),
         ("thresholds: [log_lag]", "thresholds: Expected `object`, got `array`"),
-        ("engine_job: 'vllm['", "job 'vllm[' is not a regular expression"),
+        ("engine_job: 'vllm['", r"'vllm\[' .*regular expression"),
         ("thresholds: {", "invalid YAML"),
     ],
 )
-def test_a_mistake_in_the_numbers_is_one_sentence_with_its_place(tmp_path: Path, text: str, told: str) -> None:
+def test_a_mistake_in_the_numbers_is_one_sentence_with_its_place(tmp_path: Path, text: str, fault: str) -> None:
     own = written(tmp_path / "own.yaml", text)
     for command in (("export", "--out", tmp_path / "out"), ("list",)):
         result = run(*command, "--thresholds", own)
         assert 2 == result.exit_code
         assert str(own) in result.stderr
-        assert told in result.stderr
+        assert re.search(fault, result.stderr)
     assert not (tmp_path / "out").exists()
 
 
@@ -223,7 +221,8 @@ def test_a_mistake_in_the_numbers_is_one_sentence_with_its_place(tmp_path: Path,
 def test_what_is_no_web_address_is_refused(tmp_path: Path, url: str) -> None:
     """A template in it would be filled by Prometheus, and a name without https:// is no link."""
     result = run("export", "--out", tmp_path / "out", "--runbook-base", url)
-    assert (2, True) == (result.exit_code, f"{url} is no web address" in result.stderr)
+    assert 2 == result.exit_code
+    assert re.search(rf"{re.escape(url)} .*web address", result.stderr)
 
 
 # ---- list
@@ -264,7 +263,7 @@ def test_objectives_of_ones_own_become_rules_that_need_no_others(
     assert {name for name in read if not name.startswith("vllm")} == {
         name for name, rule in found.items() if "record" in rule
     }
-    assert "VLLMChatBudgetBurn has no runbook page of ours" in result.stderr
+    assert re.search("VLLMChatBudgetBurn .*runbook page", result.stderr)
     assert found == rules(written(tmp_path / "stdout.yaml", run("slo", own).stdout))
     groups = yaml.safe_load((tmp_path / "out/slo.yaml").read_text())["groups"]
     assert groups == json.loads(run("slo", own, "--json").stdout)["groups"]
@@ -284,44 +283,38 @@ def test_own_objectives_replace_the_default_ones(tmp_path: Path) -> None:
     assert "VLLMChatBudgetSlowBurn" in (tmp_path / "out/alertmanager.yml").read_text(), (
         "the burn mutes the drain, as in the shipped ones"
     )
-    assert (tmp_path / "out/objectives.yml").read_text().endswith(CHAT)
+    assert (tmp_path / "out/objectives.yml").read_text().endswith(own.read_text())
 
 
 @pytest.mark.parametrize(
-    ("objective", "told"),
+    ("objective", "fault"),
     [
         (
             "{name: TTFT, latency: ttft, within: 2, objective: 0.99, why: x, source: y}",
-            "objectives[0].within is unknown; did you mean within_s?",
+            r"objectives\[0\]\.within .*within_s\b",
         ),
-        (
-            "{name: TTFT, latency: ttft, within_s: 2.5, objective: 99, why: x, source: y}",
-            "objective 99 should be a share below 1, such as 0.99",
-        ),
+        ("{name: TTFT, latency: ttft, within_s: 2.5, objective: 99, why: x, source: y}", r"TTFT: objective 99 .*0\.99"),
         ("{name: TTFT, latency: tpot, within_s: 2.5, objective: 0.99, why: x, source: y}", "Invalid enum value 'tpot'"),
-        ("{name: ttft, success: true, objective: 0.99, why: x, source: y}", "the first a capital"),
+        ("{name: ttft, success: true, objective: 0.99, why: x, source: y}", "name 'ttft' .*capital"),
         ("{name: TTFT, latency: ttft, within_s: 2, objective: 0.99, why: x, source: y}", "no bucket bound"),
     ],
 )
-def test_objective_mistake_names_its_place(tmp_path: Path, objective: str, told: str) -> None:
+def test_objective_mistake_names_its_place(tmp_path: Path, objective: str, fault: str) -> None:
     """A mistake in the objectives is one sentence with its place."""
     own = written(tmp_path / "own.yaml", f"objectives: [{objective}]")
     result = run("slo", own, "--page", PAGE)
     assert 2 == result.exit_code
     assert str(own) in result.stderr
-    assert told in result.stderr
+    assert re.search(fault, result.stderr)
 
 
 def test_missing_bound_names_the_nearest(tmp_path: Path) -> None:
     """Prometheus would find no such bucket, and the objective would be silent for ever."""
     own = written(tmp_path / "own.yaml", CHAT.replace("within_s: 1,", "within_s: 2,"))
     result = run("slo", own, "--page", PAGE)
-    assert (
-        f"Chat: within_s 2 is no bucket bound of {PAGE}: nothing would be counted; the nearest are 1 and 2.5"
-        in result.stderr
-    )
+    assert re.search(rf"Chat: within_s 2 .*{re.escape(str(PAGE))}: .* 1 and 2\.5\b", result.stderr)
     other = written(tmp_path / "other.prom", "# TYPE up gauge\nup 1\n")
-    assert "is it the page of a vLLM engine?" in run("slo", own, "--page", other).stderr
+    assert f"Chat: {other} has no vllm:time_to_first_token_seconds_bucket" in run("slo", own, "--page", other).stderr
     assert 0 == run("slo", "--page", PAGE).exit_code, "the shipped ones fit"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -89,23 +90,19 @@ def test_a_real_engine_of_four_places_is_full_with_four():
 
 
 @pytest.mark.parametrize(
-    ("points", "why"),
+    ("points", "reason"),
     [
-        ([], "it has 0 loads, and a knee needs 4"),
-        (SATURATES[2:5], "it has 3 loads, and a knee needs 4"),
-        (SATURATES[:4], "throughput still grows at its highest load (c8): measure higher ones"),
-        (
-            [load(8, 70, 0.5), *SATURATES[4:], load(64, 73, 5.0)],
-            "its lowest load (c8) fills the engine already: measure lower ones",
-        ),
-        (
-            [replace(each, ttft_s=0.1) for each in SATURATES],
-            "throughput stops growing at c8 and TTFT does not rise: something before the engine was",
-        ),
+        ([], "0 loads.* 4$"),
+        (SATURATES[2:5], "3 loads.* 4$"),
+        (SATURATES[:4], r"highest load \(c8\)"),
+        ([load(8, 70, 0.5), *SATURATES[4:], load(64, 73, 5.0)], r"lowest load \(c8\)"),
+        ([replace(each, ttft_s=0.1) for each in SATURATES], r"at c8 .*TTFT"),
     ],
 )
-def test_a_bench_without_a_knee_says_why(points, why):
-    assert str(knee(points)).startswith(why)
+def test_a_bench_without_a_knee_says_why(points, reason):
+    why = knee(points)
+    assert isinstance(why, str)
+    assert re.search(reason, why)
 
 
 @st.composite
@@ -191,7 +188,7 @@ def test_queue_is_bound_by_service_within_time():
     got = derived(found, aims=PATIENT)["queue_length"]
     assert 20 == got.value
     assert "finished 4.05 a second" in got.why
-    assert "looser than 10 requests, which it was" in got.why
+    assert "looser than 10 requests" in got.why
     own = Settings(Overrides(thresholds={"queue_time_p95": 2.0}))
     assert 8 == derived(found, own)["queue_length"].value
 
@@ -201,7 +198,8 @@ def test_derived_queue_is_never_above_the_default():
     found = asked(queued={ENGINE: course(*[3.0] * 20)}, drained={ENGINE: course(*[4.05] * 20)})
     got = derived(found)["queue_length"]
     assert got.value is None
-    assert "that drains 20. Who waits so long has missed the TTFT target of 2.5 s (the objectives)" in got.why
+    assert "drains 20." in got.why
+    assert "2.5 s (the objectives)" in got.why
     assert (
         5
         == derived(replace(found, drained={ENGINE: course(*[1.0] * 200)}, queued={ENGINE: course(*[3.0] * 200)}))[
@@ -214,7 +212,8 @@ def test_a_short_queue_is_a_queue_and_tells_too_little():
     """Two steps in which 24 and more waited are no reason to say that no queue lasted."""
     found = asked(queued={ENGINE: course(*[0.0] * 38, 24.0, 29.0)}, drained={ENGINE: course(*[6.6] * 40)})
     got = derived(found, aims=PATIENT)["queue_length"]
-    assert (None, "A queue lasted in 2 steps only; 12 would tell.") == (got.value, got.why)
+    assert (None, ["2", "12"]) == (got.value, re.findall(r"\d+", got.why))
+    assert "A queue lasted" in got.why
 
 
 def test_young_prometheus_names_the_fitting_window():
@@ -223,12 +222,10 @@ def test_young_prometheus_names_the_fitting_window():
     drained = {ENGINE: {week - 700.0 + 300.0 * step: 6.0 for step in range(3)}}
     young = RecordedUse("http://prometheus:9090", 0.0, week, 300.0, drained=drained)
     got = derived(young)["queue_length"]
-    assert (
-        "There were too few requests: in 3 steps only; 12 would tell. Seen is the last 12 min of the window, in steps"
-        " of 5 min: --window 12m fits what is recorded." == got.why
-    )
+    assert ["3", "12", "12 min", "5 min"] == re.findall(r"\d+(?: min)?", got.why.partition("--window")[0])
+    assert "--window 12m " in got.why
     few = derived(asked(drained={ENGINE: course(*[0.01] * 40)}))["queue_length"]
-    assert "There were too few requests: fewer than 100." == few.why
+    assert few.why.endswith("fewer than 100.")
 
 
 def test_an_engine_that_drains_less_than_one_request_says_so():
@@ -236,7 +233,7 @@ def test_an_engine_that_drains_less_than_one_request_says_so():
     found = asked(queued={ENGINE: course(*[3.0] * 40)}, drained={ENGINE: course(*[0.15] * 40)})
     got = derived(found)["queue_length"]
     assert 1 == got.value
-    assert "that drains not even one" in got.why
+    assert "not even one" in got.why
 
 
 def test_the_slowest_engine_decides_for_all():
@@ -265,7 +262,8 @@ def test_the_cache_alerts_before_preemptions_begin():
     preempted = [0.0] * 40 + [2.0] * 30
     got = derived(asked(usage={CORE: course(*usage)}, preempted={CORE: course(*preempted)}))["kv_cache_usage"]
     assert pytest.approx(0.93 - HEADROOM) == got.value
-    assert "Preemptions were seen in 30 steps of 1 min, from 93% of the blocks on." in got.why
+    assert {"onset": 0.93, "steps_with_preemptions": 30.0} == got.evidence
+    assert "30 steps of 1 min, from 93% " in got.why
 
 
 def test_a_forecast_is_never_above_the_finding():
@@ -278,7 +276,7 @@ def test_high_use_without_preemptions_is_no_reason():
     usage = [0.4] * 40 + [0.93] * LEAST_STEPS + [0.99]
     got = derived(asked(usage={CORE: course(*usage)}))["kv_cache_usage"]
     assert 0.93 == got.value
-    assert "looser than 90 %, which it was" in got.why
+    assert "looser than 90 %" in got.why
 
 
 BENCH = {"short-short (at once)": SATURATES}
@@ -287,7 +285,7 @@ BENCH = {"short-short (at once)": SATURATES}
 def test_the_first_token_is_late_beyond_the_knee():
     got = derived(asked(), bench=BENCH)
     assert (0.25, 0.025) == (got[TTFT].value, got[INTER_TOKEN].value)
-    assert "From c8 of short-short (at once) on the engine does nearly its most" in got[TTFT].why
+    assert "c8 of short-short (at once)" in got[TTFT].why
     assert {"knee_load": 8.0, "knee_s": 0.2} == got[TTFT].evidence
 
 
@@ -305,38 +303,39 @@ def test_no_latency_is_looser_than_its_target():
     assert (2.5, None, 0.1) == (got[TTFT].threshold.value, got[TTFT].value, got[INTER_TOKEN].threshold.value), (
         "2.5 s as before is nothing new"
     )
-    assert (
-        "2.5 s (the objectives) is the target. At the knee (c8 of long (at once)) p95 TTFT is 8 s, so this engine"
-        " breaks the target before it is full." == got[TTFT].why
-    )
+    assert {"knee_load": 8.0, "knee_s": 8.0} == got[TTFT].evidence
+    assert got[TTFT].why.startswith("2.5 s (the objectives) ")
+    assert "c8 of long (at once)" in got[TTFT].why
+    assert "breaks the target" in got[TTFT].why
     own = derived(asked(), aims=derive.targets(slo.default_objectives(), 0.8), bench=None)
     assert 0.75 == own[TTFT].value, "a target of 0.8 s is missed long before 2.5 s are, bench or none"
     assert "The target is 0.8 s (the worksheet)" in own[TTFT].why
     half = derived(asked(), aims=derive.targets(slo.default_objectives(), 0.8), bench=slow)
-    assert "0.1 s (the objectives) is the target" in half[INTER_TOKEN].why, "the worksheet says nothing of it"
+    assert "0.1 s (the objectives) " in half[INTER_TOKEN].why, "the worksheet says nothing of it"
     live = asked(p95={TTFT: {MODEL: course(*[51.9] * 13)}}, observed={TTFT: {MODEL: course(*[50.0] * 13)}})
-    why = derived(live, bench=BENCH)[TTFT].why
-    assert "p95 TTFT is 0.2 s. Live traffic keeps to 51.9 s only (in 95 % of 13 busy steps)." in why
-    assert "that counts" not in why
+    kept = derived(live, bench=BENCH)[TTFT]
+    assert {"knee_load": 8.0, "knee_s": 0.2, "live_s": pytest.approx(51.9)} == kept.evidence
+    assert "51.9 s only (in 95 % of 13 busy steps)" in kept.why
+    assert not re.search("breaks the target|that counts", kept.why)
 
 
 @pytest.mark.parametrize(
     ("found", "bench", "name", "why"),
     [
-        ({}, None, "queue_length", "There were too few requests"),
+        ({}, None, "queue_length", "few requests: in 0 steps"),
         (
             {"drained": {ENGINE: course(*[4.0] * (LEAST_STEPS - 1))}},
             None,
             "queue_length",
-            "There were too few requests",
+            f"few requests: in {LEAST_STEPS - 1} steps",
         ),
-        ({}, None, "kv_cache_usage", "The cache was in use in 0 steps only"),
+        ({}, None, "kv_cache_usage", "in use in 0 steps"),
         ({"usage": {CORE: course(*[0.5] * 99)}}, None, "kv_cache_usage", "seldom fuller than 90 % (at most 50%)"),
         (
             {"usage": {CORE: course(*[0.5] * 99)}, "preempted": {CORE: course(1.0, 1.0)}},
             None,
             "kv_cache_usage",
-            "Preemptions were seen in 2 steps only",
+            f"in 2 steps only; {derive.LEAST_PREEMPTED} would",
         ),
         (
             {"usage": {CORE: course(*[0.2] * 99)}, "preempted": {CORE: course(*[1.0] * 99)}},
@@ -344,19 +343,14 @@ def test_no_latency_is_looser_than_its_target():
             "kv_cache_usage",
             "look for priorities",
         ),
-        ({}, None, TTFT, "No bench was given"),
-        ({}, {}, TTFT, "no run with a concurrency or a rate came to its end"),
-        (
-            {},
-            {"short (at once)": SATURATES[:4]},
-            TTFT,
-            "short (at once): throughput still grows at its highest load (c8)",
-        ),
+        ({}, None, TTFT, "No bench"),
+        ({}, {}, TTFT, "no knee (no run"),
+        ({}, {"short (at once)": SATURATES[:4]}, TTFT, "no knee (short (at once): throughput"),
         (
             {},
             {"short (at once)": [replace(each, tpot_s=None) for each in SATURATES]},
             INTER_TOKEN,
-            "no times between tokens",
+            "times between tokens",
         ),
     ],
 )
@@ -408,9 +402,9 @@ def test_load_is_the_median_of_its_runs():
 
 def test_which_of_two_variants_is_deployed_has_to_be_said():
     two = bench_of(SATURATES, ("old", "new"))
-    with pytest.raises(ValueError, match="the bench compares old, new: say with --variant which of them is deployed"):
+    with pytest.raises(ValueError, match=r"old, new: .*--variant"):
         load_curves(two)
-    with pytest.raises(ValueError, match="the bench has no variant other; it has old, new"):
+    with pytest.raises(ValueError, match=r"other; .*old, new$"):
         load_curves(two, "other")
     assert 6 == len(load_curves(two, "new")["short (at once)"])
 
@@ -432,8 +426,10 @@ def test_file_holds_thresholds_with_reasons():
     read = config.parse(text, Overrides, "thresholds.yml")
     assert {"queue_length": 20.0, "kv_cache_usage": 0.92, "log_lag": 30.0} == dict(read.thresholds)
     assert "llm-.*" == read.engine_job
-    assert "  # 20 requests; before: 7 requests. While requests waited, chat on vllm-0:8000 finished 4 a second" in text
-    assert "# ttft_p95 stays at 2.5 s: No bench was given" in text
+    assert "  # 20 requests; before: 7 requests. " in text
+    assert "# ttft_p95 stays at 2.5 s: " in text
+    unwrapped = re.sub(r"\s*\n\s*# ", " ", text)
+    assert not [each.why for each in found if each.why not in unwrapped]
     assert all(len(line) <= 125 for line in text.splitlines()), "a comment is read in an editor"
     told = derived_text.as_json(asked(**WHOLE), found)
     assert {"queue_length": 20.0, "kv_cache_usage": 0.92} == told["thresholds"]
@@ -515,7 +511,8 @@ def test_what_was_recorded_becomes_a_file_that_an_export_takes(recorded, part, t
     command = ("derive", "--prometheus", recorded, "--window", "3h", "--bench", tmp_path, "--out", out)
     status, text = run(*command)
     assert 0 == status, text
-    assert "queue_length stays at 10 requests. While requests waited, chat on vllm-0:8000 finished 4.1 a second" in text
+    assert "queue_length stays at 10 requests" in text
+    assert "chat on vllm-0:8000 finished 4.1 a second" in text
     numbers = dict(config.load(out, Overrides).thresholds)
     assert {"kv_cache_usage": 0.91, TTFT: 0.75, INTER_TOKEN: 0.075} == numbers
     assert 0 == run("export", "--out", tmp_path / "rules", "--thresholds", out)[0]
@@ -528,7 +525,9 @@ def test_what_was_recorded_becomes_a_file_that_an_export_takes(recorded, part, t
     assert 0 == done.returncode, done.stdout + done.stderr
     assert "> 0.91" in " ".join((tmp_path / "rules" / "ticket.yaml").read_text().split())
     out.write_text(out.read_text() + "# mine\n")
-    assert "was changed after it was printed" in run(*command)[1]
+    status, text = run(*command)
+    assert (2, True) == (status, f"{out} was changed" in text)
+    assert out.read_text().endswith("# mine\n")
 
 
 @pytest.mark.prometheus
@@ -551,17 +550,17 @@ def test_a_program_reads_the_same(recorded, tmp_path):
 
 @pytest.mark.prometheus
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "fault"),
     [
-        (("--model", "other"), "recorded no engine for model other in this time, of jobs that match vllm.*"),
-        (("--model", 'a"b'), "is no model's name"),
-        (("--thresholds", "JOBS"), "of jobs that match llm-.*: are vLLM servers scraped"),
+        (("--model", "other"), r"model other .*vllm\.\*:"),
+        (("--model", 'a"b'), "'a\"b' "),
+        (("--thresholds", "JOBS"), r"no engine .*llm-\.\*: .*engine_job"),
         (("--variant", "new"), "--variant belongs to --bench"),
         (("--bench", "NONE"), "holds no bench"),
         (("--worksheet", "BAD"), "BAD"),
     ],
 )
-def test_a_mistake_is_told_in_a_sentence(recorded, tmp_path, words, sentence):
+def test_a_mistake_is_told_in_a_sentence(recorded, tmp_path, words, fault):
     (tmp_path / "JOBS").write_text("engine_job: llm-.*\n")
     (tmp_path / "BAD").write_text("targets: {ttft_p95: soon}\n")
     status, text = run(
@@ -573,7 +572,7 @@ def test_a_mistake_is_told_in_a_sentence(recorded, tmp_path, words, sentence):
         *(tmp_path / word if word.isupper() else word for word in words),
     )
     assert 2 == status
-    assert sentence in " ".join(text.split())
+    assert re.search(fault, " ".join(text.split()))
     assert "Traceback" not in text
 
 
@@ -587,10 +586,11 @@ def test_a_worksheet_says_what_is_promised(recorded, tmp_path):
     assert 0.5 == json.loads(text)["thresholds"][TTFT]
 
 
-@pytest.mark.parametrize("window", ["0", "5s"])
-def test_a_window_of_no_time_is_told(window):
+@pytest.mark.parametrize(("window", "shown"), [("0", "0 s"), ("5s", "5 s")])
+def test_a_window_of_no_time_is_told(window, shown):
     status, text = run("derive", "--prometheus", "http://127.0.0.1:9", "--window", window)
-    assert (2, True) == (status, "holds fewer than 12 steps of a minute: look back further with --window" in text)
+    assert 2 == status
+    assert re.search(rf"\b{shown} .* {LEAST_STEPS} steps .*--window", text)
 
 
 def test_where_no_prometheus_answers_that_is_said():

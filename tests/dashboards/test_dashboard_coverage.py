@@ -76,4 +76,5 @@ def test_the_page_counts_panels_and_names_what_they_need(page, line):
 
 def test_family_without_a_reason_is_not_passed_over(page):
     """A family without a reason is not passed over on the page."""
-    assert f"| `{vllm.TIME_TO_FIRST_TOKEN.name}` | no panel: no reason given |" in page
+    (row,) = [line for line in page.splitlines() if line.startswith(f"| `{vllm.TIME_TO_FIRST_TOKEN.name}` |")]
+    assert "no reason" in row

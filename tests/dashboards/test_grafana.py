@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import http.server
 import json
+import re
 import socket
 import ssl
 import subprocess
@@ -134,7 +135,7 @@ def other(**changed: Any) -> dict[str, Any]:
             False,
         ),
         (Update(Changes(changed=(Difference("", "title", "Y", "X"),))), Existing(other(title="Y")), False),
-        (Skip(), Existing(BOARD, managed="Grafana reads it from a provisioned file"), False),
+        (Skip(), Existing(BOARD, managed="a provisioned file"), False),
     ],
     ids=["absent", "equal", "equal but for what Grafana adds", "another title", "equal and provisioned"],
 )
@@ -276,7 +277,7 @@ def test_export_names_boards_of_an_earlier_export(tmp_path):
     (tmp_path / "old.json").write_text('{"tags": ["vllm-watch"]}')
     (tmp_path / "theirs.json").write_text('{"tags": ["node"]}')
     result = run("export", "--out", tmp_path)
-    assert "left over from an earlier export, remove it: " + str(tmp_path / "old.json") in result.output
+    assert f"remove it: {tmp_path / 'old.json'}\n" in result.output
     assert "theirs.json" not in result.output
 
 
@@ -396,7 +397,7 @@ def test_a_provisioned_board_is_explained_and_never_written(each):
     )
     result = push(each, "--force")
     assert 1 == result.exit_code
-    assert "provisioned file (vllm/overview.json), so no API can save it: change it there" in result.output
+    assert "provisioned file (vllm/overview.json)" in result.output
     assert "Ours, older" == each.boards[FIRST].spec["title"]
 
 
@@ -503,7 +504,7 @@ def test_somebody_saving_meanwhile_is_not_undone(each, more):
     each.before_write = save
     result = push(each, *more)
     assert 1 == result.exit_code
-    assert "somebody saved it in Grafana just now" in result.output
+    assert "somebody saved" in result.output
     assert "Edited" == each.boards[FIRST].spec["title"]
     assert 1 == len([path for method, path in each.writes[len(UIDS) + 1 :]]), "no write is tried twice"
 
@@ -513,7 +514,8 @@ def test_a_name_that_is_taken_is_explained(fake):
     fake.boards["theirs"] = Stored({"title": boards()[0].title, "panels": []}, folder="vllm-watch")
     result = push(fake)
     assert 1 == result.exit_code
-    assert "rename or move that one, or push to another --folder" in result.output
+    assert f"called {boards()[0].title!r} " in result.output
+    assert "another --folder" in result.output
 
 
 # ---- data source
@@ -534,29 +536,30 @@ def test_unknown_data_source_lists_the_existing(fake):
     fake.sources.append(source("loki", "Logs", None, kind="loki"))
     result = push(fake, "--datasource", "Logs")
     assert 2 == result.exit_code
-    assert "no Prometheus data source is called Logs; there are: Prometheus" in result.output
+    assert re.search(r"\bLogs\b.*: Prometheus$", result.output, re.MULTILINE)
     assert [] == fake.writes
 
 
 @pytest.mark.parametrize(
-    ("expected", "believed", "real"),
+    ("intervals", "harm", "believed", "real"),
     [
-        ("every 15s, but it is every 60s: panels with rates can stay empty", "15s", 60),
-        ("every 15s, but it is every 30s: panels with rates can stay empty", None, 30),
-        ("every 60s, but it is every 15s: panels are coarser", "1m", 15),
-        (None, "30s", 30),
-        (None, None, 15),
+        (["15s", "60s"], "stay empty", "15s", 60),
+        (["15s", "30s"], "stay empty", None, 30),
+        (["60s", "15s"], "coarser", "1m", 15),
+        (None, None, "30s", 30),
+        (None, None, None, 15),
     ],
     ids=["too short", "unset is 15s", "too long", "equal", "unset and right"],
 )
-def test_a_wrong_time_interval_is_told_with_what_goes_wrong(expected, believed, real):
+def test_a_wrong_time_interval_is_told_with_what_goes_wrong(intervals, harm, believed, real):
     with FakeGrafana(time_interval=believed, scraped_every_s=real) as fake:
         fake.alerts = [alert.name for alert in ALERTS]
         warnings = report(push(fake, "--json"))["warnings"]
-        assert bool(expected) == bool(warnings)
-        if expected:
-            assert expected in warnings[0]
-            assert f"set its timeInterval to {real}s" in warnings[0]
+        assert bool(intervals) == bool(warnings)
+        if intervals:
+            assert intervals == re.findall(r"every (\d+s)", warnings[0])
+            assert harm in warnings[0]
+            assert warnings[0].endswith(f"timeInterval to {real}s")
 
 
 def test_rules_that_are_not_loaded_are_named(fake):
@@ -580,14 +583,15 @@ def test_engine_profile_is_advised_without_a_sidecar(fake):
 def test_a_prometheus_without_vllm_is_told(fake):
     fake.has_engine = False
     (warning,) = report(push(fake, "--json"))["warnings"]
-    assert "Prometheus has no series of vLLM" in warning
+    assert warning.startswith("Prometheus has no")
+    assert "series of vLLM" in warning
 
 
 def test_what_cannot_be_checked_is_said_and_stops_nothing(fake):
     fake.proxied = False
     result = push(fake)
     assert 0 == result.exit_code
-    assert 3 == result.output.count("could not check whether")
+    assert 3 == result.output.count("could not check")
     assert "datasources:query" in result.output
     assert set(UIDS) == set(fake.boards)
 
@@ -596,7 +600,7 @@ def test_grafana_without_prometheus_gets_a_warning(fake):
     """A Grafana without a Prometheus gets boards and a warning."""
     fake.sources = [source("loki", "Logs", None, kind="loki")]
     (warning,) = report(push(fake, "--json"))["warnings"]
-    assert "no Prometheus data source" in warning
+    assert "Connections > Data sources" in warning
     assert set(UIDS) == set(fake.boards)
 
 
@@ -605,7 +609,7 @@ def test_who_may_not_list_data_sources_still_gets_the_checks(fake):
     fake.scraped_every_s = 60
     told = report(push(fake, "--json", "--dry-run", token=VIEWER))
     assert "Prometheus" == told["data_source"]
-    assert "every 15s, but it is every 60s" in told["warnings"][0]
+    assert ["15s", "60s"] == re.findall(r"every (\d+s)", told["warnings"][0])
 
 
 @pytest.mark.prometheus
@@ -638,11 +642,11 @@ def test_the_checks_read_a_real_prometheus(part, free_port, tmp_path):
 
                 def told() -> bool:
                     warnings[:] = data_sources.look(client, one)
-                    return "every 15s, but it is every 1s" in warnings[0]
+                    return ["15s", "1s"] == re.findall(r"every (\d+s)", warnings[0])
 
                 eventually(told, what="the interval in samples of Prometheus")
                 assert 2 == len(warnings), warnings
-                assert "no series of the sidecar" in warnings[1]
+                assert "the sidecar:" in warnings[1]
         finally:
             process.terminate()
             process.wait(60)
@@ -669,9 +673,7 @@ def test_there_is_no_option_that_takes_a_secret():
     assert not options & {"--token", "--password", "--user", "--api-key"}
 
 
-@pytest.mark.parametrize(
-    ("expected", "token"), [("does not accept this token", "glsa_old"), ("set GRAFANA_TOKEN", None)]
-)
+@pytest.mark.parametrize(("expected", "token"), [("accept this token", "glsa_old"), ("set GRAFANA_TOKEN", None)])
 def test_a_wrong_or_missing_token_is_told_with_where_to_get_one(fake, expected, token):
     result = push(fake, token=token)
     assert 2 == result.exit_code
@@ -684,7 +686,7 @@ def test_a_missing_permission_is_named(each):
     each.folders["vllm-watch"] = "vLLM"
     result = push(each, token=VIEWER)
     assert 1 == result.exit_code
-    assert "give the service account the permission dashboards:create" in result.output
+    assert "the permission dashboards:create" in result.output
     each.folders.clear()
     assert "folders:create" in push(each, token=VIEWER).output
 
@@ -693,7 +695,7 @@ def test_a_missing_permission_is_named(each):
     ("expected", "option", "text"),
     [
         ("is empty", "--token-file", "\n"),
-        ("more than one word", "--token-file", "sec ret"),
+        ("one word;", "--token-file", "sec ret"),
         ("no line user:password", "--user-file", "secret"),
     ],
 )
@@ -753,7 +755,7 @@ def answering(status: int, body: bytes = b"", tls: ssl.SSLContext | None = None,
         ("is no Grafana: /api/health answers 404 and no JSON", 404, b"not found", {}),
         ("is no Grafana: /api/health answers 200", 200, b'{"status": "ok"}', {}),
         ("is no Grafana: /api/health answers 200", 200, b"[]", {}),
-        ("its database is failing", 503, b'{"database": "failing", "version": "12.0.0"}', {}),
+        ("database is failing", 503, b'{"database": "failing", "version": "12.0.0"}', {}),
         ("answers 502 to GET /api/health", 502, b"<html>Bad gateway", {}),
         (
             "name that address: --grafana https://grafana.example/g\n",
@@ -768,7 +770,7 @@ def answering(status: int, body: bytes = b"", tls: ssl.SSLContext | None = None,
             b"",
             {"Location": "https://sso.example/start?state=abc"},
         ),
-        ("speaks TLS: write https://", 400, b"Client sent an HTTP request to an HTTPS server.\n", {}),
+        ("TLS: write https://", 400, b"Client sent an HTTP request to an HTTPS server.\n", {}),
     ],
     ids=[
         "a page",
@@ -792,16 +794,17 @@ def test_what_is_no_grafana_is_told_in_one_sentence(expected, status, body, head
 
 
 def test_nobody_there(free_port):
-    result = run("push", "--grafana", f"http://127.0.0.1:{free_port()}")
+    url = f"http://127.0.0.1:{free_port()}"
+    result = run("push", "--grafana", url)
     assert 2 == result.exit_code
-    assert "cannot be reached: Connection refused" in result.output
+    assert re.search(rf"{url} .*: Connection refused;", result.output)
 
 
 def test_an_answer_that_does_not_come_ends_the_wait():
     """A listening socket that nobody serves, and a short patience."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = grafana_client.GrafanaClient(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.05)
-        with pytest.raises(grafana_client.GrafanaTrouble, match=r"did not answer within 0\.05 s"):
+        with pytest.raises(grafana_client.GrafanaTrouble, match=r"within 0\.05 s\b"):
             client.ask("GET", "/api/health")
 
 
@@ -824,7 +827,7 @@ def test_tls_that_cannot_be_trusted_is_told_with_the_way_out(tmp_path):
 def test_https_to_a_plain_server_is_told(fake):
     result = run("push", "--grafana", fake.url.replace("http:", "https:"))
     assert 2 == result.exit_code
-    assert "if it serves plain HTTP write http://" in result.output
+    assert "plain HTTP write" in result.output
 
 
 @pytest.mark.parametrize(

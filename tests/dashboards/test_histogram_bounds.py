@@ -230,9 +230,8 @@ async def test_mixed_bounds_give_no_invented_value(differing):
     over = Range(time.time() - 20, time.time(), scrape_s=1)
     async with Prometheus(address(differing)) as client:
         drawn = charts.draw(panel, [await client.over_time(invented, over)], over)
-    assert (
-        "Prometheus says: PromQL info: input to histogram_quantile needed to be fixed for monotonicity" in drawn["note"]
-    )
+    assert "Prometheus says: " in drawn["note"]
+    assert "monotonicity" in drawn["note"]
 
 
 # ---- the words

@@ -99,7 +99,7 @@ def test_no_query_asks_for_more_points_than_prometheus_gives(seconds, points, sc
 
 
 def test_a_range_ends_after_it_starts():
-    with pytest.raises(ValueError, match="ends after it starts"):
+    with pytest.raises(ValueError, match="time range"):
         Range(5, 5)
 
 
@@ -212,7 +212,7 @@ def test_value_like_a_variable_is_not_filled_again():
 )
 def test_single_value_is_a_number_or_a_duration(value):
     """It would stand outside any string, where a word is a metric and Prometheus reads no digits but those of ASCII."""
-    with pytest.raises(ValueError, match="cannot be the value of back"):
+    with pytest.raises(ValueError, match=rf"^{re.escape(repr(value))} .* back\b"):
         fill("x offset $back", {"back": value}, HOUR)
 
 

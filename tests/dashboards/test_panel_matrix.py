@@ -746,9 +746,7 @@ _ITL_MEAN = promql.mean(vllm.INTER_TOKEN_LATENCY, RATE)
     ("target", "caught"),
     [
         pytest.param(
-            planted(_GENERATED.replace("generation_tokens", "generated_tokens")),
-            "no fixture fills it",
-            id="a renamed metric",
+            planted(_GENERATED.replace("generation_tokens", "generated_tokens")), "no fixture", id="a renamed metric"
         ),
         pytest.param(
             planted(_GENERATED.replace("generation_tokens", "generated_tokens")),
@@ -771,9 +769,7 @@ _ITL_MEAN = promql.mean(vllm.INTER_TOKEN_LATENCY, RATE)
             planted(_GENERATED, legend="{{instance}}"), "the legend names ['instance']", id="a legend without its label"
         ),
         pytest.param(
-            planted(vllm.KV_CACHE_USAGE.name, legend="{{model_name}}"),
-            "several lines are called alike",
-            id="lines of one name",
+            planted(vllm.KV_CACHE_USAGE.name, legend="{{model_name}}"), "called alike: [", id="lines of one name"
         ),
         pytest.param(
             planted(f"{vllm.TIME_TO_FIRST_TOKEN.name}_bucket"),

@@ -60,11 +60,11 @@ def test_every_alert_has_its_page_and_every_page_its_alert():
 def test_faults_of_the_book_are_found(tmp_path):
     (tmp_path / "VLLMA.md").write_text("# VLLMB\n\n## Meaning\n")
     (tmp_path / "VLLMOrphan.md").write_text("x")
-    told = list(page_check.faults(["VLLMA", "VLLMMissing"], tmp_path))
-    assert "VLLMMissing has no page" in told
-    assert "VLLMOrphan.md belongs to no alert" in told
-    assert "VLLMA.md does not open with its name" in told
-    assert 5 == len(told)
+    faults = list(page_check.faults(["VLLMA", "VLLMMissing"], tmp_path))
+    assert ["VLLMMissing", "VLLMOrphan.md", *["VLLMA.md"] * 3] == [fault.split()[0] for fault in faults]
+    assert "no page" in faults[0]
+    assert "no alert" in faults[1]
+    assert any("its name" in fault for fault in faults[2:])
 
 
 def test_alerts_point_at_panels_that_exist():

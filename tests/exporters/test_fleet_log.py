@@ -156,14 +156,14 @@ async def test_a_peer_without_a_state_says_why(tmp_path: Path, free_port):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "values"),
     [
-        ({"peers": [{"url": "gateway-1:9401"}]}, "should be like"),
-        ({"peers": [{"url": "http://gateway-1:9401"}]}, "needs engines and state"),
+        ({"peers": [{"url": "gateway-1:9401"}]}, "peers: url 'gateway-1:9401' .*http://gateway-1:9401"),
+        ({"peers": [{"url": "http://gateway-1:9401"}]}, "engines and state"),
     ],
 )
-def test_peers_in_the_wrong_place_are_refused(settings, said):
-    with pytest.raises(msgspec.ValidationError, match=said):
+def test_peers_in_the_wrong_place_are_refused(settings, values):
+    with pytest.raises(msgspec.ValidationError, match=values):
         msgspec.convert(settings, SidecarConfig)
 
 
@@ -179,7 +179,7 @@ def test_one_file_serves_a_stateful_set():
     assert ((), (), "off", ("requests.jsonl",), "s") == (
         other.engines, other.peers, other.gpu, other.requests_log, other.state
     )  # fmt: skip
-    with pytest.raises(ValueError, match="does not end in a number"):
+    with pytest.raises(ValueError, match=r"central: .*'host'"):
         config.on("host")
 
 

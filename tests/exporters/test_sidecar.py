@@ -148,7 +148,7 @@ async def test_what_stands_in_a_bad_line_is_never_logged(tmp_path, caplog):
         await until(lambda: sum(sidecar.ledger.tallies.bad.values()) == 5)
     finally:
         await sidecar.stop()
-    assert "is no request record" in caplog.text
+    assert f"{log}: a line of {len(lines[0])} bytes" in caplog.text
     assert "SECRET" not in caplog.text
 
 
@@ -461,39 +461,38 @@ async def test_a_page_without_end_is_cut_and_counted(tmp_path, fake_engine, monk
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "values"),
     [
-        ("listne: x", "sidecar.yaml: listne is unknown; did you mean listen?"),
-        ("listen: 9401", "sidecar.yaml: listen: Expected `str`"),
-        ("listen: here", "no address; write host:port"),
-        ("engines: [{name: a, url: 127.0.0.1:8000}]", "engines[0]: url '127.0.0.1:8000' should be like http://"),
-        ("engines: [{name: a, ulr: x}]", "engines[0].ulr is unknown; did you mean url?"),
-        ("engines: [{name: a}]", "engines[0].url is missing"),
-        ("field_names: {a: prompt_token}", "no request record has"),
-        ("a: [", "sidecar.yaml, line 1: invalid YAML"),
-        ("engine_interval_s: 0", "greater than 0 seconds"),
-        ("requests_log: [a, a]", "requests_log lists an entry twice"),
+        ("listne: x", r"yaml: listne .* listen\?"),
+        ("listen: 9401", r"sidecar\.yaml: listen: .*`str`"),
+        ("listen: here", "'here' .* host:port"),
+        ("engines: [{name: a, url: 127.0.0.1:8000}]", r"engines\[0\]: url '127.0.0.1:8000' .* http://127.0.0.1:8000"),
+        ("engines: [{name: a, ulr: x}]", r"engines\[0\]\.ulr .* url\?"),
+        ("engines: [{name: a}]", r"engines\[0\]\.url is missing"),
+        ("field_names: {a: prompt_token}", r"field_names .*'prompt_token', .* prompt_tokens\?"),
+        ("a: [", r"sidecar\.yaml, line 1: invalid YAML"),
+        ("engine_interval_s: 0", "0 seconds"),
+        ("requests_log: [a, a]", "requests_log .* twice"),
     ],
 )
-def test_a_mistake_in_the_configuration_names_its_place(text, sentence, tmp_path):
+def test_a_mistake_in_the_configuration_names_its_place(text, values, tmp_path):
     path = tmp_path / "sidecar.yaml"
     path.write_text(text)
-    with pytest.raises(config.BadConfig) as told:
+    with pytest.raises(config.BadConfig, match=values):
         config.load(path, SidecarConfig)
-    assert sentence in str(told.value)
 
 
-def test_a_taken_port_is_told_in_one_sentence(tmp_path, free_port):
+def test_a_taken_port_is_told_with_the_setting(tmp_path):
     import socket
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        path = tmp_path / "sidecar.yaml"
-        path.write_text(f"listen: 127.0.0.1:{taken.getsockname()[1]}\ngpu: 'off'\n")
+        path, address = tmp_path / "sidecar.yaml", f"127.0.0.1:{taken.getsockname()[1]}"
+        path.write_text(f"listen: {address}\ngpu: 'off'\n")
         result = CliRunner().invoke(cli.main, ["sidecar", "run", "--config", str(path)])
     assert 2 == result.exit_code
-    assert "is taken by another program: stop it, or choose another with listen" in result.output
+    assert re.search(f"listen: {address} is taken .* listen$", result.output, re.MULTILINE)
     assert "Traceback" not in result.output
 
 

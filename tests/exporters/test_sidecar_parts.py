@@ -328,12 +328,12 @@ def test_locked_events_file_is_an_error_in_time(tmp_path, monkeypatch):
     path = tmp_path / "events.jsonl"
     with path.open("wb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(OSError, match="locked by another process"):
+        with pytest.raises(TimeoutError, match=f"{path} is locked"):
             log.append(path, log.TuningEvent(at_s=1.0, kind="note", what="w"))
 
 
 def test_a_window_ends_after_it_starts():
-    with pytest.raises(ValueError, match="end after it starts"):
+    with pytest.raises(ValueError, match=r" 2 \.\. 2$"):
         log.TimeWindow(2, 2)
 
 

@@ -55,41 +55,33 @@ def test_page_of_0_32_agrees_with_the_calculation():
     found = compare(golden("0.32.0-before"), None, tiny())
     assert (512, 128) == (found.serving.max_model_len, found.serving.block_size)
     assert {
-        "KV cache memory": (None, GIB, "page: kv_cache_memory_bytes"),
-        "KV cache blocks": (16384, 16384, "page: num_gpu_blocks"),
-        "KV cache tokens": (2097152, 2097152, "page: kv_cache_size_tokens"),
-        "longest requests at once": (4096, 4096, "page: kv_cache_max_concurrency"),
-        "bytes per token of the longest request": (512, 512, "page: kv_cache_memory_bytes / tokens"),
-    } == {
-        name: row
-        for name, row in told(found).items()
-        if not ("in use" in name or "running" in name or "preemptions" in name)
-    }
-    assert "the engine's cache holds 2,097,152 tokens, as reckoned" in found.said
+        "page: kv_cache_memory_bytes": (None, GIB),
+        "page: num_gpu_blocks": (16384, 16384),
+        "page: kv_cache_size_tokens": (2097152, 2097152),
+        "page: kv_cache_max_concurrency": (4096, 4096),
+        "page: kv_cache_memory_bytes / tokens": (512, 512),
+    } == {figure.source: (figure.predicted, figure.reported) for figure in found.figures}
+    assert any("2,097,152 tokens" in sentence for sentence in found.said)
 
 
 @pytest.mark.parametrize("release", ["0.10.2-load-under-load", "0.20.2-preempt-under-load"])
 def test_what_a_release_does_not_tell_is_absent(release):
     """Neither tells tokens; blocks that were set by hand follow from no memory, so there is nothing to compare, and
     nothing is said to agree."""
-    found = told(compare(golden(release), None, tiny(), served=Served(max_model_len=512)))
+    report = compare(golden(release), None, tiny(), served=Served(max_model_len=512))
+    found = told(report)
     blocks = 100 if "0.10" in release else 24
     assert (None, blocks) == found["KV cache blocks"][:2]
     assert (None, 32 * blocks, "page: num_gpu_blocks x block_size") == found["KV cache tokens"]
-    assert not {
-        "KV cache memory",
-        "longest requests at once",
-        "bytes per token of the longest request",
-        "weights",
-    } & set(found)
+    assert ["KV cache blocks", "KV cache tokens"] == [figure.name for figure in report.figures]
 
 
 def test_blocks_set_by_hand_still_tell_their_tokens():
     """24 blocks of 32 tokens are 1.5 requests of 512; the gibibyte of the page is not what they take."""
-    found = told(compare(golden("0.32.0-preempt-under-load"), None, tiny()))
-    assert "KV cache memory" not in found
-    assert (768, 768) == found["KV cache tokens"][:2]
-    assert (1.5, 1.5) == found["longest requests at once"][:2]
+    figures = compare(golden("0.32.0-preempt-under-load"), None, tiny()).figures
+    assert {"blocks": (None, 24), "tokens": (768, 768), "requests": (1.5, 1.5)} == {
+        figure.unit: (figure.predicted, figure.reported) for figure in figures
+    }
 
 
 @pytest.mark.parametrize(
@@ -104,10 +96,8 @@ def test_what_is_in_use_is_told_in_blocks_bytes_and_tokens(page, share, blocks, 
     assert (blocks, blocks * 32, pytest.approx(blocks * 32 * 512)) == tuple(
         rows[f"{what} in use{more}"][1] for what, more in _USED
     )
-    assert (
-        f"4 running requests hold {share:.0%} of the cache, blocks for {each} tokens each: it has room for some {room}"
-        " such requests" in found.said
-    )
+    need = re.compile(rf"4 running requests .*\b{share:.0%} .*\b{each} tokens .*\b{room} such requests")
+    assert any(map(need.fullmatch, found.said))
 
 
 _USED = (("blocks", ""), ("tokens", " at most"), ("bytes", ""))
@@ -116,10 +106,11 @@ _USED = (("blocks", ""), ("tokens", " at most"), ("bytes", ""))
 def test_worst_case_and_preemptions_are_explained():
     """The worst case is told apart from what runs and preemptions are explained."""
     said = " ".join(compare(golden("0.32.0-preempt-under-load"), None, tiny()).said)
-    assert "room for some 4.2 such requests; the 1.50 that vLLM reports are of 512 tokens each" in said
-    assert "59 times since its start a running request lost its blocks" in said
+    assert re.search(r"\b4\.2 such requests; .*\b1\.50 .*\b512 tokens", said)
+    assert "59 times" in said
     idle = " ".join(compare(golden("0.32.0-before"), None, tiny()).said)
-    assert "no request is running, so nothing can be said of what requests need" in idle
+    assert "no request" in idle
+    assert "such requests" not in idle
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.prom")), ids=lambda path: path.stem)
@@ -136,22 +127,19 @@ def test_unfollowed_plan_is_said_and_engine_counts():
     """A plan that was not followed is said and the engine counts."""
     plan = Serving(4096, block_size=16, gpu_memory_utilization=0.8)
     by_hand = compare(golden("0.32.0-before"), None, tiny(), plan, kv_bytes=1.1 * GIB)
-    assert (
-        "its KV cache memory was set by hand (page: kv_cache_memory_bytes), so it is not compared with the plan's"
-        " 1.10 GiB" in by_hand.said
-    )
+    assert any(re.search(r"by hand \(page: kv_cache_memory_bytes\), .* 1\.10 GiB$", each) for each in by_hand.said)
     assert (None, GIB) == told(by_hand)["KV cache memory"][:2]
-    assert "KV cache tokens as planned" not in told(by_hand)
+    assert ["KV cache tokens"] == [figure.name for figure in by_hand.figures if figure.unit == "tokens"]
     measured = re.sub(r'kv_cache_memory_bytes="[^"]*"', 'kv_cache_memory_bytes="None"', golden("0.32.0-before"))
     found = compare(measured, "Available KV cache memory: 1.00 GiB\n", tiny(), plan, kv_bytes=1.1 * GIB)
-    assert (
-        "the engine runs with max_model_len 512, not 4096; block_size 128, not 16; gpu_memory_utilization 0.92, not 0.8"
-        " as assumed: the figures are for how it runs" in found.said
+    options = re.compile(
+        r".*max_model_len 512, \w+ 4096; block_size 128, \w+ 16; gpu_memory_utilization 0\.92, \w+ 0\.8 .*"
     )
+    assert any(map(options.fullmatch, found.said))
     rows = {name: off for name, _, _, off, _ in found.rows()}
-    assert (pytest.approx(0.1), pytest.approx(0.1, abs=1e-4), 0) == (
-        rows["KV cache memory"], rows["KV cache tokens as planned"], rows["KV cache tokens"],
-    )  # fmt: skip
+    assert pytest.approx(0.1) == rows["KV cache memory"]
+    as_run, as_planned = (figure.difference for figure in found.figures if figure.unit == "tokens")
+    assert (0, pytest.approx(0.1, abs=1e-4)) == (as_run, as_planned)
 
 
 def log(version: str = "0.32.0", tokens: str = "40,208", **options: object) -> str:
@@ -188,7 +176,8 @@ def test_the_log_alone_is_enough():
         rows["KV cache memory"].reported,
         rows["KV cache memory"].source,
     )
-    assert pytest.approx(131_072, rel=1e-3) == rows["bytes per token of the longest request"].reported
+    (token_bytes,) = [figure.reported for figure in found.figures if figure.source.endswith(" / tokens")]
+    assert pytest.approx(131_072, rel=1e-3) == token_bytes
     assert pytest.approx(0, abs=0.01) == rows["weights"].difference
     assert 131072 == found.serving.max_model_len
 
@@ -211,23 +200,21 @@ def test_a_log_of_another_start_is_told_and_the_page_counts():
         "CPU KV cache size: 4,096 tokens, Maximum concurrency for 512 tokens per request: 8.00x",
         tiny(),
     )
-    assert (
-        "the log reports 4,096 tokens, the page of 2,097,152: the log is of another start, and the page counts"
-        in found.said
-    )
+    assert any("4,096 tokens" in sentence and "2,097,152" in sentence for sentence in found.said)
     assert 2097152 == told(found)["KV cache tokens"][1]
 
 
 def test_a_log_of_something_else_is_told():
-    said = compare(golden("0.32.0-before"), "hello\nworld\n", tiny()).said
-    assert "the log shows no start of an engine; is it vLLM's, from the first line on?" in said
+    with_log, without = (set(compare(golden("0.32.0-before"), text, tiny()).said) for text in ("hello\nworld\n", None))
+    (note,) = with_log - without
+    assert "no start" in note
 
 
 def test_the_share_in_the_sentence_is_of_what_was_reckoned():
     """Half of the tokens is 50 % less, though ours are 100 % more than theirs."""
     page = golden("0.32.0-before").replace('kv_cache_size_tokens="2097152"', 'kv_cache_size_tokens="1048576"')
     half = page.replace('kv_cache_max_concurrency="4096.0"', 'kv_cache_max_concurrency="2048.0"')
-    assert "the engine's cache holds 1,048,576 tokens, 50.0% less than reckoned" in compare(half, None, tiny()).said
+    assert any("1,048,576 tokens, 50.0% less" in sentence for sentence in compare(half, None, tiny()).said)
 
 
 @pytest.mark.parametrize("usage", ["NaN", "+Inf", "-1", "5"])
@@ -242,13 +229,7 @@ def test_a_usage_that_cannot_be_is_none(usage):
 
 
 def test_options_that_cannot_be_are_told_with_their_place():
-    with pytest.raises(
-        BadLive,
-        match=(
-            "what the page or the log says of its options cannot be reckoned with: block_size should be a multiple"
-            " of 16"
-        ),
-    ):
+    with pytest.raises(BadLive, match=r"the page .*block_size .*\b16\b.* 17$"):
         compare(golden("0.32.0-before").replace('block_size="128"', 'block_size="17"'), None, tiny())
 
 
@@ -264,14 +245,14 @@ def test_weights_of_a_stage_are_those_of_its_fullest_gpu():
 def test_windows_depend_on_what_no_page_tells():
     shape = model.shape(TINY | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 64})
     said = " ".join(compare(golden("0.32.0-before"), None, shape).said)
-    assert "max_num_batched_tokens, which the page does not tell: 8,192 are assumed; its start-up log would say" in said
+    assert re.search(r"max_num_batched_tokens, .*: 8,192 .*start-up log", said)
     options = (
         "Chunked prefill is enabled with max_num_batched_tokens=2048.\nInitializing a V1 LLM engine (v0.32.0) with"
         " config: device_config=cpu\n"
     )
     known = compare(golden("0.32.0-before"), options, shape)
     assert (2048, False) == (known.serving.max_num_batched_tokens, known.serving.async_scheduling)
-    assert "are assumed" not in " ".join(known.said)
+    assert "max_num_batched_tokens" not in " ".join(known.said)
 
 
 def test_of_several_cores_the_fullest_is_looked_at():
@@ -283,7 +264,7 @@ def test_of_several_cores_the_fullest_is_looked_at():
     ]
     second = [re.sub(r" [\d.]+$", " 1.0", line.replace('engine="0"', 'engine="1"')) for line in lines]
     found = compare("\n".join([*lines, *second, ""]), None, tiny())
-    assert "2 engine cores (data-parallel ranks) answer there; the figures are of the one in use most, 1" in found.said
+    assert any(re.fullmatch("2 engine cores .*, 1", sentence) for sentence in found.said)
     assert (1.0, 1.0) == (told(found)["in use"][1], told(found)["requests running"][1])
 
 
@@ -293,34 +274,23 @@ BIG = replace(tiny("Llama-3.1-8B"), layers=tiny().layers * 16)
 
 
 @pytest.mark.parametrize(
-    ("page", "shape", "sentence"),
+    ("page", "shape", "facts"),
     [
-        (
-            "# TYPE up gauge\nup 1\n",
-            tiny(),
-            "http://host:8000 shows no series of vLLM; give the address of vLLM itself",
-        ),
-        ("<html>", tiny(), "http://host:8000: not a Prometheus exposition"),
-        ("", tiny(), "http://host:8000: no samples found"),
-        (RUST, tiny(), "the Rust frontend does not, nor does an engine that is still starting): give its start-up log"),
-        (
-            golden("0.32.0-before"),
-            BIG,
-            (
-                "org/Tiny, and the config is of Llama-3.1-8B: another model, or in another data type (its memory is"
-                " 16,384 blocks there, and 1,024 as"
-            ),
-        ),
+        ("# TYPE up gauge\nup 1\n", tiny(), "http://host:8000 .*no series"),
+        ("<html>", tiny(), "http://host:8000: .*'<html>'"),
+        ("", tiny(), "http://host:8000: no samples"),
+        (RUST, tiny(), "http://host:8000 .*vllm:cache_config_info .*start-up log"),
+        (golden("0.32.0-before"), BIG, r"org/Tiny, .*Llama-3\.1-8B: .*16,384 blocks .*1,024 .*config\.json"),
     ],
 )
-def test_what_cannot_be_compared_is_told_in_a_sentence(page, shape, sentence):
-    with pytest.raises(BadLive, match=re.escape(sentence)):
+def test_what_cannot_be_compared_is_told_in_a_sentence(page, shape, facts):
+    with pytest.raises(BadLive, match=facts):
         compare(page, None, shape, served=Served("http://host:8000", names=("org/Tiny", "tiny"), max_model_len=512))
 
 
 def test_another_name_for_a_like_cache_is_a_note():
     said = compare(golden("0.32.0-before"), None, tiny("/models/llama"), served=Served(names=("org/Tiny",))).said
-    assert "it serves org/Tiny, the config is of /models/llama; their caches are alike" in said
+    assert any(re.fullmatch("it serves org/Tiny, .*/models/llama; .*alike", sentence) for sentence in said)
     assert not [
         each
         for each in compare(golden("0.32.0-before"), None, tiny("org/Tiny/")).said
@@ -387,32 +357,32 @@ async def test_without_a_list_of_models_the_page_is_enough(served):
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
-    [({"status": 401}, "/v1/models answers 401; give the key"), ({"page": None}, "/metrics answers 404; give")],
+    ("change", "facts"),
+    [({"status": 401}, "/v1/models .*401; .*--api-key-file"), ({"page": None}, "/metrics .*404; .*vLLM")],
 )
-async def test_an_engine_that_says_no_is_told_in_a_sentence(served, change, sentence):
+async def test_an_engine_that_says_no_is_told_in_a_sentence(served, change, facts):
     url, says = served
     says |= change
-    with pytest.raises(BadLive, match=re.escape(sentence)):
+    with pytest.raises(BadLive, match=facts):
         await verify.verify(url, tiny())
 
 
 @pytest.mark.parametrize(
-    ("url", "sentence"),
+    ("url", "facts"),
     [
-        ("http://127.0.0.1:9", "no engine answers at http://127.0.0.1:9/metrics"),
-        ("http://me:secret@127.0.0.1:9", "the address http://127.0.0.1:9 came with a login"),
-        ("nonsense", "'nonsense' is no address of an engine; write it like http://127.0.0.1:8000"),
-        ("me:secret@127.0.0.1:9", "what stands there is no address"),
-        ("ftp://x", "'ftp://x' is no address"),
-        ("http://", "is no address"),
-        ("", "'' is no address"),
+        ("http://127.0.0.1:9", r" http://127\.0\.0\.1:9/metrics \("),
+        ("http://me:secret@127.0.0.1:9", r"http://127\.0\.0\.1:9 .*login.*--api-key-file"),
+        ("nonsense", r"^'nonsense' .*http://127\.0\.0\.1:8000$"),
+        ("me:secret@127.0.0.1:9", r"^[^']*no address .*http://127\.0\.0\.1:8000$"),
+        ("ftp://x", "^'ftp://x' .*no address"),
+        ("http://", "^'http:' .*no address"),
+        ("", "^'' .*no address"),
     ],
 )
-async def test_where_no_engine_answers_that_is_said(url, sentence):
-    with pytest.raises(BadLive, match=re.escape(sentence)) as told:
+async def test_where_no_engine_answers_that_is_said(url, facts):
+    with pytest.raises(BadLive, match=facts) as refused:
         await live_engine.read(url)
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(refused.value)
 
 
 # ---- real engines
@@ -516,10 +486,11 @@ def test_a_real_engine_says_what_we_reckon(sizes, name):
     folder, page, started = sizes[name]
     found = compare(page, started, model.read(folder))
     rows = {figure.name: figure for figure in found.figures}
-    assert {"KV cache blocks": 0.0, "KV cache tokens": 0.0, "longest requests at once": 0.0} == {
-        each: rows[each].difference for each in ("KV cache blocks", "KV cache tokens", "longest requests at once")
+    assert {"blocks": 0.0, "tokens": 0.0, "requests": 0.0} == {
+        figure.unit: figure.difference for figure in found.figures if figure.unit != "bytes"
     }
-    assert pytest.approx(0, abs=0.02) == rows["bytes per token of the longest request"].difference
+    (token_bytes,) = [figure for figure in found.figures if figure.source.endswith(" / tokens")]
+    assert pytest.approx(0, abs=0.02) == token_bytes.difference
     assert CASES[name]["options"]["max_model_len"] == found.serving.max_model_len
     assert ("float32" if name == "float32" else "bfloat16") in started.partition("dtype=torch.")[2][:8]
     assert (
@@ -533,11 +504,8 @@ def test_a_served_engine_is_compared_by_its_address(real_engines: Engines, part)
     """The lab's own: 1 GiB, 32K context, blocks of 32 tokens."""
     engine = real_engines.shared().up()
     found = asyncio.run(verify.verify(engine.spec.address, model.read(part("model").path), log=engine.log.read_text()))
-    rows = told(found)
-    assert {
-        "KV cache blocks": (65536, 65536),
-        "KV cache tokens": (2097152, 2097152),
-        "longest requests at once": (64, 64),
-    } == {name: rows[name][:2] for name in ("KV cache blocks", "KV cache tokens", "longest requests at once")}
+    assert {"blocks": (65536, 65536), "tokens": (2097152, 2097152), "requests": (64, 64)} == {
+        figure.unit: (figure.predicted, figure.reported) for figure in found.figures if figure.unit != "bytes"
+    }
     assert ("0.32.0", "tiny") == (found.version, found.model)
     assert not [each for each in found.said if "as assumed" in each or "another start" in each]

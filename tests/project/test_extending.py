@@ -95,7 +95,7 @@ NEEDED = (
     (("runbooks/VLLMLabRestarting.md",), {PAGES: f"{ALERT} has no page"}),
     (
         ("stack/reference/runbooks.py", "tests/support/alert_cases.py", "stack/drill/drills.py"),
-        {INDEX: "give the page a symptom", CASE: f"'{ALERT}'", DRILL: f"'{ALERT}'"},
+        {INDEX: "runbooks.py, SYMPTOMS", CASE: f"'{ALERT}'", DRILL: f"'{ALERT}'"},
     ),
 )
 

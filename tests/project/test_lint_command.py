@@ -27,10 +27,8 @@ def test_a_fault_of_another_dashboard_is_named_with_its_rule(tmp_path):
     (tmp_path / "wrapped.json").write_text(json.dumps({"dashboard": board, "meta": {}}))
     result = lint(tmp_path / "wrapped.json")
     assert 1 == result.exit_code
-    assert (
-        f"{board['uid']}: refresh is '1s': never more often than every 30 s [board-refresh]"
-        in result.stdout.splitlines()
-    )
+    (fault,) = [line for line in result.stdout.splitlines() if line.endswith(" 30 s [board-refresh]")]
+    assert fault.startswith(f"{board['uid']}: refresh is '1s'")
 
 
 def test_a_file_that_is_no_dashboard_is_refused(tmp_path):

@@ -100,17 +100,17 @@ def test_a_file_of_pins_holds_no_address_and_no_path(name):
 
 
 @pytest.mark.parametrize(
-    ("line", "sentence"),
+    ("line", "place"),
     [
         ("--index-url https://example.org/simple", "line 1: '--index-url"),
-        ("aiohttp>=3", "is no version with hashes"),
-        ("aiohttp==3.14.5", "is no version with hashes"),
-        ("aiohttp==3.14.5 \\\nclick==8 \\\n    --hash=sha256:" + "0" * 64, "aiohttp has no hash"),
-        ("aiohttp @ file:///tmp/aiohttp.whl", "is no version with hashes"),
+        ("aiohttp>=3", "line 1: 'aiohttp>=3' "),
+        ("aiohttp==3.14.5", "line 1: 'aiohttp==3.14.5' "),
+        ("aiohttp==3.14.5 \\\nclick==8 \\\n    --hash=sha256:" + "0" * 64, "run.txt: aiohttp "),
+        ("aiohttp @ file:///tmp/aiohttp.whl", "line 1: 'aiohttp @ file:///tmp/aiohttp.whl' "),
     ],
 )
-def test_anything_else_in_a_file_of_pins_is_refused_by_its_line(line, sentence):
-    with pytest.raises(pins.BadPins, match=re.escape(sentence)):
+def test_anything_else_in_a_file_of_pins_is_refused_by_its_line(line, place):
+    with pytest.raises(pins.BadPins, match=re.escape(place)):
         pins.read(line, "run.txt")
 
 
@@ -164,23 +164,23 @@ UNASKED = {"name": "aiohttp", "skip_reason": "Dependency not found on PyPI and c
 
 
 @pytest.mark.parametrize(
-    ("rows", "status", "sentence"),
+    ("rows", "status", "fact"),
     [
         ([FINE], 0, "none known"),
-        ([FINE, KNOWN], 1, "aiohttp 3.14.5: PYSEC-1, fixed in 3.14.6"),
-        ([FINE, UNASKED], 2, "not audited, because the advisory service does not know 1 packages, such as aiohttp"),
+        ([FINE, KNOWN], 1, r"aiohttp 3\.14\.5: PYSEC-1, fixed in 3\.14\.6"),
+        ([FINE, UNASKED], 2, "not audited.* 1 packages.*aiohttp$"),
     ],
 )
-def test_audit_fails_on_an_unknown_package(rows, status, sentence, tmp_path):
+def test_audit_fails_on_an_unknown_package(rows, status, fact, tmp_path):
     """An audit passes only when the service knew every package."""
     got, told = audit.vulnerabilities(fake_pip_audit(tmp_path, {"dependencies": rows}), Path("run.txt"))
     assert status == got
-    assert sentence in told
+    assert re.search(fact, told)
 
 
 def test_an_audit_that_could_not_ask_says_so_and_fails(tmp_path):
     got, told = audit.vulnerabilities(fake_pip_audit(tmp_path, "", 1), Path("run.txt"))
-    assert (2, True) == (got, "could not be reached" in told)
+    assert (2, True) == (got, told.endswith("last words: nothing"))
     got, told = audit.vulnerabilities("/nowhere/pip-audit", Path("run.txt"))
     assert (2, True) == (got, "is missing" in told)
 
@@ -246,7 +246,5 @@ def test_make_audit_asks_for_every_pin_and_tells_what_is_known():
     assert "Error 1" in done.stderr
     done = make_audit(url)  # nobody is there any more
     told = done.stdout.splitlines()[-1]
-    assert told.startswith(
-        "vulnerabilities: not audited, because the advisory service could not be reached or understood"
-    )
+    assert told.startswith("vulnerabilities: not audited")
     assert (True, True) == ("refused" in told, "Error 2" in done.stderr)

@@ -21,6 +21,7 @@ import yaml
 from exporters.compat import check
 from stack import render as rendering
 from stack.lab.install import engine
+from stack.reference.upgrades import releases
 from tools import engine_releases, release
 from tools.import_graph import PACKAGES
 
@@ -177,8 +178,8 @@ def test_a_clean_tree_with_its_section_in_the_changelog_is_ready(small: Path):
 
 def test_a_changed_tree_is_refused_with_the_file(small: Path):
     (small / "new.py").write_text("")
-    (told,) = release.why_not(small)
-    assert "1 files differ from the commit, such as new.py: commit them first" == told
+    (reason,) = release.why_not(small)
+    assert re.search(r"\b1 files .*\bnew\.py:", reason)
 
 
 def test_a_version_without_its_section_is_refused(small: Path):
@@ -205,7 +206,7 @@ def test_changelog_has_the_sections_in_order():
 def test_a_folder_with_other_things_is_not_replaced(tmp_path, capsys):
     (tmp_path / "thesis.tex").write_text("years")
     assert 2 == release.main(["--out", str(tmp_path), "--force"])
-    assert "holds other things than a release" in capsys.readouterr().err
+    assert f"{tmp_path} holds other things" in capsys.readouterr().err
     assert "years" == (tmp_path / "thesis.tex").read_text()
 
 
@@ -223,7 +224,7 @@ def test_impossible_archive_date_is_refused(told, year, tmp_path, capsys, monkey
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path, capsys):
     (tmp_path / "dist").write_text("years")
     assert 2 == release.main(["--out", str(tmp_path / "dist"), "--force"])
-    assert "dist is a file; name a folder with --out" in capsys.readouterr().err
+    assert f"{tmp_path / 'dist'} is a file" in capsys.readouterr().err
 
 
 # What is named in several places, and must be named alike. Whoever moves a version moves it in all of them:
@@ -265,7 +266,7 @@ def test_releases_after_the_catalogued_one_are_found():
 def test_a_release_that_is_not_catalogued_is_reported(monkeypatch):
     """A new release is no fault of this checkout: what PyPI has is a warning, and so is no answer nothing."""
     monkeypatch.setattr(engine_releases, "published", lambda: ["999.0.0"])
-    assert engine_releases.report().startswith("vLLM 999.0 is on PyPI, and the catalogue ends with ")
+    assert re.search(rf"\bvLLM 999\.0 .*\b{re.escape(releases()[0])}:", engine_releases.report())
     monkeypatch.undo()
     if sentence := engine_releases.report():
         warnings.warn(sentence, stacklevel=1)

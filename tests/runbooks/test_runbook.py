@@ -171,14 +171,17 @@ def test_a_page_is_read_into_values():
     read = page()
     assert ("warning", ("VLLMEngineDown",), "") == (read.severity, read.related, read.wrong)
     assert book.HEADINGS == tuple(section.heading for section in read.sections), "a comment of a shell is no heading"
-    assert "The cache of an engine, e.g. that of `llama`, is nearly full." == read.gist
+    assert read.gist.endswith("is nearly full."), "the first sentence alone"
+    assert "e.g." in read.gist, "an abbreviation ends no sentence"
     assert [1, 2] == [step.number for step in read.steps]
     assert "Does it answer? Only reads." == read.steps[1].text
     assert ["bash", "promql"] == [block.language for block in read.steps[1].blocks]
     assert "## don't worry\ncurl -sS http://{{instance}}/health" == read.steps[1].blocks[0].text
-    assert (
-        book.DiagnosisRow("the engine is gone", "sum(rate(vllm:x[)", "it died", "[VLLMEngineDown](VLLMEngineDown.md)")
-        == read.rows[2]
+    assert ["preemptions", "full and quiet"] == [row.what for row in read.rows[:2]]
+    assert ("sum(rate(vllm:x[)", "it died", "[VLLMEngineDown](VLLMEngineDown.md)") == (
+        read.rows[2].condition,
+        read.rows[2].cause,
+        read.rows[2].go_to,
     )
     assert 'engine=~"0|1"' in read.rows[1].condition
     assert "promised twice | or more" == read.rows[0].cause, "a bar inside a cell is escaped in Markdown alone"
@@ -209,7 +212,7 @@ def test_a_page_that_is_not_whole_is_shown_all_the_same(text):
 
 def test_only_pages_are_read(folder):
     assert ["VLLMEngineDown", "VLLMKVCacheNearlyFull", "rollback"] == [one.name for one in book.pages(folder)]
-    assert FREE == book.text("rollback", folder)
+    assert (folder / "rollback.md").read_text() == book.text("rollback", folder)
     assert [None] * 4 == [book.text(name, folder) for name in ("../conftest", "book.py", "", "VLLMEngineDown.md")]
 
 
@@ -362,8 +365,8 @@ def test_quote_value_for_a_shell(value, shown):
 
 
 def test_words_around_the_code_get_plain_values_only():
-    assert "Ask team-a, or NAME of [x](y)." == book.fill(
-        "Ask {{team}}, or {{name}} of [x](y).", {"team": "team-a", "name": "[x](javascript:y)"}
+    assert "team-a, NAME, [x](y)" == book.fill(
+        "{{team}}, {{name}}, [x](y)", {"team": "team-a", "name": "[x](javascript:y)"}
     )
 
 
@@ -381,10 +384,7 @@ def test_printed_parts_follow_the_alert_and_the_rest_stays():
     stamped = book.stamped(PAGE, FACTS)
     front = stamped.split("---\n")[1].splitlines()
     assert ["related: [VLLMEngineDown]", "reviewed: 2026-03-01"] == front
-    assert (
-        "The alert fires when this expression has returned a result for 5m:\n\n"
-        '```promql\nx{a=~"\\\\d"} > 1\n```\n<!-- end -->' in stamped
-    )
+    assert ' 5m:\n\n```promql\nx{a=~"\\\\d"} > 1\n```\n<!-- end -->' in stamped
     assert "<!-- printed: threshold -->\n90 %. Because.\n\nSource: us.\n<!-- end -->\n\nSeldom wrong." in stamped
     assert "| 1 | full | it is full | Mitigation 1 |\n\n" in stamped
     assert '1. full:\n\n   ```promql\n   x{a=~"b|c"} > 1\n   ```\n<!-- end -->' in stamped
@@ -401,9 +401,10 @@ def test_keep_text_of_a_page_without_regions_or_a_torn_one():
 
 
 def test_an_alert_that_waits_for_nothing_says_so():
-    assert "The alert fires as soon as this expression returns a result:" in book.stamped(
-        PAGE, book.Facts("up", "0s", ())
-    )
+    stamped = book.stamped(PAGE, book.Facts("up", "0s", ()))
+    rule = stamped.partition("<!-- printed: rule -->")[2].partition("<!-- end -->")[0]
+    assert "as soon as" in rule
+    assert "0s" not in rule
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
@@ -411,7 +412,8 @@ def test_alert_text_is_promql_and_names_its_threshold(alert):
     """What is printed of an alert is PromQL and names its number."""
     facts = render.facts(alert)
     assert promql_ast.names(facts.expr) == promql_ast.names(alert.expr)
-    assert facts.threshold[0].startswith(alert.threshold.shown if alert.threshold else "This rule has no number")
+    assert alert.threshold or "no number" in facts.threshold[0]
+    assert not alert.threshold or facts.threshold[0].startswith(alert.threshold.shown)
 
 
 # --- checking
@@ -422,56 +424,55 @@ def test_a_whole_book_has_no_fault(folder):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "fact"),
     [
-        ("---\nrelated", "related", "has no front matter"),
+        ("---\nrelated", "related", "no front matter"),
         ("related: [", "related: [[", "no YAML"),
-        ("reviewed: 2026-03-01\n", "", "says nothing of reviewed"),
-        ("reviewed:", "severity: warning\nreviewed:", "says severity in its front matter"),
-        ("related: [VLLMEngineDown]", "related: VLLMEngineDown", "has no list as related"),
-        ("related: [VLLMEngineDown]", "related: [VLLMX]", "is related to VLLMX, which is no alert"),
+        ("reviewed: 2026-03-01\n", "", "nothing of reviewed"),
+        ("reviewed:", "severity: warning\nreviewed:", "says severity"),
+        ("related: [VLLMEngineDown]", "related: VLLMEngineDown", "list as related"),
+        ("related: [VLLMEngineDown]", "related: [VLLMX]", "related to VLLMX"),
         ("reviewed: 2026-03-01", "reviewed: lately", "no date"),
-        ("# VLLMKV", "# VLLMXV", "does not open with its name"),
-        ("## Impact", "## Effect", "instead of Do this first, Meaning, Impact"),
+        ("# VLLMKV", "# VLLMXV", "open with"),
+        ("## Impact", "## Effect", "Meaning, Effect"),
         ("Seldom", "TODO", "holds a TODO"),
         ("<!-- printed: rule -->", "", "<!-- printed: rule -->"),
-        ("VLLMEngineDown.md#meaning", "VLLMX.md", "links to VLLMX.md, which is no page"),
-        ("VLLMEngineDown.md#meaning", "VLLMEngineDown.md#gist", "no heading is called so"),
-        ("VLLMEngineDown.md#meaning", "#gist", "no heading is called so"),
-        ("VLLMEngineDown.md#meaning", "../README.md", "which is no page"),
-        ("3. the engine is gone:", "4. the engine is gone:", "has no condition for 'the engine is gone'"),
-        ("1. Check if", "Check if", "one to three numbered steps under Do this first"),
-        ("```bash\n   curl", "```promql\n   curl", "under Do this first, without PromQL"),
+        ("VLLMEngineDown.md#meaning", "VLLMX.md", "links to VLLMX.md"),
+        ("VLLMEngineDown.md#meaning", "VLLMEngineDown.md#gist", "no heading"),
+        ("VLLMEngineDown.md#meaning", "#gist", "links to #gist"),
+        ("VLLMEngineDown.md#meaning", "../README.md", "links to ../README.md"),
+        ("3. the engine is gone:", "4. the engine is gone:", "no condition for"),
+        ("1. Check if", "Check if", "one to three"),
+        ("```bash\n   curl", "```promql\n   curl", "without PromQL"),
         ("Mitigation 2, then 1", "Mitigation 2, then 3", "to Mitigation 3"),
-        ("Mitigation 2, then 1", "whoever knows", "neither to Mitigation N nor to a page"),
-        ("2. **Add", "3. **Add", "number its steps from 1 under Mitigation"),
+        ("Mitigation 2, then 1", "whoever knows", "neither to Mitigation"),
+        ("2. **Add", "3. **Add", "from 1 under Mitigation"),
         ('{instance=~"{{instance}}"})', '{instance="{{instance}}"})', 'other than as =~"{{instance}}"'),
     ],
 )
-def test_every_fault_of_a_page_is_told_with_its_name(before, after, told, folder):
-    assert before in PAGE
+def test_every_fault_of_a_page_is_told_with_its_name(before, after, fact, folder):
     (folder / "VLLMKVCacheNearlyFull.md").write_text(PAGE.replace(before, after, 1))
     found = list(page_check.faults(["VLLMKVCacheNearlyFull", "VLLMEngineDown"], folder))
     assert found
     assert all(fault.startswith("VLLMKVCacheNearlyFull.md ") for fault in found if "related to" not in fault)
-    assert told in "\n".join(found)
+    assert fact in "\n".join(found)
 
 
 def test_pages_and_alerts_match_one_to_one(folder):
     """Pages and alerts match one to one and free pages are checked too."""
     (folder / "rollback.md").write_text("# Going back\n\n[gone](VLLMGone.md) TBD\n")
     found = list(page_check.faults(["VLLMEngineDown", "VLLMMissing"], folder))
-    assert {"VLLMMissing has no page", "VLLMKVCacheNearlyFull.md belongs to no alert"} <= set(found)
-    assert {"rollback.md holds a TBD", "rollback.md links to VLLMGone.md, which is no page"} <= set(found)
+    assert {"VLLMMissing", "VLLMKVCacheNearlyFull.md"} <= {fault.partition(" ")[0] for fault in found}
+    assert "rollback.md holds a TBD" in found
+    assert "rollback.md links to VLLMGone.md" in "\n".join(found)
 
 
 def test_a_page_that_nobody_looked_at_for_a_year_is_a_warning(folder):
     assert [] == list(page_check.warnings(datetime.date(2027, 3, 1), folder))
-    told = list(page_check.warnings(datetime.date(2027, 3, 2), folder))
-    assert [
-        "VLLMEngineDown.md was last reviewed on 2026-03-01",
-        "VLLMKVCacheNearlyFull.md was last reviewed on 2026-03-01",
-    ] == told
+    words = [warning.split() for warning in page_check.warnings(datetime.date(2027, 3, 2), folder)]
+    assert [("VLLMEngineDown.md", "2026-03-01"), ("VLLMKVCacheNearlyFull.md", "2026-03-01")] == [
+        (name, date) for name, *_, date in words
+    ]
 
 
 @pytest.mark.parametrize("shipped", book.pages(), ids=lambda one: one.name)
@@ -533,7 +534,7 @@ def test_alerts_are_listed_most_urgent_first():
     assert "vllm-watch runbook VLLMKVCacheNearlyFull --label instance=10.0.0.1:8000" in done.output
     assert "vllm-watch runbook VLLMEngineDown --label 'instance=$(touch pwned)'" in done.output
     assert "since 2026-03-01T03:00:00.000Z, muted" in done.output
-    assert "no page of this book" in done.output
+    assert "no page" in done.output.partition("Theirs")[2]
     assert "\x1b" not in done.output
     told = json.loads(command("--from-alertmanager", "-", "--json", stdin=API).output)
     assert ["VLLMEngineDown", "VLLMKVCacheNearlyFull", None] == [row["page"] for row in told]
@@ -553,7 +554,7 @@ def test_an_alert_that_always_fires_is_listed_and_not_opened():
 
 def test_a_label_that_no_page_uses_is_reported():
     done = command("VLLMQueueTimeHigh", "model=tiny", "instance=10.0.0.1:8000")
-    assert "note: no page uses the label model; did you mean model_name?\n" == done.stderr
+    assert re.fullmatch(r"note: .* model;.* model_name\?\n", done.stderr)
     assert "" == command("VLLMQueueTimeHigh", "model_name=tiny", "job=vllm").stderr
 
 
@@ -596,13 +597,11 @@ def test_a_name_or_a_label_chooses_among_alerts():
         'instance=~"b"'
         in command("enginedown", "--label", "instance=b", "--from-alertmanager", "-", stdin=twice).output
     )
-    assert (2, True) == (done.exit_code, "2 alerts: name one, or narrow them with --label" in done.output)
+    assert (2, True) == (done.exit_code, bool(re.search(r"^2 alerts: .*--label$", done.output, re.MULTILINE)))
     assert 2 == command("--print-url", "--from-alertmanager", "-", stdin=twice).exit_code
     quiet = command("kvcachenearlyfull", "--from-alertmanager", "-", stdin=twice)
-    assert (0, True) == (
-        quiet.exit_code,
-        "VLLMKVCacheNearlyFull does not fire\n# VLLMKVCacheNearlyFull" in quiet.output,
-    )
+    assert (0, True) == (quiet.exit_code, quiet.stdout.startswith("# VLLMKVCacheNearlyFull\n"))
+    assert "VLLMKVCacheNearlyFull does not" in quiet.stderr
     assert (1, "no alert fires\n") == (
         (nothing := command("--from-alertmanager", "-", stdin="[]")).exit_code,
         nothing.output,
@@ -610,17 +609,12 @@ def test_a_name_or_a_label_chooses_among_alerts():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "stdin", "status", "words"),
+    ("arguments", "stdin", "status", "pattern"),
     [
-        (
-            ("--from-alertmanager", "-"),
-            "nonsense",
-            2,
-            "<stdin>: not alerts in Alertmanager's format (JSON is malformed",
-        ),
-        (("--from-alertmanager", "-"), '{"alerts": 7}', 2, "give the body of a webhook, or `amtool alert -o json`"),
+        (("--from-alertmanager", "-"), "nonsense", 2, r"<stdin>: .*\(JSON is malformed"),
+        (("--from-alertmanager", "-"), '{"alerts": 7}', 2, "`amtool alert -o json`"),
         (("--from-alertmanager", "-"), '[{"labels": {"a": 7}}]', 2, "Expected `str`, got `int`"),
-        (("--from-alertmanager", "-"), "", 2, "not alerts in Alertmanager's format"),
+        (("--from-alertmanager", "-"), "", 2, "<stdin>: not alerts"),
         (("--from-alertmanager", "/nonexistent"), "", 2, "/nonexistent"),
         (
             ("--firing", "--alertmanager", "http://127.0.0.1:9"),
@@ -632,24 +626,24 @@ def test_a_name_or_a_label_chooses_among_alerts():
             ("--firing", "--alertmanager", "http://me:secret@x"),
             "",
             2,
-            "--alertmanager is no address; write it like http://127.0.0.1:9093",
+            "--alertmanager is no address.*http://127.0.0.1:9093",
         ),
         (("--alertmanager", "http://x"), "", 2, "--alertmanager belongs to --firing"),
         (("--list", "enginedown"), "", 2, "choose NAME, --list"),
         (("--live",), "", 2, "name a page"),
-        (("enginedown", "--label", "instance"), "", 2, "is no label; write it like instance="),
-        (("enginedown", "--section", "x"), "", 2, "should begin one of Do this first, Meaning"),
-        (("enginedown", "--section", "m"), "", 2, "Do this first, Meaning"),
-        (("enginedown", "--live", "--prometheus", "x"), "", 2, "write it like http://127.0.0.1:9090"),
-        (("preempts",), "", 2, "'preempts' may mean one of these:\n  VLLMEngineDown  The cache"),
-        (("zebra",), "", 1, "no page has 'zebra'; vllm-watch runbook --list has them all"),
-        (("VLLMEnginesAreAllDown",), "", 1, "the nearest names are VLLMEngineDown"),
+        (("enginedown", "--label", "instance"), "", 2, "is no label.*instance="),
+        (("enginedown", "--section", "x"), "", 2, "--section 'x' .*Meaning, Impact"),
+        (("enginedown", "--section", "m"), "", 2, "--section 'm' .*Meaning, .*Mitigation"),
+        (("enginedown", "--live", "--prometheus", "x"), "", 2, "no address .*http://127.0.0.1:9090"),
+        (("preempts",), "", 2, "'preempts' .*\n  VLLMEngineDown  The cache"),
+        (("zebra",), "", 1, "'zebra'; vllm-watch runbook --list"),
+        (("VLLMEnginesAreAllDown",), "", 1, "nearest names .*VLLMEngineDown"),
     ],
 )
 @pytest.mark.usefixtures("small")
-def test_what_cannot_be_done_is_one_sentence_with_its_status(arguments, stdin, status, words):
+def test_what_cannot_be_done_is_one_sentence_with_its_status(arguments, stdin, status, pattern):
     done = command(*arguments, stdin=stdin)
-    assert (status, True) == (done.exit_code, words in done.output), done.output
+    assert (status, True) == (done.exit_code, bool(re.search(pattern, done.output))), done.output
     assert "Traceback" not in done.output
     assert "secret" not in done.output
 
@@ -684,7 +678,7 @@ def test_what_a_real_alertmanager_and_amtool_say_is_understood(part, free_port, 
             )
             asked = subprocess.run([*amtool, "query", "-o", "json"], check=True, capture_output=True, text=True).stdout
             assert done.output == command("--from-alertmanager", "-", stdin=asked).output
-            assert "is this its address?" in command("--firing", "--alertmanager", f"{url}/nowhere").output
+            assert f"{url}/nowhere answers HTTP 404" in command("--firing", "--alertmanager", f"{url}/nowhere").output
         finally:
             process.terminate()
 
@@ -744,10 +738,10 @@ def test_an_unknown_subject_is_no_data_and_not_all_clear(prometheus):
     shown = page().filled(gone)
     live = asyncio.run(lookup.ask(shown, gone, address(prometheus), time.time()))
     assert live.unseen.startswith("instance=10.9.9.9:8000")
-    assert "NO DATA: Prometheus has no series with instance=10.9.9.9:8000" in lookup.as_text(shown, gone, live)
+    assert re.search(r"NO DATA: .*instance=10\.9\.9\.9:8000", lookup.as_text(shown, gone, live))
     html = html_pages.runbook_page(shown, gone, live)
     assert "NO DATA" in html
-    assert "No row of the diagnosis holds now" not in html
+    assert "No row" not in html
 
 
 def test_links_between_pages_keep_the_labels_of_the_alert():
@@ -765,12 +759,12 @@ def test_only_the_row_that_holds_is_marked(prometheus):
     text = lookup.as_text(shown, HERE, live)
     now = text.partition("## Now")[2].partition("## Do this first")[0]
     assert "The threshold is 90 % (0.9)." in now
-    assert re.search(r"The rule's expression: holds\n +0\.93 ", now)
-    assert re.search(r"1\. How full is it\?\n +0\.93  instance=10\.0\.0\.1:8000\n", now)
-    assert re.search(r"2\. Does it answer\? Only reads\.\n   nothing came back\n", now)
+    assert re.search(r"expression: holds\n +0\.93 ", now)
+    assert re.search(r"\n1\. .*\n +0\.93  instance=10\.0\.0\.1:8000\n", now)
+    assert re.search(r"\n2\. .*\n +nothing came", now)
     assert re.search(r"no +preemptions\n", now)
-    assert re.search(r"HOLDS +full and quiet: long ones\. Go to Mitigation 1\.\n +3  ", now)
-    assert re.search(r"not asked  the engine is gone\n   .*parse error", now)
+    assert re.search(r"HOLDS +full and quiet: .* Mitigation 1\.\n +3  ", now)
+    assert re.search(r"not asked +the engine .*\n   .*parse error", now)
     assert 1 == now.count("HOLDS")
     assert "\x1b" not in text
     told = lookup.as_json(shown, HERE, live)
@@ -800,8 +794,8 @@ def test_the_command_asks_a_real_prometheus(prometheus):
     assert [False, False, None] == [row["holds"] for row in told["diagnosis"]]
     assert ("", prometheus) == (told["live"]["error"], told["live"]["prometheus"])
     part_of_it = command(*arguments, "--section", "mitig").output
-    assert "## Now" in part_of_it
-    assert part_of_it.endswith("## Mitigation\n\n1. **Send less.** Slowly.\n2. **Add one.** Undo: take it away.\n")
+    assert ["## Now", "## Mitigation"] == re.findall(r"^## .*", part_of_it, re.MULTILINE)
+    assert "\n2. **Add one.**" in part_of_it.partition("## Mitigation")[2]
 
 
 @pytest.mark.prometheus
@@ -846,10 +840,7 @@ def test_text_page_has_no_markup_for_tools():
     )
     assert "- related: VLLMEngineDown\n- reviewed: 2026-03-01\n\n## Do this first\n" in text
     assert "another page (VLLMEngineDown)" in text
-    assert (
-        "- the engine is gone: it died. Go to VLLMEngineDown.\n\n  ```promql\n  sum(rate(vllm:x[)\n  ```\n\n##"
-        " Mitigation\n" in text
-    )
+    assert " Go to VLLMEngineDown.\n\n  ```promql\n  sum(rate(vllm:x[)\n  ```\n\n## Mitigation\n" in text
     assert 'engine=~"0|1"} < 1\n' in text, "what is copied from here is not escaped for a table"
     assert not any(mark in text for mark in ("<!--", "reviewed: 2026-03-01\n---", "\x1b", ".md"))
 
@@ -874,7 +865,7 @@ def test_the_list_the_address_and_the_json_twin():
 @pytest.mark.usefixtures("small")
 def test_a_page_that_was_not_named_is_announced_beside_the_page():
     done = command("cache")
-    assert "no page is called 'cache'; the nearest is VLLMKVCacheNearlyFull\n" == done.stderr
+    assert re.fullmatch(r".*'cache'.* VLLMKVCacheNearlyFull\n", done.stderr)
     assert done.stdout.startswith("# VLLMKVCacheNearlyFull")
 
 
@@ -944,10 +935,12 @@ def test_board_shows_page_urgency_panel_and_links(folder, monkeypatch):
 
 
 def test_the_index_of_the_board_goes_by_urgency(folder):
-    shown = html_pages.runbook_index(book.pages(folder))
+    *_, rollback = shown_pages = book.pages(folder)
+    shown = html_pages.runbook_index(shown_pages)
     found = re.findall(r'<h2>(\w+)|<a href="/runbooks/(\w+)">([\w ]+)</a> ([^<]+)', shown)
     assert ["Pages", "Tickets", "Of"] == [heading for heading, *_ in found if heading]
-    assert ("", "rollback", "Going back", "How one returns to what worked.") == found[-1]
+    assert ("", "rollback", "Going back", rollback.gist) == found[-1]
+    assert rollback.gist.startswith("How one returns")
     assert found.index(("Tickets", "", "", "")) == 2
 
 
@@ -962,7 +955,7 @@ def test_a_page_says_the_numbers_of_a_deployment(tmp_path):
     own.write_text("thresholds: {kv_cache_usage: 0.7}\nengine_job: llm-.*\n")
     done = CliRunner().invoke(main, ["runbook", "VLLMKVCacheNearlyFull", "--thresholds", str(own)])
     assert 0 == done.exit_code, done.output
-    assert "70 %. Set for this deployment. The default is 90 %" in done.output
+    assert re.search(r"^70 %\. .* default is 90 %", done.output, re.MULTILINE)
     assert "0.7" in done.output
     down = CliRunner().invoke(main, ["runbook", "VLLMEngineDown", "--thresholds", str(own)])
     assert 'up{job=~"llm-.*"}' in down.output
@@ -975,7 +968,7 @@ def test_a_wrong_threshold_is_told_with_its_place(tmp_path):
     own.write_text("thresholds: {kv_cache_usage: 70}\n")
     done = CliRunner().invoke(main, ["runbook", "VLLMKVCacheNearlyFull", "--thresholds", str(own)])
     assert 2 == done.exit_code
-    assert f"{own}: kv_cache_usage: 70 is not a threshold in ratio (0 to 1)" in done.output
+    assert re.search(rf"{re.escape(str(own))}: kv_cache_usage: 70 .*\(0 to 1\)", done.output)
 
 
 def test_quantiles_of_a_page_are_asked_as_panels_ask_them():

@@ -540,7 +540,7 @@ def test_the_way_energy_was_measured_goes_with_it():
 def test_a_divided_card_counts_by_its_compute_slices():
     assert 3 / 7 == mig_fraction("3g.40gb")
     assert 1 / 7 == mig_fraction("1c.1g.10gb+me")
-    with pytest.raises(ValueError, match=r"'H100' is no MIG profile; write it like 1g\.10gb"):
+    with pytest.raises(ValueError, match=r"'H100' .*1g\.10gb"):
         mig_fraction("H100")
     part = GpuShare("MIG-1", fraction=3 / 7, profile="3g.40gb")
     attribution = after(look(0, 0), look(0, 7, gpus=(part,)))

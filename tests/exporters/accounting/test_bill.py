@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,7 @@ def test_every_day_and_the_month_sum_exactly(month, recorded, prices, zone):
         assert pytest.approx(expected[team], **EXACT) == sum(mine)
     assert 2 == len({row["price_version"] for row in report["rows"]}) == len(report["price_versions"])
     assert {"eu"} == {row["cluster"] for row in report["rows"]}
-    assert not any("not in the rows" in note for note in report["notes"])
+    assert not any("GPU hours" in note for note in report["notes"])
 
 
 @pytest.mark.prometheus
@@ -140,29 +141,28 @@ def test_a_closed_month_stays_as_it_was(recorded, prices, tmp_path):
     again = bill(*asked, "--prices", prices, "--daily")
     for name in ("rows", "total", "price_versions", "timezone", "period_start"):
         assert first[name] == again[name]
-    assert any("closed month keeps its prices" in note for note in again["notes"])
-    for words, sentence in (
-        (("--prometheus", recorded, "--prices", prices, "--close"), "a closed month does not change"),
-        (("--timezone", NEW_YORK), "was closed in Asia/Kolkata"),
-        (("--spread", "idle"), "was closed with --spread of nothing"),
+    assert any("--prices" in note for note in again["notes"])
+    for words, value in (
+        (("--prometheus", recorded, "--prices", prices, "--close"), f"; see {folder}"),
+        (("--timezone", NEW_YORK), "closed in Asia/Kolkata"),
+        (("--spread", "idle"), "closed with --spread of nothing"),
     ):
         status, text = run(*asked, *words)
-        assert 2 == status
-        assert sentence in " ".join(text.split())
+        assert (2, True) == (status, value in " ".join(text.split())), text
     path.chmod(0o644)
     path.write_text(path.read_text().replace('"team": "tiny"', '"team": "huge"', 1))
-    assert "was changed after the month was closed" in " ".join(run(*asked)[1].split())
+    status, text = run(*asked)
+    assert (2, True) == (status, f"{path} was changed" in " ".join(text.split())), text
 
 
 @pytest.mark.prometheus
 def test_missing_prices_are_said_and_close_nothing(recorded, tmp_path):
     status, text = run("--prometheus", recorded, "--month", MONTH)
     assert 0 == status
-    assert "note: no cost was recorded: the sidecar has no `prices`; prices are missing" in text
-    for more, sentence in ((("--bills", tmp_path, "--close"), "has no cost"), (("--focus", "--csv"), "need a cost")):
+    assert re.search("^note: no cost .* `prices`", text, re.MULTILINE)
+    for more, key in ((("--bills", tmp_path, "--close"), "has no cost"), (("--focus", "--csv"), "need a cost")):
         status, text = run("--prometheus", recorded, "--month", MONTH, *more)
-        assert 2 == status
-        assert sentence in " ".join(text.split())
+        assert (2, True) == (status, key in " ".join(text.split())), text
     assert [] == list(tmp_path.iterdir())
 
 
@@ -183,20 +183,20 @@ def test_every_output_has_aborted_part_period_and_prices(recorded, prices):
 def test_a_month_that_is_not_over_is_not_closed(tmp_path):
     log = tmp_path / "requests.jsonl"
     log.write_text("")
-    for words, sentence in (
-        (("--month", "2999-01"), "which is in the future"),
-        (("--month", "2025-13"), "is no month; write it like 2026-10"),
-        (("--month", MONTH, "--timezone", "Berlin"), "time zone 'Berlin' is unknown"),
-        (("--month", MONTH, "--since", "1d"), "choose one of --month, --from and --since"),
+    for words, values in (
+        (("--month", "2999-01"), "2999-01-01T00:00:00.* future"),
+        (("--month", "2025-13"), "'2025-13' .* 2026-10"),
+        (("--month", MONTH, "--timezone", "Berlin"), "'Berlin' .* Europe/Berlin"),
+        (("--month", MONTH, "--since", "1d"), "--month, --from and --since"),
         (("--to", "2025-11-02"), "--to needs --from"),
         (("--from", "2025-11-02", "--to", "2025-11-01"), "before it starts"),
-        (("--from", "yesterday"), "is no date or time"),
+        (("--from", "yesterday"), "'yesterday' .* 2026-10-16"),
         (("--month", MONTH, "--close"), "--close needs --month and --bills DIR"),
         (("--month", MONTH, "--spread", "all"), "holds no request"),
     ):
         status, text = run("--log", log, *words)
         assert 2 == status
-        assert sentence in " ".join(text.split())
+        assert re.search(values, " ".join(text.split())), text
 
 
 def test_the_check_finds_what_is_wrong():
@@ -217,8 +217,8 @@ def test_the_check_finds_what_is_wrong():
         ({"ChargeCategory": "Use"}, "ChargeCategory is 'Use'"),
         ({"BilledCost": ""}, "BilledCost is empty"),
         ({"ChargePeriodStart": "2025-11-01"}, "ChargePeriodStart is '2025-11-01'"),
-        ({"ChargePeriodEnd": "2025-12-02T00:00:00Z"}, "outside of its billing period"),
-        ({"Team": "a"}, "Team is no column of FOCUS"),
+        ({"ChargePeriodEnd": "2025-12-02T00:00:00Z"}, "billing period"),
+        ({"Team": "a"}, "Team is no column"),
     ):
         assert any(problem in found for found in find_problems([row | change]))
     assert ["row 0: ListCost is missing"] == find_problems([{k: v for k, v in row.items() if k != "ListCost"}])

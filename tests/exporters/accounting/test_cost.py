@@ -7,6 +7,7 @@ import csv
 import io
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,16 +99,13 @@ def test_a_model_without_requests_is_idle_and_named(tmp_path):
         key: pytest.approx(use.seconds, abs=1e-6) for key, use in found.uses.items()
     }
     without_a_period = from_log([path], gpus=parse_gpus(["embed=4"]))
-    assert all(
-        any("--gpus names embed, which has no request in this period" in note for note in each.notes)
-        for each in (found, without_a_period)
-    )
+    assert all(any(note.startswith("--gpus names embed,") for note in each.notes) for each in (found, without_a_period))
 
 
 def test_csv_has_its_notes_on_standard_error(tmp_path):
     path = write(tmp_path, request(0, 5), "no record")
     done = CliRunner().invoke(main, ["cost", "--log", str(path), "--csv"], catch_exceptions=False)
-    assert "note: 1 lines are no request records" in done.stderr
+    assert "note: 1 lines" in done.stderr
     assert ["team", "red", "total"] == [line.partition(",")[0] for line in done.stdout.splitlines()]
 
 
@@ -121,7 +119,7 @@ def test_a_log_with_other_field_names_needs_the_sidecars_config(tmp_path):
     assert ["red"] == [row["team"] for row in told["rows"]]
     assert ["__unknown__"] == [row["team"] for row in json.loads(run("--log", path, "--json")[1])["rows"]]
     status, text = run("--prometheus", "http://127.0.0.1:9", "--config", config)
-    assert (2, True) == (status, "--config names the fields of --log" in text)
+    assert (2, True) == (status, re.search("--config .* --log", text) is not None)
 
 
 def test_idle_cost_can_be_spread(tmp_path):
@@ -179,10 +177,10 @@ def test_models_have_cards_of_their_own(tmp_path):
 
 
 def test_lines_that_cannot_be_counted_are_told(tmp_path):
-    path = write(tmp_path, request(0, 10), "{nonsense", RequestRecord(request_id="lab"))
+    path = write(tmp_path, request(0, 10), "{nonsense", "nonsense", RequestRecord(request_id="lab"))
     notes = from_log([path]).notes
-    assert "1 requests without ts or e2e_ms are not included" in notes
-    assert "1 lines are no request records" in notes
+    assert any(note.startswith("1 requests without ts ") for note in notes)
+    assert any(note.startswith("2 lines ") for note in notes)
 
 
 def test_work_across_the_period_counts_in_part(tmp_path):
@@ -294,21 +292,21 @@ def test_no_name_is_a_formula_in_a_spreadsheet(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "values"),
     [
-        ((), "name either --prometheus URL, --log FILE or --data LOCATION"),
-        (("--log", "none.jsonl"), "none.jsonl: No such file or directory"),
-        (("--log", "LOG", "--gpus", "chat=many"), "--gpus 'chat=many' is no number of GPUs; write it like 4 or chat=4"),
-        (("--log", "LOG", "--log", "LOG"), "--log lists a file twice"),
-        (("--log", "EMPTY"), "holds no request with a time (ts and e2e_ms)"),
-        (("--log", "LOG", "--since", "1s"), "in this period; name one in which it has"),
-        (("--log", "LOG", "--prices", "PRICES"), "line 2: gpus[0].gpu_hours is unknown; did you mean gpu_hour?"),
-        (("--prometheus", "http://127.0.0.1:9", "--gpus", "4"), "--gpus belongs to --log"),
-        (("--prometheus", "http://127.0.0.1:9"), "does not answer"),
-        (("--log", "LOG", "--json", "--csv"), "choose --json or --csv"),
+        ((), "--prometheus URL, --log FILE or --data LOCATION"),
+        (("--log", "none.jsonl"), r"none\.jsonl: No such file"),
+        (("--log", "LOG", "--gpus", "chat=many"), "--gpus 'chat=many' .* 4 or chat=4"),
+        (("--log", "LOG", "--log", "LOG"), "--log .* twice"),
+        (("--log", "EMPTY"), r"empty\.jsonl .*\(ts and e2e_ms\); 0 bad lines"),
+        (("--log", "LOG", "--since", "1s"), r"requests\.jsonl .*\(ts and e2e_ms\) in this period; .* 0 bad lines"),
+        (("--log", "LOG", "--prices", "PRICES"), r"line 2: gpus\[0\]\.gpu_hours .* gpu_hour\?"),
+        (("--prometheus", "http://127.0.0.1:9", "--gpus", "4"), "--gpus .* --log"),
+        (("--prometheus", "http://127.0.0.1:9"), r"http://127\.0\.0\.1:9 does not answer"),
+        (("--log", "LOG", "--json", "--csv"), "--json or --csv"),
     ],
 )
-def test_a_mistake_is_told_in_a_sentence(tmp_path, words, sentence):
+def test_a_mistake_is_told_with_its_values(tmp_path, words, values):
     (tmp_path / "prices.yaml").write_text("gpu_hour: 1\ngpus: [{name: H100, gpu_hours: 2}]\n")
     files = {
         "LOG": write(tmp_path, request(0, 5)),
@@ -317,7 +315,7 @@ def test_a_mistake_is_told_in_a_sentence(tmp_path, words, sentence):
     }
     status, text = run(*(files.get(word, word) for word in words))
     assert 2 == status
-    assert sentence in " ".join(text.split())
+    assert re.search(values, " ".join(text.split()))
 
 
 def test_the_help_ends_with_an_example():
@@ -455,8 +453,7 @@ def test_other_prices_reckon_what_was_recorded_anew(recorded):
 @pytest.mark.prometheus
 def test_a_time_of_which_nothing_was_recorded_is_told(recorded):
     with pytest.raises(
-        ValueError,
-        match="has no vllm_watch_gpu_seconds_total in this period: scrape a sidecar that reads engines and GPUs",
+        ValueError, match=r"http://\S+ has no vllm_watch_gpu_seconds_total .*vllm-watch cost --log FILE"
     ):
         asyncio.run(from_prometheus(recorded, BillingPeriod(T0 - 87_000, T0 - 86_400)))
 

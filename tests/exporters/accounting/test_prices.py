@@ -52,38 +52,30 @@ def test_the_short_form_is_enough():
 
 
 @pytest.mark.parametrize(
-    ("line", "instead", "sentence"),
+    ("line", "instead", "values"),
     [
-        ("gpu_hour: 2.0", "gpu_hours: 2.0", "prices.yaml, line 2: gpu_hours is unknown; did you mean gpu_hour?"),
-        ("currency: EUR\ngpu_hour: 2.0", "currency: EUR", "prices.yaml: gpu_hour is missing"),
-        ("gpu_hour: 2.0", "gpu_hour: -1", "prices must be greater than 0"),
-        ("gpu_hour: 2.0", "gpu_hour: .inf", "prices must be greater than 0"),
-        ("gpu_hour: 3.0,", "gpu_hour: 0,", r"prices.yaml, line 4: gpus\[0\]: gpu_hour: a price must be greater than 0"),
-        ("gpu_hour: 3.0,", "hour: 3.0,", r"prices.yaml, line 4: gpus\[0\].hour is unknown; did you mean gpu_hour?"),
-        (
-            "1g.10gb: 0.6",
-            "1g10: 0.6",
-            r"line 4: gpus\[0\]: mig has '1g10', which is no MIG profile; write it like 1g.10gb",
-        ),
+        ("gpu_hour: 2.0", "gpu_hours: 2.0", r"prices\.yaml, line 2: gpu_hours .* gpu_hour\?"),
+        ("currency: EUR\ngpu_hour: 2.0", "currency: EUR", r"prices\.yaml: gpu_hour is missing"),
+        ("gpu_hour: 2.0", "gpu_hour: -1", r"prices\.yaml: prices .* 0; .*`prices`"),
+        ("gpu_hour: 2.0", "gpu_hour: .inf", r"prices\.yaml: prices .* 0; .*`prices`"),
+        ("gpu_hour: 3.0,", "gpu_hour: 0,", r"line 4: gpus\[0\]: gpu_hour: .*greater than 0$"),
+        ("gpu_hour: 3.0,", "hour: 3.0,", r"line 4: gpus\[0\]\.hour .* gpu_hour\?"),
+        ("1g.10gb: 0.6", "1g10: 0.6", r"line 4: gpus\[0\]: mig .*'1g10'.* 1g\.10gb.*`nvidia-smi -L`"),
         ("name: H100 NVL", "name: h100", "gpus has 'h100' twice"),
         ("model: chat", 'model: "*"', r"api has '\*' twice"),
-        (
-            "input_per_1k: 0.001",
-            "input_per_1k: -0.001",
-            r"line 7: api\[0\]: input_per_1k is -0.001; a price must not be negative",
-        ),
-        ("output_per_1k: 0.003", "output: 0.003", r"line 7: api\[0\].output is unknown; did you mean output_per_1k?"),
-        ("currency: EUR", "currency: ''", "currency is empty; write it like USD or EUR"),
+        ("input_per_1k: 0.001", "input_per_1k: -0.001", r"line 7: api\[0\]: input_per_1k is -0\.001"),
+        ("output_per_1k: 0.003", "output: 0.003", r"line 7: api\[0\]\.output .* output_per_1k\?"),
+        ("currency: EUR", "currency: ''", "line 1: currency is empty"),
     ],
 )
-def test_a_mistake_is_told_with_its_place_and_the_right_word(line, instead, sentence):
+def test_a_mistake_is_told_with_its_place_and_the_right_word(line, instead, values):
     assert line in FILE
-    with pytest.raises(config.BadConfig, match=sentence):
+    with pytest.raises(config.BadConfig, match=values):
         config.parse(FILE.replace(line, instead, 1), Prices, "prices.yaml")
 
 
 def test_a_card_without_a_name_is_no_line():
-    with pytest.raises(ValueError, match="name is a part of the GPU's name"):
+    with pytest.raises(ValueError, match=r"^name .* H100; .*gpu_hour"):
         GpuPrice("", 1.0)
 
 
@@ -124,21 +116,21 @@ def test_a_version_names_its_content():
 
 
 @pytest.mark.parametrize(
-    ("line", "sentence"),
+    ("line", "values"),
     [
-        ("{valid_from: 2026-10-30}", r"line 9: changes\[3\]: nothing changes at 2026-10-30"),
-        ("{valid_from: soon, gpu_hour: 1}", "'soon' is no date or time; write it like 2026-10-16"),
-        ("{valid_from: 2026-10-30, gpu_hour: 0}", "a price must be greater than 0"),
-        ("{valid_from: 2026-10-01, gpu_hour: 1}", "changes: 2026-10-01-.* does not come after 2026-10-26T01:00-"),
-        ("{valid_from: 2026-10-30T00:00:30Z, gpu_hour: 1}", "prices change at a whole minute"),
-        ("{valid_from: 2026-10-30, hour: 1}", r"changes\[3\].hour is unknown; did you mean gpu_hour?"),
+        ("{valid_from: 2026-10-30}", r"line 9: changes\[3\]: .*2026-10-30; .*gpu_hour, gpus, api or budget_per_1k"),
+        ("{valid_from: soon, gpu_hour: 1}", r"line 9: changes\[3\]: 'soon' .* 2026-10-16 "),
+        ("{valid_from: 2026-10-30, gpu_hour: 0}", r"line 9: changes\[3\]: gpu_hour: .*greater than 0$"),
+        ("{valid_from: 2026-10-01, gpu_hour: 1}", "changes: 2026-10-01-.* 2026-10-26T01:00-.*valid_from"),
+        ("{valid_from: 2026-10-30T00:00:30Z, gpu_hour: 1}", r"changes\[3\]: valid_from .*00:00:30.*whole minute"),
+        ("{valid_from: 2026-10-30, hour: 1}", r"line 9: changes\[3\]\.hour .* gpu_hour\?"),
     ],
 )
-def test_a_change_that_is_wrong_names_its_place(line, sentence):
-    with pytest.raises(config.BadConfig, match=sentence):
+def test_a_change_that_is_wrong_names_its_place(line, values):
+    with pytest.raises(config.BadConfig, match=values):
         config.parse(f"{CHANGES}  - {line}\n", Prices, "prices.yaml")
 
 
 def test_an_unknown_zone_is_refused():
-    with pytest.raises(config.BadConfig, match="timezone 'Berlin' is unknown here; write it like Europe/Berlin"):
+    with pytest.raises(config.BadConfig, match=r"line 3: timezone 'Berlin' .* Europe/Berlin"):
         config.parse(CHANGES.replace("Europe/Berlin", "Berlin"), Prices, "prices.yaml")

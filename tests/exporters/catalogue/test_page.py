@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -186,8 +187,8 @@ def test_a_series_of_the_same_length_is_another_one():
 def test_a_comment_that_grew_is_read_again():
     """A line that begins as it did last time is another one, unless a number follows."""
     parser = Parser()
-    assert {"a": "gauge"} == parser.parse("# TYPE a gauge\na 1\n").kinds
-    assert {"a": "gaugehistogram"} == parser.parse("# TYPE a gaugehistogram\na 1\n").kinds
+    pages = [parser.parse(f"# TYPE a {kind}\na 1\n") for kind in ("gauge", "gaugehistogram")]
+    assert [{"a": "gauge"}, {"a": "gaugehistogram"}] == [page.kinds for page in pages]
 
 
 def test_similar_page_shares_only_labels():
@@ -208,12 +209,15 @@ def test_what_a_reader_remembers_is_bounded():
 
 @pytest.mark.parametrize(
     ("text", "line"),
-    [("a 1\n\n<html>\n", "line 3 is '<html>'"), ("a 1\nb{\n", "line 2 is 'b{'"), ("# TYPE a x\na 1\n", "line 1")],
+    [
+        ("a 1\n\n<html>\n", "line 3 is '<html>'"),
+        ("a 1\nb{\n", "line 2 is 'b{'"),
+        ("# TYPE a x\na 1\n", "line 1 is '# TYPE a x'"),
+    ],
 )
 def test_a_bad_page_names_the_line(text: str, line: str):
-    with pytest.raises(BadExposition, match="not a Prometheus exposition") as caught:
+    with pytest.raises(BadExposition, match=re.escape(line)):
         parse(text)
-    assert line in str(caught.value)
 
 
 def test_a_bad_page_between_good_ones_changes_nothing():

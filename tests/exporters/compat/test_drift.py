@@ -303,26 +303,28 @@ def test_exit_codes_of_drift(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "cause"),
     [
         (("/nowhere",), "No such file"),
         (("--installed", "/nowhere/python"), "No such file"),
         (("--installed", "/etc"), "holds no vllm/v1"),
-        ((__file__,), f"{__file__}: not a Prometheus exposition"),
-        ((str(GOLDEN / "0.32.0-before.prom"), "--before", __file__), f"{__file__}: not a Prometheus exposition"),
+        ((__file__,), f"{__file__}: not a Prometheus"),
+        ((str(GOLDEN / "0.32.0-before.prom"), "--before", __file__), f"{__file__}: not a Prometheus"),
         ((str(GOLDEN / "0.32.0-before.prom"), "--before", "/dev/null"), "/dev/null: no samples found"),
         (("http://127.0.0.1:1", "--http-config", "/nowhere"), "/nowhere"),
         (("http://127.0.0.1:1",), "does not answer"),
     ],
 )
-def test_what_cannot_be_read_is_refused_in_one_sentence(arguments, sentence):
+def test_what_cannot_be_read_is_refused_with_its_cause(arguments, cause):
     result = run(*arguments)
     assert 2 == result.exit_code
-    assert sentence in result.output
+    assert cause in result.output
     assert "Traceback" not in result.output
 
 
 def test_a_page_of_somebody_else_is_refused(tmp_path):
     page = tmp_path / "page"
     page.write_text("# TYPE node_load1 gauge\nnode_load1 1\n")
-    assert "holds no series of vLLM" in run(str(page)).output
+    result = run(str(page))
+    assert 2 == result.exit_code
+    assert re.search(f"{page} .*`vllm-watch metrics check`", result.output)

@@ -114,39 +114,36 @@ def test_own_dashboard_is_checked_for_unknown_names(tmp_path):
     board.write_text(json.dumps(DASHBOARD))
     result = CliRunner().invoke(cli.main, ["metrics", "check", "--dashboard", str(board)])
     assert 1 == result.exit_code
-    assert "no release has vllm:cache_hit_tokens_total (mine.json: hits / A): use" in result.output
+    assert "vllm:cache_hit_tokens_total (mine.json: hits / A): use vllm:" in result.output
     assert "num_requests_running" not in result.output
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        ("{", "mine.json, line 1: invalid JSON"),
-        ("[]", "not a Grafana dashboard"),
-        ('{"panels": 3}', "not a Grafana dashboard"),
-    ],
+    ("content", "cause"),
+    [("{", "mine.json, line 1: invalid JSON"), ("[]", "list of panels"), ('{"panels": 3}', "list of panels")],
 )
-def test_a_file_that_is_no_dashboard_is_refused_in_one_sentence(content, sentence, tmp_path):
+def test_a_file_that_is_no_dashboard_is_refused_by_name(content, cause, tmp_path):
     board = tmp_path / "mine.json"
     board.write_text(content)
     result = CliRunner().invoke(cli.main, ["metrics", "check", "--dashboard", str(board)])
     assert 2 == result.exit_code
-    assert sentence in result.output
+    assert cause in result.output
+    assert "mine.json" in result.output
 
 
 @pytest.mark.parametrize(
-    ("target", "sentence"),
+    ("target", "cause"),
     [
         ("http://127.0.0.1:1", "does not answer"),
         ("/nowhere/page", "No such file"),
-        (__file__, "not a Prometheus exposition"),
-        ("localhost:8000", "for a server write http://localhost:8000"),
+        (__file__, "line 1 is "),
+        ("localhost:8000", " http://localhost:8000"),
     ],
 )
-def test_a_target_that_is_no_page_is_refused_in_one_sentence(target, sentence):
+def test_a_target_that_is_no_page_is_refused_with_its_cause(target, cause):
     result = CliRunner().invoke(cli.main, ["metrics", "check", target])
     assert 2 == result.exit_code
-    assert sentence in result.output
+    assert cause in result.output
 
 
 MESSY = {
@@ -202,7 +199,7 @@ def test_renamed_series_is_reported_with_its_new_name(tmp_path):
     assert 1 == result.exit_code
     assert "misses vllm:gpu_cache_usage_perc (now vllm:kv_cache_usage_perc)" in result.output
     assert "(now vllm:inter_token_latency_seconds_sum)" in result.output
-    assert "no release has vllm:num_request_running (mine.json: 2 / A): use vllm:num_requests_running" in result.output
+    assert "vllm:num_request_running (mine.json: 2 / A): use vllm:num_requests_running" in result.output
 
 
 def test_a_page_of_somebody_else_does_not_pass(tmp_path):
@@ -210,7 +207,7 @@ def test_a_page_of_somebody_else_does_not_pass(tmp_path):
     file.write_text("# TYPE node_load1 gauge\nnode_load1 1\nvllm_router_requests_total 3\n")
     result = CliRunner().invoke(cli.main, ["metrics", "check", str(file)])
     assert 1 == result.exit_code
-    assert "holds no series of vLLM" in result.output
+    assert "only 2 others" in result.output
     assert "escaped" not in result.output
 
 

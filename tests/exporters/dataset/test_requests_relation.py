@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 from pathlib import Path
 
 import msgspec
@@ -43,7 +44,8 @@ def test_rotated_and_compressed_files_belong_to_the_log(tmp_path: Path):
     log.write_bytes(lines([*RECORDS[200:], RECORDS[-1]]) + b'no record\n{"request_id": "unfinished')
     with open_requests(RequestSource(logs=(log,))) as data:
         assert sorted(one.request_id for one in RECORDS) == sorted(one.request_id for one in data.records())
-        assert ["1 lines are no request record (json)"] == data.notes
+        [note] = data.notes
+        assert re.fullmatch(r"1 lines .*\(json\)", note)
         assert 1 == data.totals.duplicates
 
 
@@ -163,7 +165,7 @@ def test_a_damaged_segment_is_named_left_out_and_counted(tmp_path: Path):
         assert len(RECORDS) - victim.sums.requests == len(list(opened.records()))
         first, second = opened.notes
         assert victim.key in first
-        assert f"1 of {len(segments)} segments are left out; totals are too low" == second
+        assert f"1 of {len(segments)} segments" in second
     path.unlink()
     with open_requests(RequestSource(location=str(tmp_path))) as opened:
         assert f"segment {victim.key} is missing" in opened.notes[0]
@@ -203,8 +205,8 @@ def test_older_segments_have_nulls_for_newer_columns(tmp_path: Path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda path: RequestSource(), "name a data set with --data"),
-        (lambda path: RequestSource(logs=(path / "a", path / "." / "a")), "lists a file twice"),
+        (lambda path: RequestSource(), "--data, .*--log"),
+        (lambda path: RequestSource(logs=(path / "a", path / "." / "a")), "--log .*twice"),
     ],
 )
 def test_mistakes_in_the_source(tmp_path: Path, make: object, message: str):
@@ -213,11 +215,11 @@ def test_mistakes_in_the_source(tmp_path: Path, make: object, message: str):
 
 
 def test_what_is_no_data_set(tmp_path: Path):
-    for location, message in ((tmp_path / "none", "no such folder"), (tmp_path, "it has no manifest")):
+    for location, message in ((tmp_path / "none", "no such folder"), (tmp_path, "no manifest")):
         with pytest.raises(BadDataset, match=message), open_requests(RequestSource(location=str(location))):
             pass
     with (
-        pytest.raises(ValueError, match="no such request log"),
+        pytest.raises(ValueError, match=r"/requests\.jsonl: no such"),
         open_requests(RequestSource(logs=(tmp_path / "requests.jsonl",))),
     ):
         pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -186,13 +187,13 @@ def test_a_store_without_the_right_key_is_named(folder, standin):
 
 def test_credentials_without_a_key_are_refused(folder):
     (folder / "credentials").write_text("[other]\naws_access_key_id = a\n")
-    with pytest.raises(BadConfig, match=r"needs the section \[default\]"):
+    with pytest.raises(BadConfig, match=r"credentials .*\[default\] .*aws_access_key_id"):
         catalog.open_store("s3://logs", S3Access(credentials_file=str(folder / "credentials")))
 
 
 @pytest.mark.parametrize("endpoint", ["http://s3.example.org", "ftp://127.0.0.1", "s3.example.org"])
 def test_a_store_elsewhere_needs_tls(endpoint):
-    with pytest.raises(ValueError, match="must begin with https://"):
+    with pytest.raises(ValueError, match=rf"'{re.escape(endpoint)}' .*https://"):
         S3Access(endpoint=endpoint)
 
 
@@ -202,7 +203,7 @@ def test_a_store_elsewhere_needs_tls(endpoint):
 def test_another_state_cannot_write_under_a_taken_name(folder):
     append(folder, lines(0, 10))
     ship_once(config_of(folder))
-    with pytest.raises(WriterConflict, match="belongs to another state"):
+    with pytest.raises(WriterConflict, match=r"writer gw-0 .* another state.*`writer`.*`state`"):
         ship_once(config_of(folder, state=str(folder / "other")))
     assert expected(10) == stored(FolderStore(folder / "dataset"))
     ship_once(config_of(folder, state=str(folder / "third"), writer="gw-1"))
@@ -222,7 +223,7 @@ def test_an_old_copy_of_a_state_is_refused(folder):
     shutil.copytree(folder / "state", folder / "copy")
     append(folder, lines(10, 10))
     ship_once(config_of(folder))
-    with pytest.raises(WriterConflict, match="it is an old copy"):
+    with pytest.raises(WriterConflict, match=r"stored commit 3, .* 2: .* old copy"):
         ship_once(config_of(folder, state=str(folder / "copy")))
     assert expected(20) == stored(FolderStore(folder / "dataset"))
 
@@ -237,7 +238,7 @@ def test_of_two_copies_of_a_state_the_older_process_stops(folder):
     second = Shipper(config_of(folder, state=str(folder / "copy")), clock=clock, ticks=clock)
     second.claim()
     append(folder, lines(10, 10))
-    with pytest.raises(WriterConflict, match="another process writes as gw-0"):
+    with pytest.raises(WriterConflict, match=r"another process .* gw-0 .*`writer`"):
         first.step(last=True)
     ship_all(second, clock)
     assert expected(20) == stored(FolderStore(folder / "dataset")) == read_back(second.writer.store, folder)
@@ -255,7 +256,7 @@ def test_a_manifest_of_another_process_is_not_overwritten(folder):
     ship_once(config_of(folder))
     shutil.copytree(folder / "writers", folder / "dataset" / "writers", dirs_exist_ok=True)
     append(folder, lines(20, 10))
-    with pytest.raises(WriterConflict, match="of another process that writes as gw-0"):
+    with pytest.raises(WriterConflict, match=r"commit 3 .* gw-0 .*`writer`"):
         ship_once(config_of(folder, state=str(folder / "copy")))
     assert expected(20) == stored(FolderStore(folder / "dataset"))
 
@@ -445,18 +446,18 @@ def test_a_newer_format_is_refused(folder):
 
 
 @pytest.mark.parametrize(
-    ("fields", "sentence"),
+    ("fields", "values"),
     [
         ({"cluster": "a/b"}, "cluster 'a/b' needs"),
         ({"writer": ""}, "writer '' needs"),
         ({"requests_log": ()}, "requests_log needs one entry"),
-        ({"seal_bytes": 10}, "seal_bytes must be at least 1 MiB"),
-        ({"retain_days": 0}, "retain_days must be at least 1"),
-        ({"remember": 1}, "remember must be at least 1000"),
+        ({"seal_bytes": 10}, "seal_bytes .* 1 MiB"),
+        ({"retain_days": 0}, "retain_days .* 1$"),
+        ({"remember": 1}, "remember .* 1000 requests"),
     ],
 )
-def test_mistakes_in_the_configuration_are_named(folder, fields, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_mistakes_in_the_configuration_are_named(folder, fields, values):
+    with pytest.raises(ValueError, match=values):
         config_of(folder, **fields)
 
 

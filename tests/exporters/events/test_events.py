@@ -95,7 +95,7 @@ def test_repeated_id_is_written_once(path):
     first = change(id="a")
     assert (first, True) == log.record(path, first)
     assert (first, False) == log.record(path, change(at_s=7.0, id="a"))
-    with pytest.raises(Conflict, match="a is already used by another event: change, 'w'"):
+    with pytest.raises(Conflict, match=r"^a .*: change, 'w'"):
         log.record(path, change("something else", id="a"))
     assert 1 == len(lines(path))
 
@@ -103,11 +103,11 @@ def test_repeated_id_is_written_once(path):
 def test_what_cannot_be_closed_is_refused(path):
     log.record(path, change(id="point"))
     log.record(path, change(at_s=50.0, id="late", open=True))
-    with pytest.raises(UnknownEvent, match="no event with id 'none'"):
+    with pytest.raises(UnknownEvent, match=r"'none'.*`vllm-watch events`"):
         log.close(path, "none", 2.0)
     with pytest.raises(Conflict, match="point in time"):
         log.close(path, "point", 2.0)
-    with pytest.raises(ValueError, match="ends after its start"):
+    with pytest.raises(ValueError, match=r"50\.000 .* 50\.000"):
         log.close(path, "late", 50.0)
     assert 2 == len(lines(path))
 
@@ -402,8 +402,8 @@ def test_mistake_is_answered_and_nothing_is_written(why, door, path):
 @pytest.mark.parametrize("token", [None, "", "wrong", TOKEN + "x", TOKEN[:-1], "münze"])
 @pytest.mark.parametrize(("where", "body"), [("/events", {"what": "w"}), ("/events", None), ("/events/x/close", b"")])
 def test_without_the_token_nobody_reads_or_writes(token, where, body, door, path):
-    status, told = ask(f"{door}{where}", body, token)
-    assert (401, "the token is missing or not the one in the sidecar's `events_token_file`") == (status, told["error"])
+    status, answer = ask(f"{door}{where}", body, token)
+    assert (401, True) == (status, "`events_token_file`" in answer["error"])
     assert not path.exists()
 
 
@@ -430,7 +430,7 @@ def test_a_locked_file_or_a_broken_disk_is_503_with_the_reason(door, path, monke
         fcntl.flock(held, fcntl.LOCK_EX)
         status, told = ask(f"{door}/events", {"what": "w"})
     assert (503, "nothing was written") == (status, told["error"].split(": ")[0].split(", ")[1])
-    assert "locked by another process" in told["error"]
+    assert f"{path} is locked" in told["error"]
     path.unlink()
     path.mkdir()
     assert 503 == ask(f"{door}/events", {"what": "w"})[0]
@@ -439,9 +439,8 @@ def test_a_locked_file_or_a_broken_disk_is_503_with_the_reason(door, path, monke
 
 def test_a_sidecar_without_a_file_of_events_says_so(token_file):
     with served(None, token_file) as url:
-        assert (404, {"error": "events are disabled: set `events` in the sidecar's configuration"}) == ask(
-            f"{url}/events"
-        )
+        status, answer = ask(f"{url}/events")
+    assert (404, ["error"], True) == (status, list(answer), "`events`" in answer["error"])
 
 
 def test_token_without_events_file_is_a_config_error():
@@ -615,7 +614,7 @@ def test_a_region_by_two_commands_and_a_third_changes_nothing(path):
     closed = run("annotate", "--close", opened.stdout.strip(), "--events", path)
     again = run("annotate", "--close", opened.stdout.strip(), "--events", path)
     assert (0, 0, 0) == (opened.exit_code, closed.exit_code, again.exit_code)
-    assert "it was closed already, nothing changed" in again.stderr
+    assert "closed already" in again.stderr
     (event,) = log.read(path)[0]
     assert 590 < event.end_s - event.at_s < 660
     assert 2 == len(lines(path))
@@ -685,7 +684,7 @@ def test_what_could_not_be_written_can_be_said_again(path, monkeypatch):
         fcntl.flock(held, fcntl.LOCK_EX)
         told = run("annotate", "w", "--events", path)
     assert 2 == told.exit_code
-    assert "locked by another process; to say it again without writing it twice: --id " in told.stderr
+    assert re.search(rf"{path} is locked .*: --id \S+$", told.stderr)
     assert [] == lines(path)
     again = run("annotate", "w", "--id", told.stderr.split()[-1], "--events", path)
     assert (0, 1) == (again.exit_code, len(lines(path)))
@@ -694,7 +693,8 @@ def test_what_could_not_be_written_can_be_said_again(path, monkeypatch):
 def test_default_file_from_environment_or_running_lab(path, tmp_path, monkeypatch):
     """Without a file it is the environments or that of the lab that runs."""
     nowhere = run("annotate", "w")
-    assert (2, True) == (nowhere.exit_code, "no lab runs here: name the file with --events" in nowhere.stderr)
+    assert (2, True) == (nowhere.exit_code, "no lab runs" in nowhere.stderr)
+    assert "--events" in nowhere.stderr
     lab = tmp_path / "cache" / "lab-1000"
     lab.mkdir(parents=True)
     (lab / "lock").touch()
@@ -766,7 +766,7 @@ def test_a_real_sidecar_takes_an_event_and_shows_its_time(path, tmp_path, token_
         assert "on record already" in run("annotate", "max-num-seqs doubled", "--id", "m", *there).stderr
         shown = re.compile(rf'^{sidecar_series.EVENT_TIME.name}{{kind="change"}} (\S+)$', re.MULTILINE)
         eventually(lambda: [1_760_000_000.0] == list(map(float, shown.findall(page()))))
-        assert run("events", *there).stdout.startswith("2025-10-09T08:53:20Z  change   m  max-num-seqs doubled")
+        assert ["2025-10-09T08:53:20Z", "change", "m", "max-num-seqs"] == run("events", *there).stdout.split()[:4]
         assert ["m"] == [line["id"] for line in lines(path)]
         assert 2 == run("annotate", "--close", "m", *there).exit_code
     finally:
@@ -780,11 +780,11 @@ def test_sidecar_error_is_reported_with_the_id(door, token_file, tmp_path):
         away = f"http://127.0.0.1:{gone.getsockname()[1]}"
     told = run("annotate", "w", "--id", "i", "--sidecar", away, "--sidecar-token-file", token_file)
     assert 2 == told.exit_code
-    assert "is the sidecar up?; to say it again without writing it twice: --id i" in told.stderr
+    assert re.search(f"{away} .*: --id i$", told.stderr)
     wrong = tmp_path / "wrong"
     wrong.write_text("wrong")
     told = run("events", "--sidecar", door, "--sidecar-token-file", wrong)
-    assert (2, True) == (told.exit_code, "answers 401: the token is missing or not the one" in told.stderr)
+    assert (2, True) == (told.exit_code, f"{door} answers 401: " in told.stderr)
     told = run("events", "--sidecar", door)
     assert (2, True) == (told.exit_code, "--sidecar wants --sidecar-token-file" in told.stderr)
 

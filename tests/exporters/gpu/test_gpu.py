@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -175,9 +176,9 @@ def test_fields_that_were_not_asked_for_are_not_known():
 
 def test_a_line_that_is_no_row_is_named():
     """The message carries the line, since nobody can rerun the moment."""
-    with pytest.raises(BadReport, match=r"line 3 has 1 columns, 28 were asked for: 'Segmentation fault'"):
+    with pytest.raises(BadReport, match=r"line 3 has 1 columns, 28 .*: 'Segmentation fault'"):
         parse_csv(H200 + "Segmentation fault\n")
-    with pytest.raises(BadReport, match="line 1 names neither uuid nor bus"):
+    with pytest.raises(BadReport, match=r"line 1 .*uuid .*bus: '\[N/A\], 3'"):
         parse_csv("[N/A], 3", ("uuid", "index"))
 
 
@@ -509,7 +510,7 @@ async def test_driver_errors_count_once_and_outlive_the_child(fake_nvml, source,
     """Two XIDs 31 and one that nobody knows; the child that heard them is replaced, the counts stay."""
     gpus = source(env=fake_nvml("xids"))
     assert {31: 2, 999: 1} == (await gpus.read(10))[0].xids
-    assert "GPU-fake-0: the driver reports XID 31, 31, 999" in caplog.text
+    assert re.search("GPU-fake-0: .*XID 31, 31, 999", caplog.text)
     first, other = await gpus.read(10)
     assert ({31: 2, 999: 1}, {}) == (first.xids, other.xids)
     gpus._drop_child()
@@ -563,7 +564,7 @@ async def test_a_hung_driver_costs_one_deadline(fake_nvml, source):
     before = children()
     for _ in range(2):
         error = await failure(gpus, 1.0)
-        assert ("hang", "the GPU driver did not answer within 1 s") == (error.reason, str(error))
+        assert ("hang", True) == (error.reason, "within 1 s" in str(error))
         assert gpus._child is None
         await until(lambda: buried(gpus), what="the end of the child")
         assert before == children()
@@ -747,15 +748,12 @@ async def test_nvml_is_looked_for_again(fake_nvml, fake_smi, source):
     assert "nvml" == (await gpus.read(10), gpus.method)[1]
 
 
-async def test_no_driver_at_all_is_said_in_a_sentence(fake_nvml, fake_smi, source):
+async def test_no_driver_at_all_is_said_with_both_causes(fake_nvml, fake_smi, source):
     """What was tried, and that nothing is wrong with a machine without a GPU."""
     gpus = source(env=fake_nvml("driver-not-loaded"), smi=fake_smi(f'echo "{NO_DRIVER}"; exit 9'), reprobe_s=30.0)
     error = await failure(gpus)
     assert "no_driver" == error.reason
-    assert (
-        f"NVML: Driver Not Loaded; nvidia-smi ended with code 9: {NO_DRIVER}; without an NVIDIA driver there are no GPU"
-        " series" == str(error)
-    )
+    assert re.fullmatch(f"NVML: .* Not Loaded; nvidia-smi .*code 9: {NO_DRIVER}; .*no GPU series", str(error))
     assert ("no_driver", True) == ((error := await failure(gpus)).reason, "next try in 30 s" in str(error))
 
 
@@ -763,16 +761,13 @@ async def test_a_machine_without_any_nvidia_software(source):
     """No library, no program: the same reason."""
     environment = {**os.environ, "PYTHONPATH": str(HERE.parent), "LD_LIBRARY_PATH": "/nonexistent"}
     error = await failure(source(env=environment))
-    assert ("no_driver", True) == (
-        error.reason,
-        "/nonexistent/smi cannot be run: No such file or directory" in str(error),
-    )
+    assert ("no_driver", True) == (error.reason, "/nonexistent/smi cannot be run: " in str(error))
 
 
 @pytest.mark.parametrize(
     ("body", "reason", "words"),
     [
-        ("echo 'it smells of burning'", "parse", "line 1 has 1 columns, 28 were asked for: 'it smells of burning'"),
+        ("echo 'it smells of burning'", "parse", "line 1 has 1 columns, 28 "),
         ("head -c 3000000 /dev/zero", "parse", "more than 1048576 bytes"),
         ("head -c 300 /dev/urandom; exit 255", "exit", "code 255"),
         ("echo 'Insufficient Permissions'; exit 4", "permission", "code 4"),

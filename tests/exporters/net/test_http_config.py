@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import re
 import ssl
 import threading
 import traceback
@@ -166,10 +167,7 @@ async def test_a_name_that_the_certificate_does_not_have_is_told(tmp_path, autho
     way = HttpClientConfig(config(tmp_path, f"tls_config: {{ca_file: {authority.ca}}}"))
     with pytest.raises(aiohttp.ClientConnectorCertificateError) as told:
         await said(server, way)
-    assert (
-        "its certificate is not accepted: IP address mismatch, certificate is not valid for '127.0.0.1'."
-        == describe_error(told.value)
-    )
+    assert re.search("IP address mismatch, .*'127.0.0.1'", describe_error(told.value))
 
 
 async def test_nobody_at_an_address_is_told_in_the_words_of_the_system(free_port):
@@ -190,10 +188,10 @@ def test_who_has_no_such_file_asks_as_before():
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("values", "text"),
     [
-        ("basic_auth: a password has no place in this file", "basic_auth: {username: me, password: s3cret}"),
-        ("authorization: credentials have no place in this file", "authorization: {credentials: s3cret}"),
+        ("basic_auth: a password .* password_file", "basic_auth: {username: me, password: s3cret}"),
+        ("authorization: credentials .* credentials_file", "authorization: {credentials: s3cret}"),
         ("password_file is missing", "basic_auth: {username: me}"),
         ("credentials_file is missing", "authorization: {type: Bearer}"),
         (
@@ -201,22 +199,22 @@ def test_who_has_no_such_file_asks_as_before():
             "basic_auth: {username: me, password_file: secret}\nauthorization: {credentials_file: secret}",
         ),
         ("tls_config.insecure_skip_verify is unknown", "tls_config: {insecure_skip_verify: true}"),
-        ("cert_file and key_file must both be set", "tls_config: {cert_file: a}"),
-        ("ca_file: {folder}/a cannot be used: No such file", "tls_config: {ca_file: a}"),
-        ("ca_file: {folder}/secret cannot be used: it holds no PEM certificate", "tls_config: {ca_file: secret}"),
-        ("secret2 cannot be read: No such file", "basic_auth: {username: me, password_file: secret2}"),
-        ("holds no secret; write it on one line", "basic_auth: {username: me, password_file: two}"),
-        ("type must be Bearer", "authorization: {type: Basic, credentials_file: secret}"),
+        ("tls_config: cert_file and key_file ", "tls_config: {cert_file: a}"),
+        ("ca_file: {folder}/a .*: No such file", "tls_config: {ca_file: a}"),
+        ("ca_file: {folder}/secret .* no PEM certificate", "tls_config: {ca_file: secret}"),
+        ("password_file: {folder}/secret2 .*: No such file", "basic_auth: {username: me, password_file: secret2}"),
+        ("password_file: {folder}/two .* one line", "basic_auth: {username: me, password_file: two}"),
+        ("authorization: type .* Bearer; .*basic_auth", "authorization: {type: Basic, credentials_file: secret}"),
         ("bearer_token is unknown", "bearer_token: s3cret"),
     ],
 )
-def test_mistake_names_the_place_and_no_secret(words, text, tmp_path):
+def test_mistake_names_the_place_and_no_secret(values, text, tmp_path):
     """A mistake is one sentence that names the place and no secret."""
     (tmp_path / "secret").write_text("s3cret\n")
     (tmp_path / "two").write_text("s3cret\ns3cret\n")
     with pytest.raises(BadConfig) as told:
         HttpClientConfig(config(tmp_path, text))
-    assert words.replace("{folder}", str(tmp_path)) in str(told.value)
+    assert re.search(values.replace("{folder}", re.escape(str(tmp_path))), str(told.value))
     assert str(told.value).startswith(f"--http-config: {tmp_path}/http.yml")
     assert "s3cret" not in str(told.value)
 
@@ -260,26 +258,26 @@ def test_a_secret_without_quotes_that_is_no_yaml_is_not_repeated(read, text, wor
 
 
 def test_a_token_in_place_of_its_type_is_not_repeated(tmp_path):
-    with pytest.raises(BadConfig, match="authorization: type must be Bearer") as told:
+    with pytest.raises(BadConfig, match=r"authorization: type .*Bearer") as told:
         HttpClientConfig(config(tmp_path, "authorization: {type: Bearer hunter2, credentials_file: a}\n"))
     assert "hunter2" not in str(told.value)
 
 
 def test_a_key_that_stands_twice_is_named(tmp_path):
-    with pytest.raises(BadConfig, match=r"line 1: invalid YAML: duplicate key it's me, first in line 1"):
+    with pytest.raises(BadConfig, match=r"line 1: .* it's me, .*line 1$"):
         ListenerAuth(config(tmp_path, "basic_auth_users: {it's me: a, it's me: b}"))
 
 
 def test_one_way_to_log_in_is_enough(tmp_path):
     (tmp_path / "token").write_text(TOKEN)
-    with pytest.raises(ValueError, match="use only one of --token-file, --user-file and"):
+    with pytest.raises(ValueError, match=r"--token-file, --user-file .* --http-config"):
         address_from("https://127.0.0.1:9", tmp_path / "token", None, config(tmp_path, ""))
 
 
 async def test_the_gateway_asks_an_engine_whose_authority_it_was_told(authority, tmp_path, server):
     """Its own client; the engine's name has to fit too."""
     other = Authority(tmp_path / "other")
-    for ca, words in ((authority.ca, "IP address mismatch"), (other.ca, "unable to get local issuer certificate")):
+    for ca, words in ((authority.ca, "IP address mismatch"), (other.ca, "local issuer certificate")):
         client = UpstreamClient(2.0, tls=client_ssl_context(ca, "upstream_ca_file"))
         with pytest.raises(Unreachable, match=words):
             await client.send(server, "GET", "/", [], b"")
@@ -304,10 +302,10 @@ def test_spans_go_to_a_collector_whose_authority_is_named(authority, tmp_path, s
     wrong_name, unknown = send_span(server, ca_file=authority.ca), send_span(server)
     assert ("unavailable", "unavailable") == (wrong_name.reason, unknown.reason)
     assert "IP address mismatch" in wrong_name.detail
-    assert "unable to get local issuer" in unknown.detail
+    assert "local issuer certificate" in unknown.detail
     with pytest.raises(BadConfig, match=r"otlp: ca_file: .*cannot be used"):
         send_span(server, ca_file=tmp_path / "none")
-    with pytest.raises(ValueError, match="write the endpoint with https://"):
+    with pytest.raises(ValueError, match=r"ca_file .* https://"):
         OtlpConfig(endpoint="http://127.0.0.1:4318", ca_file="x")
 
 

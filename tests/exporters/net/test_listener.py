@@ -258,7 +258,7 @@ async def test_new_certificate_holds_from_next_connection(tmp_path, caplog):
         pair.cert.write_bytes(fresh.cert.read_bytes())  # the key is still the old one
         for _ in range(3):
             assert 200 == await status(it.url, tls=trusting(first))
-        assert 1 == caplog.text.count("the key does not match the certificate; the previous settings stay active")
+        assert 1 == len(re.findall("does not match .*previous settings", caplog.text))
         pair.key.write_bytes(fresh.key.read_bytes())
         assert 200 == await status(it.url, tls=trusting(second))
         with pytest.raises(aiohttp.ClientConnectorCertificateError):
@@ -311,7 +311,7 @@ async def test_the_file_with_a_mistake_leaves_what_was_in_force(tmp_path, caplog
             assert [200, 401] == [await status(it.url, **LOGIN), await status(it.url)]
         path.unlink()
         assert 401 == await status(it.url)
-    assert 3 == caplog.text.count("the previous settings stay active")
+    assert 3 == caplog.text.count("previous settings")
     assert "secret-word" not in caplog.text
 
 
@@ -326,19 +326,16 @@ async def test_a_file_that_was_emptied_switches_no_login_off(left, tmp_path, cap
         path.write_text(left)
         for _ in range(2):
             assert [200, 401] == [await status(it.url, **asked) for asked in (LOGIN, {})]
-        told = "users and tokens are gone; auth can be switched off only by a restart; the previous settings stay"
-        assert 1 == caplog.text.count(told)
+        assert 1 == len(re.findall("users and tokens .*restart; .*previous settings", caplog.text))
         path.write_text(text.replace(HASH, bcrypt.hashpw(b"new", bcrypt.gensalt(4)).decode()))
         assert [401, 200] == [await status(it.url, **asked) for asked in (LOGIN, login("prometheus", "new"))]
 
 
-@pytest.mark.parametrize(("users", "told"), [(False, 1), (True, 0)])
-def test_a_start_with_a_file_that_protects_nothing_says_so(users, told, tmp_path, caplog):
+@pytest.mark.parametrize(("users", "warnings"), [(False, 1), (True, 0)])
+def test_a_start_with_a_file_that_protects_nothing_says_so(users, warnings, tmp_path, caplog):
     path = secured(tmp_path, users=users)
     ListenerAuth(path, "web_config")
-    assert told == caplog.text.count(
-        f"web_config: {path} sets neither TLS nor users nor tokens, so this listener is unprotected"
-    )
+    assert warnings == len(caplog.messages) == caplog.text.count(f"web_config: {path} sets neither")
 
 
 async def test_file_cut_behind_tls_keeps_logins_required(tmp_path, authority, pair):
@@ -361,9 +358,7 @@ async def test_cut_file_still_asks_for_client_certificates(tmp_path, authority, 
         assert 200 == await status(it.url, tls=trusting(authority, authority.pair("client")))
         with pytest.raises((aiohttp.ClientError, ssl.SSLError, ConnectionError)):
             await status(it.url, tls=trusting(authority))
-    assert 1 == caplog.text.count(
-        "client certificates are no longer required; that needs a restart; the previous settings"
-    )
+    assert 1 == len(re.findall("client certificates .*restart; .*previous settings", caplog.text))
 
 
 async def test_logins_that_are_asked_for_from_now_on_need_no_new_start(tmp_path, authority, pair):
@@ -594,14 +589,9 @@ async def test_a_certificate_is_renewed_while_the_file_has_a_mistake(tmp_path, c
         assert 200 == await status(it.url, tls=trusting(second))
         path.write_text(text)
         assert 200 == await status(it.url, tls=trusting(second))
-    told = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert [
-        ("oops is unknown", ""),
-        ("oops is unknown", "the key does not match the certificate"),
-        ("oops is unknown", ""),
-    ] == [
-        tuple(words if words in line else "" for words in ("oops is unknown", "the key does not match the certificate"))
-        for line in told
+    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert [(True, False), (True, True), (True, False)] == [
+        ("oops is unknown" in error, "does not match" in error) for error in errors
     ]
 
 
@@ -623,37 +613,31 @@ def test_certificate_renews_with_broken_file(more, tmp_path, authority):
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("values", "text"),
     [
-        ("tls_server_confg is unknown; did you mean tls_server_config?", "tls_server_confg: {}"),
+        (r"tls_server_confg .*tls_server_config\?", "tls_server_confg: {}"),
         ("tls_server_config.key_file is missing", "tls_server_config: {cert_file: a}"),
-        (
-            "tls_server_config.cert_file: {folder}/a cannot be read: No such file",
-            "tls_server_config: {cert_file: a, key_file: b}",
-        ),
-        ("it is no PEM", "tls_server_config: {cert_file: web.yml, key_file: web.yml}"),
-        ("the key is encrypted", "tls_server_config: {cert_file: {cert}, key_file: locked.key}"),
-        (
-            "min_version: Invalid enum value 'TLS10'; did you mean TLS13?",
-            "tls_server_config: {cert_file: a, key_file: b, min_version: TLS10}",
-        ),
+        ("tls_server_config.cert_file: {folder}/a .*: No such file", "tls_server_config: {cert_file: a, key_file: b}"),
+        ("no PEM file", "tls_server_config: {cert_file: web.yml, key_file: web.yml}"),
+        ("key is encrypted", "tls_server_config: {cert_file: {cert}, key_file: locked.key}"),
+        (r"min_version: .*'TLS10'.* TLS13\?", "tls_server_config: {cert_file: a, key_file: b, min_version: TLS10}"),
         ("client_ca_file has no effect", "tls_server_config: {cert_file: a, key_file: b, client_ca_file: c}"),
         (
             "needs client_ca_file",
             "tls_server_config: {cert_file: a, key_file: b, client_auth_type: RequireAndVerifyClientCert}",
         ),
         (
-            "Invalid enum value 'RequireAnyClientCert'",
+            "client_auth_type: .*'RequireAnyClientCert'",
             "tls_server_config: {cert_file: a, key_file: b, client_auth_type: RequireAnyClientCert}",
         ),
-        ("basic_auth_users.me is no bcrypt hash", "basic_auth_users: {me: s3cret}"),
-        ("a user name must not be empty", "basic_auth_users: {'a:b': s3cret}"),
+        ("basic_auth_users.me .*bcrypt hash; `htpasswd -nBC 10 me`", "basic_auth_users: {me: s3cret}"),
+        ("basic_auth_users: a user name ", "basic_auth_users: {'a:b': s3cret}"),
         ("invalid YAML", "basic_auth_users: {me: [s3cret"),
         ("nested too deeply", "basic_auth_users: " + 1000 * "["),
         ("tls_server_config.cert_file: {folder}/a", 'tls_server_config: {cert_file: "a\\0b", key_file: web.yml}'),
     ],
 )
-def test_config_mistake_names_the_place(words, text, tmp_path, pair):
+def test_config_mistake_names_the_place(values, text, tmp_path, pair):
     """A mistake in the file is one sentence that names the place."""
     key = serialization.load_pem_private_key(pair.key.read_bytes(), None)
     locked = serialization.BestAvailableEncryption(b"x")
@@ -664,13 +648,13 @@ def test_config_mistake_names_the_place(words, text, tmp_path, pair):
     path.write_text(text.replace("{cert}", str(pair.cert)))
     with pytest.raises(BadConfig) as told:
         ListenerAuth(path)
-    assert words.replace("{folder}", str(tmp_path)) in str(told.value)
+    assert re.search(values.replace("{folder}", re.escape(str(tmp_path))), str(told.value))
     assert str(path) in str(told.value)
     assert "s3cret" not in str(told.value)
 
 
 def test_logins_have_no_place_where_clients_bring_keys(tmp_path):
-    with pytest.raises(BadConfig, match="clients send their own keys"):
+    with pytest.raises(BadConfig, match="basic_auth_users and bearer_token_files "):
         ListenerAuth(secured(tmp_path, users=True), tls_only=True)
 
 
@@ -812,7 +796,7 @@ async def test_beyond_the_bound_idle_connections_close_first(caplog):
             await status(it.url)
         gate.set()
         assert [200, 200, 200] == await asyncio.gather(*busy)
-        assert 1 == caplog.text.count("3 connections are open and all are busy")
+        assert 1 == caplog.text.count("3 connections are open")
         assert 1 == it.rejected["full"]
         for _, writer in held:
             writer.close()
@@ -905,16 +889,14 @@ async def test_connections_that_ended_are_not_counted(tmp_path, authority, pair)
 
 async def test_a_taken_address_is_told_with_the_way_out():
     async with serving() as it:
-        runner = web.ServerRunner(web.Server(answer))
-        with pytest.raises(
-            BadConfig, match=r"listen: 127.0.0.1:\d+ is taken by another program.*choose another with listen"
-        ):
-            await listen(runner, "listen", it.url.partition("://")[2])
+        runner, address = web.ServerRunner(web.Server(answer)), it.url.partition("://")[2]
+        with pytest.raises(BadConfig, match=f"listen: {address} .*taken .* listen$"):
+            await listen(runner, "listen", address)
 
 
 @pytest.mark.parametrize("text", ["9401", ":9401", "host:", "host:x", "host:70000"])
 def test_what_is_no_address_is_refused(text):
-    with pytest.raises(ValueError, match="is no address; write host:port"):
+    with pytest.raises(ValueError, match=f"^'{text}' .* host:port, "):
         split_address(text)
 
 
@@ -1119,8 +1101,8 @@ async def test_few_requests_behind_a_running_one_wait(monkeypatch):
         assert 5 == len(answered_at_looks)
         await until(lambda: not it._open)
         large = b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n" + b"a" * 1_000_000
-        large_and_last = large * 3 + large.replace(b"Host: x\r\n", b"Host: x\r\nConnection: close\r\n")
-        assert 4 == (await exchanged(it.url, large_and_last)).count(b"HTTP/1.1 200")
+        large_last = large.replace(b"Host: x\r\n", b"Host: x\r\nConnection: close\r\n")
+        assert 4 == (await exchanged(it.url, large * 3 + large_last)).count(b"HTTP/1.1 200")
         assert 0 == it.rejected["pipelined"]
 
 
@@ -1196,12 +1178,8 @@ async def test_two_authorization_headers_are_refused(tmp_path):
     async with serving(ListenerAuth(secured(tmp_path, tokens=True))) as it:
         right = f"Authorization: Bearer {TOKEN}\r\n".encode()
         for sent, want in ((right, b"200"), (right * 2, b"400"), (right + b"Authorization: Bearer x\r\n", b"400")):
-            assert (
-                want
-                == (await exchanged(it.url, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + sent + b"\r\n"))[
-                    9:12
-                ]
-            )
+            response = await exchanged(it.url, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + sent + b"\r\n")
+            assert want == response[9:12]
 
 
 async def test_broken_body_framing_ends_the_request():

@@ -331,13 +331,10 @@ def test_events_are_for_those_with_the_token_or_the_login(chain):
 @pytest.mark.parametrize(
     ("words", "change"),
     [
-        ("its certificate is not accepted: unable to get local issuer certificate", {"tls_config": {}}),
-        (
-            "its certificate is not accepted: Hostname mismatch",
-            {"tls_config": {"ca_file": "ca.pem", "server_name": "other"}},
-        ),
+        ("local issuer certificate", {"tls_config": {}}),
+        ("Hostname mismatch", {"tls_config": {"ca_file": "ca.pem", "server_name": "other"}}),
         ("credentials required: --http-config", {"tls_config": {"ca_file": "ca.pem"}}),
-        ("basic_auth: a password has no place in this file", {"basic_auth": {"username": "me", "password": "s3cret"}}),
+        ("basic_auth: a password", {"basic_auth": {"username": "me", "password": "s3cret"}}),
     ],
 )
 def test_what_is_wrong_between_us_and_prometheus_is_one_sentence(words, change, chain):
@@ -351,7 +348,7 @@ def test_what_is_wrong_between_us_and_prometheus_is_one_sentence(words, change, 
 
 def test_http_where_https_is_spoken_is_told(chain):
     told = command("doctor", "--prometheus", f"http://{chain.listen['prometheus']}")
-    assert "it speaks TLS: write https://" in told.output
+    assert "TLS: write https://" in told.output
 
 
 @pytest.mark.parametrize("server", ["sidecar", "board", "figures", "gateway"])

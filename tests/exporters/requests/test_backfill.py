@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
+import re
 import urllib.parse
 import urllib.request
 from pathlib import Path
@@ -89,8 +91,9 @@ def test_a_packed_file_that_is_spoilt_is_named(tmp_path, spoil):
             )
         )
     )
-    with pytest.raises(OSError, match=r"cannot be read: .*log\.gz"):
+    with pytest.raises(OSError, match=r"/log\.gz") as caught:
         filled(path)
+    assert errno.EBADMSG == caught.value.errno
 
 
 def test_late_line_is_counted_later_and_reported(tmp_path):
@@ -137,25 +140,25 @@ def test_promtool_import_adds_up_to_the_log(tmp_path, past):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "values"),
     [
-        (["--label", "9=x"], "write it like job=sidecar"),
-        (["--label", "team=x"], "that the series have already"),
+        (["--label", "9=x"], "--label '9' .* job=sidecar"),
+        (["--label", "team=x"], "--label team .*another name"),
         (["--step", "999"], "1<=x<=240"),
     ],
 )
-def test_a_mistake_names_the_way_out(tmp_path, arguments, sentence):
+def test_a_mistake_names_the_way_out(tmp_path, arguments, values):
     (tmp_path / "log").write_bytes(record(1, NOON))
     result = CliRunner().invoke(
         cli.main, ["sidecar", "backfill", str(tmp_path / "log"), "--out", str(tmp_path / "o"), *arguments]
     )
     assert 2 == result.exit_code
-    assert sentence in result.output
+    assert re.search(values, result.output)
 
 
 def test_a_log_without_times_makes_no_series_and_says_so(tmp_path):
     (tmp_path / "log").write_bytes(b'{"request_id":"x","model":"m"}\n')
     result = CliRunner().invoke(cli.main, ["sidecar", "backfill", str(tmp_path / "log"), "--out", str(tmp_path / "o")])
     assert 1 == result.exit_code
-    assert "no request with a time found" in result.output
+    assert f"{tmp_path / 'o'} has no series" in result.output
     assert "1 lines without ts" in result.output

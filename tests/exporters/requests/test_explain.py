@@ -75,10 +75,10 @@ def test_a_status_is_not_taken_for_an_outcome():
 @pytest.mark.parametrize(
     ("line", "reason", "noted"),
     [
-        (b'{"request_id":"a","mo{"request_id":"b"}', "torn", "the rest after the break is a record"),
+        (b'{"request_id":"a","mo{"request_id":"b"}', "torn", "after the break"),
         (b'{"request_id":"a"}{"request_id":"b"}', None, "two records"),
         (b"no json", "json", None),
-        (b'{"id":"a"}', "type", "every record needs a request_id"),
+        (b'{"id":"a"}', "type", "field_names: {their_name: request_id}"),
     ],
 )
 def test_a_broken_line_is_told_as_it_is_counted(line: bytes, reason: str | None, noted: str | None):

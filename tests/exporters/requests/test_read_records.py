@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import lzma
 from pathlib import Path
@@ -78,8 +79,9 @@ def test_an_error_names_its_file(tmp_path):
         names(tmp_path / "nowhere")
     path = tmp_path / "torn.gz"
     path.write_bytes(gzip.compress(lines(*map(str, range(200))))[:-9])
-    with pytest.raises(OSError, match=r"ends in the middle.*torn\.gz"):
+    with pytest.raises(OSError, match=r"/torn\.gz") as caught:
         names(path)
+    assert errno.EBADMSG == caught.value.errno
 
 
 def test_every_offline_reader_takes_a_compressed_log(tmp_path):
@@ -90,5 +92,5 @@ def test_every_offline_reader_takes_a_compressed_log(tmp_path):
     assert [1.0] == [use.seconds for use in from_log([path]).uses.values()]
     assert 2 == len(records_of([path]))
     assert 2 == len(read_samples([path]).samples)
-    with pytest.raises(command.BadTraffic, match="no request that ended well and has prompt_tokens"):
+    with pytest.raises(command.BadTraffic, match=r"^log: no request .*prompt_tokens and completion_tokens"):
         command.of_log(read_records([path]), "log")

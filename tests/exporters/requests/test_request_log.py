@@ -401,25 +401,18 @@ def test_words_are_translated_whatever_their_json_type():
 
 
 @pytest.mark.parametrize(
-    ("names", "values", "told"),
+    ("names", "values", "mistake"),
     [
-        (
-            {"a": "prompt_token"},
-            {},
-            "field_names maps to 'prompt_token', which no request record has; did you mean prompt_tokens?",
-        ),
-        ({"a": "prompt_tokens_s"}, {}, "which no request record has"),
-        ({"a": "e2e_h"}, {}, "did you mean e2e_ms?"),
-        (
-            {},
-            {"outcomes": {"a": "ok"}},
-            "field_values names 'outcomes', which no request record has; did you mean outcome?",
-        ),
-        ({}, {"outcome": {"a": "okay"}}, "field_values maps to 'okay', which is no valid outcome; did you mean ok?"),
-        ({}, {"prompt_tokens": {"none": -1}}, "field_values maps to -1, which is no valid prompt_tokens"),
+        ({"a": "prompt_token"}, {}, r"^field_names .*'prompt_token', .* prompt_tokens\?$"),
+        ({"a": "prompt_tokens_s"}, {}, "^field_names .*'prompt_tokens_s', "),
+        ({"a": "e2e_h"}, {}, r"^field_names .*'e2e_h', .* e2e_ms\?$"),
+        ({}, {"outcomes": {"a": "ok"}}, r"^field_values .*'outcomes', .* outcome\?$"),
+        ({}, {"outcome": {"a": "okay"}}, r"^field_values .*'okay', .* outcome; .* ok\?$"),
+        ({}, {"prompt_tokens": {"none": -1}}, "^field_values .* -1, .* prompt_tokens"),
     ],
 )
-def test_a_mapping_that_leads_nowhere_is_refused(names: dict[str, str], values: dict[str, dict[str, Any]], told: str):
-    with pytest.raises(ValueError, match="field_") as caught:
+def test_a_mapping_that_leads_nowhere_is_refused(
+    names: dict[str, str], values: dict[str, dict[str, Any]], mistake: str
+):
+    with pytest.raises(ValueError, match=mistake):
         FieldMap(names, values)
-    assert told in str(caught.value)

@@ -423,14 +423,12 @@ def test_absent_collector_drops_the_oldest(started, monkeypatch, caplog):
         eventually(lambda: spans.sent == 11)
     assert ["0", *map(str, range(92, 102))] == collector.ids, "what was under way, then the newest ten"
     assert (0, 0) == (spans.waiting, spans.dropped["queue_full"])
-    told = [entry.getMessage() for entry in caplog.records]
-    waits = (
-        "http://127.0.0.1:1 does not accept spans (unavailable); up to 10 wait, then the oldest are dropped: Connection"
-        " refused"
+    # each change once, however many tries, and whichever of the reasons
+    stopped, resumed = (entry.getMessage() for entry in caplog.records)
+    assert re.fullmatch(
+        r"http://127\.0\.0\.1:1 .* spans \(unavailable\); up to 10 wait, .*: Connection refused", stopped
     )
-    assert [waits, "http://127.0.0.1:1 accepts spans again"] == told, (
-        "each change once, however many tries, and whichever of the reasons"
-    )
+    assert "http://127.0.0.1:1 accepts spans again" == resumed
 
 
 def test_overflow_differs_from_an_absent_collector(monkeypatch):
@@ -494,7 +492,7 @@ def test_stopping_does_not_wait_for_a_silent_collector(hasty, monkeypatch, caplo
     eventually(lambda: spans._in_flight == 1)
     spans.stop()
     assert not ended
-    assert "1 spans were not sent" in caplog.text
+    assert ["1 spans "] == [message[:8] for message in caplog.messages]
     never.set()
 
 
@@ -601,7 +599,7 @@ def test_closed_port_and_unknown_name_are_retryable(protocol, free_port, monkeyp
 
 def test_http_error_on_a_grpc_port_names_it():
     """A port that usually speaks gRPC is named when HTTP fails on it."""
-    assert "4317 is usually the port for gRPC" in export("http://nowhere..invalid:4317").detail
+    assert re.search("; 4317 .*gRPC$", export("http://nowhere..invalid:4317").detail)
 
 
 def test_untrusted_certificate_sends_nothing(monkeypatch):
@@ -677,10 +675,8 @@ def test_collector_in_trouble_logs_one_line(protocol, trouble, reason, free_port
         spans.stop()
     assert [] == got
     line, end = (entry.getMessage() for entry in caplog.records)
-    assert line.startswith(
-        f"{server[trouble]} does not accept spans ({reason}); up to 100 wait, then the oldest are dropped: "
-    )
-    assert "101 spans were not sent" == end
+    assert re.match(rf"{server[trouble]} .* spans \({reason}\); up to 100 wait, ", line)
+    assert end.startswith("101 spans ")
 
 
 def test_the_innermost_error_ends_a_circle_too():
@@ -693,60 +689,48 @@ def test_the_innermost_error_ends_a_circle_too():
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "values"),
     [
-        ("{endpont: http://c:4318}", "otlp.endpont is unknown; did you mean endpoint?"),
-        ("{}", "otlp.endpoint is missing"),
-        (
-            "{endpoint: 'otelcol:4318'}",
-            "endpoint 'otelcol:4318' is no collector address; write it like http://127.0.0.1:4318",
-        ),
-        ("{endpoint: 'http://otel col:4318'}", "is no collector address"),
-        (
-            "{endpoint: 'http://otelcol'}",
-            "endpoint 'http://otelcol' names no port; write it like http://127.0.0.1:4318",
-        ),
-        ("{endpoint: 'http://otelcol:99999'}", "has no port from 0 to 65535"),
+        ("{endpont: http://c:4318}", r"\.endpont .* endpoint\?"),
+        ("{}", r"\.endpoint is missing"),
+        ("{endpoint: 'otelcol:4318'}", ": endpoint 'otelcol:4318' .*collector address; .*http://127.0.0.1:4318"),
+        ("{endpoint: 'http://otel col:4318'}", ": endpoint 'http://otel col:4318' .*collector address; "),
+        ("{endpoint: 'http://otelcol'}", ": endpoint 'http://otelcol' .*no port; .*http://127.0.0.1:4318"),
+        ("{endpoint: 'http://otelcol:99999'}", ": endpoint 'http://otelcol:99999' .* 65535"),
         (
             "{endpoint: 'http://otelcol:4317/v1/traces', protocol: grpc}",
-            "has a path, which gRPC does not know; write it like http://127.0.0.1:4317",
+            ": endpoint 'http://otelcol:4317/v1/traces' .*gRPC.*http://127.0.0.1:4317",
         ),
-        (
-            "{endpoint: 'https://me:secret@c.example'}",
-            "'c.example' has a user or a password before it; a key belongs into headers_file",
-        ),
-        ("{endpoint: 'http://c:4318', protocol: htp}", "did you mean http?"),
-        ("{endpoint: 'http://c:4318', sample: 10}", "sample is a share of traces from 0 to 1, not 10"),
-        ("{endpoint: 'http://c:4318', slow_ttft_s: 0}", "more than 0 seconds"),
-        ("{endpoint: 'http://c:4318', sample: .nan}", "sample is a share of traces from 0 to 1, not nan"),
+        ("{endpoint: 'https://me:secret@c.example'}", ": endpoint 'c.example' .* headers_file"),
+        ("{endpoint: 'http://c:4318', protocol: htp}", r"\.protocol: .*'htp'; .* http\?"),
+        ("{endpoint: 'http://c:4318', sample: 10}", ": sample .* 0 to 1, not 10"),
+        ("{endpoint: 'http://c:4318', slow_ttft_s: 0}", ": slow_ttft_s .* 0 seconds"),
+        ("{endpoint: 'http://c:4318', sample: .nan}", ": sample .* 0 to 1, not nan"),
     ],
 )
-def test_a_mistake_is_one_sentence_that_names_its_place(text, sentence):
-    with pytest.raises(config.BadConfig) as told:
+def test_a_mistake_is_told_with_its_place_and_no_secret(text, values):
+    with pytest.raises(config.BadConfig, match=rf"^sidecar\.yaml: otlp{values}") as caught:
         config.parse(f"otlp: {text}", SidecarConfig, "sidecar.yaml")
-    assert sentence in str(told.value)
-    assert str(told.value).startswith("sidecar.yaml: otlp")
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("content", "values"),
     [
-        (None, "cannot be read: No such file or directory"),
-        (b"a: b\nsecret\n", "line 2: this is no header"),
-        (b"a: \xff", "it is no ASCII text"),
-        (b"key: a\x00b", "line 1: this is no header"),
+        (None, " .*: No such file"),
+        (b"a: b\nsecret\n", ", line 2: .*`name: value`"),
+        (b"a: \xff", " .* ASCII text"),
+        (b"key: a\x00b", ", line 1: .*`name: value`"),
     ],
 )
-def test_bad_headers_file_is_reported_and_not_quoted(content, sentence, tmp_path):
+def test_bad_headers_file_is_reported_and_not_quoted(content, values, tmp_path):
     """A headers file that cannot be used is told before anything starts and not quoted."""
     path = tmp_path / "headers"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ValueError, match=re.escape(f"otlp.headers_file: {path}")) as told:
+    with pytest.raises(ValueError, match=rf"otlp\.headers_file: {path}{values}") as caught:
         Sidecar(SidecarConfig(otlp=OtlpConfig(endpoint="http://c:4318", headers_file=str(path))))
-    assert sentence in str(told.value)
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(caught.value)
 
 
 def test_lab_and_compose_send_to_their_collector(tmp_path):

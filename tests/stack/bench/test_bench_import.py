@@ -215,7 +215,8 @@ def test_what_is_unknown_stays_unknown():
     text = vllm("date", "failed", errors=[""] * 6).replace('"p99_tpot_ms": 4.95492239901796', '"p99_tpot_ms": NaN')
     bench, records = parse([("a.json", text)])
     assert ("upstream_error", "failed") == (records[3].outcome, records[3].reason)
-    assert any("does not say when" in caveat for caveat in bench.runs[0].caveats)
+    assert (0, VLLM["duration"]) == (bench.runs[0].started_s, bench.runs[0].ended_s), "when it ran is not known"
+    assert sum("when it ran" in caveat for caveat in bench.runs[0].caveats) == 1
     assert (
         "tpot_ms.p99"
         not in parse([("a.json", json.dumps({**json.loads(vllm(*DETAIL)), "p99_tpot_ms": float("nan")}))])[0]
@@ -230,7 +231,7 @@ def test_an_export_of_aiperf_is_a_run_without_its_warm_up():
     assert ("AIPerf", 3, 1, {"cancelled": 1, "http_503": 1}) == (bench.tool, run.asked, run.ok, run.failed)
     first = records[0]
     assert (550, 9, 255.887, 297.525) == (first.prompt_tokens, first.completion_tokens, first.ttft_ms, first.e2e_ms)
-    assert first.tpot_ms == pytest.approx(AIPERF[0]["metrics"]["inter_token_latency"]["value"], abs=0.001)
+    assert first.tpot_ms == pytest.approx(5.205, abs=0.001)
     assert run.ended_s - run.started_s == pytest.approx(1.4671, abs=0.001)
     assert "words" not in repr(records)
 
@@ -253,62 +254,38 @@ def test_the_summary_beside_an_export_names_model_and_load(tmp_path):
     assert ("tiny", "a/profile_export.jsonl, b/profile_export.jsonl") == (bench.variants[0].engine.model, bench.title)
     assert ["no profile_export_aiperf.json" in " ".join(run.caveats) for run in bench.runs] == [False, True]
     (tmp_path / "a" / "profile_export_aiperf.json").write_text("{")
-    with pytest.raises(BadBench, match=r"^the profile_export_aiperf.json beside profile_export.jsonl is no summary of"):
+    with pytest.raises(BadBench, match=r"profile_export_aiperf\.json .*profile_export\.jsonl .*summary"):
         imported([tmp_path / "a" / "profile_export.jsonl"])
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "fault"),
     [
-        ("", "a.json is empty; give the file as .* wrote it"),
-        ("{", "a.json is no whole JSON: .*; give the file as .* wrote it"),
-        (vllm()[:700], "a.json is no whole JSON: .*; give the file as .* wrote it"),
-        ("[]", "a.json is no result of vllm bench serve .*, of AIPerf .* or of guidellm .*"),
-        ('{"results": {"harness": {}}}', "a.json is no result of vllm bench serve .*, of AIPerf .* or of guidellm .*"),
-        (
-            '{"benchmarks": []}',
-            "a.json has benchmarks and no metadata.guidellm_version, so it is no report of guidellm",
-        ),
-        (
-            '{"schema_version": "1.4", "input_config": {}}',
-            "a.json is a summary of AIPerf without its requests; give the profile_export.jsonl in the same folder",
-        ),
-        (
-            vllm(total_input_sequences=3),
-            "a.json is a result of pooling or embeddings, which give no tokens; a bench here is of answers",
-        ),
-        (
-            vllm(duration=-1),
-            r"a.json is no whole result of vllm bench serve: Expected `float` >= 0.* - at `\$.duration`",
-        ),
-        (
-            vllm(ttfts=["x"] * 6),
-            r"a.json is no whole result of vllm bench serve: Expected `float`, got `str` - at `\$.ttfts\[0\]`",
-        ),
-        (
-            vllm(ttfts=[0.1]),
-            "a.json contradicts itself: 6 input_lens, 6 output_lens, 1 ttfts, .*; each request should have one of each",
-        ),
-        (vllm(completed=6), "a.json contradicts itself: completed is 6, and 5 of its requests have no error"),
-        (
-            lines([{"metadata": {}, "metrics": {}}]),
-            "a.json is no whole profile_export.jsonl of AIPerf: Object missing required field .*",
-        ),
-        (lines(AIPERF[3:]), "a.json holds no request of the phase profiling"),
+        ("", "is empty.*--save-detailed.*AIPerf.*guidellm"),
+        ("{", "no whole JSON: .*--save-detailed.*AIPerf.*guidellm"),
+        (vllm()[:700], "no whole JSON: .*--save-detailed.*AIPerf.*guidellm"),
+        ("[]", r"no result .*\(duration, completed and model_id\).*\(metadata and metrics.*\(benchmarks\)"),
+        ('{"results": {"harness": {}}}', r"no result .*\(duration, .*\(metadata .*\(benchmarks\)"),
+        ('{"benchmarks": []}', r"benchmarks .*\bno metadata\.guidellm_version"),
+        ('{"schema_version": "1.4", "input_config": {}}', r"summary of AIPerf.*profile_export\.jsonl"),
+        (vllm(total_input_sequences=3), "pooling or embeddings"),
+        (vllm(duration=-1), r"vllm bench serve: .*`float` >= 0.*`\$\.duration`"),
+        (vllm(ttfts=["x"] * 6), r"vllm bench serve: .*`float`, .*`str`.*`\$\.ttfts\[0\]`"),
+        (vllm(ttfts=[0.1]), "contradicts itself: 6 input_lens, 6 output_lens, 1 ttfts, "),
+        (vllm(completed=6), r"contradicts itself: completed .*\b6, .*\b5 "),
+        (lines([{"metadata": {}, "metrics": {}}]), r"profile_export\.jsonl .*: .*required field"),
+        (lines(AIPERF[3:]), r"no request .*\bprofiling"),
     ],
 )
-def test_nonsense_is_refused_in_one_sentence(text, sentence):
-    with pytest.raises(BadBench, match=rf"^{sentence}$"):
+def test_nonsense_is_refused_in_one_sentence(text, fault):
+    with pytest.raises(BadBench, match=rf"^a\.json .*{fault}.*$"):
         parse([("a.json", text)])
 
 
 def test_results_that_do_not_belong_together_are_refused(tmp_path):
-    with pytest.raises(
-        BadBench,
-        match=r"^a.json and b.json are results of different models; import them one by one and compare the two$",
-    ):
-        parse([("a.json", vllm()), ("b.json", vllm(model_id="other"))])
-    with pytest.raises(BadBench, match=r"^a.json and b.jsonl are results of different tools;"):
-        parse([("a.json", vllm()), ("b.jsonl", lines(AIPERF))])
-    with pytest.raises(BadBench, match=r"gone.json cannot be read: No such file or directory$"):
+    for name, text, kind in (("b.json", vllm(model_id="other"), "models"), ("b.jsonl", lines(AIPERF), "tools")):
+        with pytest.raises(BadBench, match=f"different {kind}") as caught:
+            parse([("a.json", vllm()), (name, text)])
+        assert str(caught.value).startswith(f"a.json and {name} ")
+    with pytest.raises(BadBench, match=r"gone\.json .*: No such file"):
         imported([tmp_path / "gone.json"])

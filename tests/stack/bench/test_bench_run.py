@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import json
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -230,13 +231,7 @@ def test_without_a_tokenizer_there_is_one_sentence():
         async with aiohttp.ClientSession() as session:
             await Writer.of(Remote(session, f"{url}/nowhere", MODEL), MODEL, "b", 3)
 
-    with pytest.raises(
-        NoTokenizer,
-        match=(
-            r"/nowhere/tokenize answers (404|something that is no JSON); lengths in tokens need the engine's own"
-            r" tokenizer"
-        ),
-    ):
+    with pytest.raises(NoTokenizer, match=r"/nowhere/tokenize .*(404|no JSON).*tokenizer"):
         with_engine(FakeEngine(), work)
 
 
@@ -342,7 +337,7 @@ def test_what_fails_is_one_record_with_its_reason(tmp_path, how, outcome, reason
     assert (outcome, reason, None) == (bad.outcome, bad.reason, bad.tpot_ms)
     assert found.figures["error_ratio"] == pytest.approx(1 / 6)
     if how.startswith("http"):
-        assert f"the engine said ({reason}): refused by the test, {how}" in found.caveats
+        assert [how] == re.findall(rf"\({reason}\): refused .*(http_.*)", "\n".join(found.caveats))
 
 
 def test_nothing_listens():
@@ -399,10 +394,10 @@ def test_ctrl_c_keeps_what_there_is(tmp_path):
         return await going
 
     found = with_engine(engine, work)
-    assert "it was stopped by hand" == found.cut
     whole, broken = found.runs
-    assert (6, None, "it was stopped by hand after 4 of 6 requests") == (whole.ok, whole.cut, broken.cut)
-    assert {"stopped": 2} == broken.failed
+    assert (6, None, 2, {"stopped": 2}) == (whole.ok, whole.cut, broken.ok, broken.failed)
+    assert f"{found.cut} after 4 of 6 requests" == broken.cut
+    assert "by hand" in (found.cut or "")
     assert msgspec.json.encode(found) == msgspec.json.encode(result.read(tmp_path))
 
 
@@ -411,30 +406,22 @@ def test_unanswered_warm_up_quotes_the_engine(tmp_path):
     engine = FakeEngine()
     engine.behave = lambda _: "http_400"
     found = measured(engine, tmp_path, made())
-    assert found.cut is not None
-    assert found.cut.startswith("no request of the warm-up was answered by http://127.0.0.1:")
-    assert found.cut.endswith(": http_400: refused by the test, http_400")
+    assert re.search(r"\bwarm-up .*http://127\.0\.0\.1:\d+: http_400: refused .*http_400$", found.cut or "")
 
 
 @pytest.mark.parametrize(
-    ("model", "key", "sentence"),
-    [
-        ("other", None, r"serves tiny, not other$"),
-        (None, "secret", r"/v1/models answers 401; give the key with --api-key-file$"),
-    ],
+    ("model", "key", "fault"),
+    [("other", None, r" tiny, not other$"), (None, "secret", r"/v1/models .*401.*--api-key-file$")],
 )
-def test_the_wrong_engine_is_one_sentence(model, key, sentence):
+def test_the_wrong_engine_is_one_sentence(model, key, fault):
     engine = FakeEngine()
     engine.key = key
-    with pytest.raises(BadTarget, match=sentence):
+    with pytest.raises(BadTarget, match=fault):
         with_engine(engine, lambda url: look(url, model))
 
 
 def test_no_server_is_one_sentence():
-    with pytest.raises(
-        BadTarget,
-        match=r"^no server answers at http://127.0.0.1:9/v1/models \(.*\); is vLLM up, and is that its address\?$",
-    ):
+    with pytest.raises(BadTarget, match=r"^no server .*http://127\.0\.0\.1:9/v1/models \(.*\)"):
         asyncio.run(look("http://127.0.0.1:9", None))
 
 
@@ -541,7 +528,8 @@ BEFORE = (
 
 @pytest.mark.parametrize(("log", "used"), [(NOW, 17.0), (BEFORE, 17.0), ("nothing of the kind", None)])
 def test_the_start_up_log_tells_what_the_cache_does_not_hold(log, used):
-    assert used == (pytest.approx(found / measurements.GIB) if (found := measurements.startup(log).used) else None)
+    used_bytes = measurements.startup(log).used
+    assert used == (pytest.approx(used_bytes / measurements.GIB) if used_bytes else None)
 
 
 def test_memory_peak_is_weights_peak_and_blocks():
@@ -618,20 +606,12 @@ def test_the_command_writes_a_bench_and_says_what_it_found(tmp_path, live_url):
     ]
     told = CliRunner().invoke(main, arguments)
     assert 0 == told.exit_code, told.output
-    for words in (
-        "tiny at http://127.0.0.1:",
-        "small c2: 2 runs of 6 requests",
-        "fewer than six runs",
-        "run 2 of 2",
-        f"written to {out}",
-    ):
+    for words in ("tiny at http://127.0.0.1:", "small c2: 2 runs", "fewer than six", "run 2 of 2", f"{out}\n"):
         assert words in told.output
     assert 2 == len(result.read(out).runs)
     again = CliRunner().invoke(main, arguments)
-    assert (2, f"Error: {out} holds a bench already; name another folder with --out\n") == (
-        again.exit_code,
-        again.output.splitlines(True)[-1],
-    )
+    assert 2 == again.exit_code
+    assert re.search(rf"^Error: {re.escape(str(out))} .*already.*--out\n\Z", again.output, re.M)
 
 
 def test_the_twin_in_json_is_the_bench(tmp_path, live_url):
@@ -655,19 +635,19 @@ def test_the_twin_in_json_is_the_bench(tmp_path, live_url):
 
 
 @pytest.mark.parametrize(
-    ("more", "sentence"),
+    ("more", "fault"),
     [
-        (["--only", "c9"], "--only c9 is neither a workload nor a load of this file; there are c2, small"),
-        (["--model", "gpt"], "serves tiny, not gpt"),
-        (["--scale", "200"], "are more than the engine's context of 4,096"),
+        (["--only", "c9"], r"--only c9 .*\bc2, small$"),
+        (["--model", "gpt"], " tiny, not gpt$"),
+        (["--scale", "200"], r"workload small: .*\b4,096"),
     ],
 )
-def test_mistakes_of_the_command_are_one_sentence(tmp_path, live_url, more, sentence):
+def test_mistakes_of_the_command_are_one_sentence(tmp_path, live_url, more, fault):
     told = CliRunner().invoke(
         main, ["bench", "run", str(written(tmp_path)), "--engine", live_url, "--out", str(tmp_path / "o"), *more]
     )
     assert 2 == told.exit_code
-    assert sentence in told.output.splitlines()[-1]
+    assert re.search(fault, told.output.splitlines()[-1])
     assert not (tmp_path / "o" / result.BENCH).exists()
 
 

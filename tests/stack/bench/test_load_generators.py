@@ -20,6 +20,7 @@ parts of a request but its times and tokens, and all metrics but the number of r
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -124,8 +125,8 @@ def test_requests_in_flight_at_the_end_are_a_caveat_of_their_run():
     report = guidellm_report()
     report["benchmarks"][2]["metrics"]["request_totals"]["incomplete"] = 7
     first, _, third = parse([("a.json", json.dumps(report))])[0].runs
-    assert "7 requests were in flight when the time of the load c16 was over" in " ".join(third.caveats)
-    assert "in flight" not in " ".join(first.caveats)
+    (caveat,) = set(third.caveats) - set(first.caveats)
+    assert re.search(r"\b7 requests .*\bc16\b", caveat)
 
 
 def test_warm_up_and_failures_of_guidellm():
@@ -147,7 +148,7 @@ def test_warm_up_and_failures_of_guidellm():
 def test_a_file_that_is_cut_off_is_one_sentence(path: Path):
     text = path.read_text()
     for end in (1, len(text) // 2, len(text) - 3):
-        with pytest.raises(BadBench, match=r"^a\.json is no whole JSON: [^\n]*; give the file as [^\n]* wrote it$"):
+        with pytest.raises(BadBench, match=r"^a\.json .*JSON: .*--save-detailed.*$"):
             parse([("a.json", text[:end])])
 
 
@@ -174,43 +175,22 @@ def thinned() -> dict:
 
 
 @pytest.mark.parametrize(
-    ("report", "sentence"),
+    ("report", "fault"),
     [
-        (
-            changed(version=1, guidellm_version="0.6.1"),
-            (
-                "a.json is a report of version 1 by guidellm 0.6.1, and version 2 is read; measure again with guidellm"
-                " 0.7 or later"
-            ),
-        ),
-        (
-            without("metadata", "guidellm_version"),
-            "a.json has benchmarks and no metadata.guidellm_version, so it is no report of guidellm",
-        ),
-        ({**guidellm_report(), "benchmarks": []}, r"a.json holds no benchmark: none of guidellm's loads ended; .*"),
-        (
-            without("benchmarks", 1, "start_time"),
-            (
-                r"a.json is no whole report of guidellm 0.8.1: Object missing required field `start_time` - at"
-                r" `\$.benchmarks\[1\]`"
-            ),
-        ),
+        (changed(version=1, guidellm_version="0.6.1"), r"version 1 .*guidellm 0\.6\.1.*version 2 .*guidellm 0\.7"),
+        (without("metadata", "guidellm_version"), r"no metadata\.guidellm_version"),
+        ({**guidellm_report(), "benchmarks": []}, "no benchmark"),
+        (without("benchmarks", 1, "start_time"), r"guidellm 0\.8\.1: .*`start_time`.*`\$\.benchmarks\[1\]`"),
         (
             without("benchmarks", 0, "config", "strategy"),
-            (
-                r"a.json is no whole report of guidellm 0.8.1: Object missing required field `strategy` - at"
-                r" `\$.benchmarks\[0\].config`"
-            ),
+            r"guidellm 0\.8\.1: .*`strategy`.*`\$\.benchmarks\[0\]\.config`",
         ),
-        (
-            thinned(),
-            r"a.json holds 10 of the \d+ answers of a load, because of sample_size 10; run guidellm without it",
-        ),
+        (thinned(), r"\b10 .*\b\d+ answers.*\bsample_size 10\b"),
     ],
     ids=("version", "no version", "empty", "no time", "no load", "sampled"),
 )
-def test_another_report_of_guidellm_is_one_sentence(report: dict, sentence: str):
-    with pytest.raises(BadBench, match=rf"^{sentence}$"):
+def test_another_report_of_guidellm_is_one_sentence(report: dict, fault: str):
+    with pytest.raises(BadBench, match=rf"^a\.json .*{fault}.*$"):
         parse([("a.json", json.dumps(report))])
 
 
@@ -218,15 +198,15 @@ def test_a_load_without_a_request_is_one_sentence():
     report = guidellm_report()
     report["benchmarks"][1]["requests"]["successful"] = []
     report["benchmarks"][1]["metrics"]["request_totals"]["successful"] = 0
-    with pytest.raises(BadBench, match=r"^a\.json holds no request that ended at the load c4; give it more time$"):
+    with pytest.raises(BadBench, match=r"no request .*\bc4\b"):
         parse([("a.json", json.dumps(report))])
 
 
 def test_files_of_two_tools_are_refused():
-    with pytest.raises(BadBench, match=r"^concurrency-1\.json and concurrency\.json are results of different tools;"):
+    with pytest.raises(BadBench, match=r"concurrency\.json .* tools;"):
         imported([VLLM[0], *GUIDELLM])
 
 
 def test_a_summary_of_aiperf_is_not_its_export():
-    with pytest.raises(BadBench, match=r"is a summary of AIPerf without its requests; give the profile_export\.jsonl"):
+    with pytest.raises(BadBench, match=r"summary of AIPerf.*profile_export\.jsonl"):
         imported([AIPERF[0].with_name("profile_export_aiperf.json")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 import math
+import re
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
@@ -109,7 +110,7 @@ def test_default_workloads_fit_32k_and_name_sources(name):
     suite, text = workload_file.load(name), workload_file.included()[name].read_text()
     assert name == suite.workloads[0].name or name == "json-output"
     assert text.startswith("# ")
-    assert any(source in text for source in ("Lab 10", "Week 11", "a practical explanation of vLLM"))
+    assert any(source in text for source in ("Lab 10", "Week 11", "explanation of vLLM"))
     assert suite.metrics
     for workload in suite.workloads:
         assert workload.about
@@ -156,158 +157,91 @@ def test_default_workloads_can_reach_their_hit_ratio(name):
 # ---- mistakes
 
 OK = {"name": "a", "input_tokens": 100, "output_tokens": 10, "concurrency": 4}
+# What is wrong, and a pattern of the field and the values that the message names.
 MISTAKES = [
-    ({"input_token": 5}, "workloads.a.input_token is unknown; did you mean input_tokens?"),
-    (
-        {"input_tokens": "many"},
-        "workloads.a.input_tokens: expected a number of tokens, or {p50, p95}, {min, max} or {choices}, got `str`",
-    ),
-    ({"input_tokens": 0}, "workloads.a.input_tokens: 0 should be 1 to 100,000,000"),
-    ({"output_tokens": None}, "workloads.a.output_tokens is missing"),
-    ({"input_tokens": {"pp50": 3}}, "workloads.a.input_tokens.pp50 is unknown; did you mean p50?"),
-    (
-        {"input_tokens": {"p50": 3}},
-        "workloads.a.input_tokens: p50 is no distribution; give p50 and p95, or min and max, or all four, or choices",
-    ),
-    ({"input_tokens": {"min": 9, "max": 3}}, "workloads.a.input_tokens.min: 9 is more than max (3)"),
-    ({"input_tokens": {"p50": 9, "p95": 3}}, "workloads.a.input_tokens.p50: 9 is more than p95 (3)"),
-    ({"input_tokens": {"choices": [5, -1]}}, "workloads.a.input_tokens.choices[1]: -1 should be 1 to 100,000,000"),
-    (
-        {"input_tokens": {"choices": []}},
-        (
-            "workloads.a.input_tokens: nothing is no distribution; give p50 and p95, or min and max, or all four, or"
-            " choices"
-        ),
-    ),
-    ({"concurrency": None}, "workloads.a: it says no load; give concurrency, rate, burst or replay"),
-    ({"concurrency": []}, "workloads.a.concurrency: the list is empty; leave it out, or name at least one"),
-    ({"concurrency": [1, 0]}, "workloads.a.concurrency[1]: 0 should be more than 0"),
-    ({"concurrency": [4, 4]}, "workloads.a: the load c4 stands there twice"),
-    ({"rate": float("inf")}, "workloads.a.rate: inf should be more than 0"),
-    (
-        {"rate": 1e6},
-        (
-            "workloads.a: the load r1e+06 leads to 20,000,000 requests in a run; 1,000,000 is the most, so say fewer"
-            " with requests"
-        ),
-    ),
-    ({"arrival": "poison"}, "workloads.a.arrival: Invalid enum value 'poison'; did you mean poisson?"),
-    (
-        {"arrival": "poisson"},
-        (
-            "workloads.a.concurrency: goes with arrival: closed, not with poisson; leave arrival out to have several"
-            " kinds of load"
-        ),
-    ),
-    ({"burstiness": 0.5}, "workloads.a.burstiness: is of arrivals at a rate, and there is no rate"),
-    ({"burst": {"every_s": 5}}, "workloads.a.burst.size is missing"),
-    ({"burst": {"size": [4, 0]}}, "workloads.a.burst.size[1]: 0 should be more than 0"),
-    (
-        {"replay": {"log": "x"}},
-        "workloads.a.input_tokens: a replay has the lengths and times of its log; leave input_tokens out",
-    ),
-    ({"turns": 1001, "turn_tokens": 1}, "workloads.a.turns: 1001 should be 1 to 1,000"),
-    ({"turns": 3}, "workloads.a.turn_tokens is missing; say how many tokens each of the 3 turns adds"),
-    ({"turn_tokens": 3}, "workloads.a.turn_tokens: there is one turn; say how many there are with turns"),
-    (
-        {"turns": 3, "turn_tokens": 5, "requests": 20},
-        "workloads.a.requests: 20 is no multiple of turns (3); 21 would be",
-    ),
-    (
-        {"turns": 3, "turn_tokens": 5, "max_input_tokens": 120},
-        "workloads.a.max_input_tokens: 3 turns lead to prompts of 130 tokens, more than 120; take fewer turns",
-    ),
-    (
-        {"shared_prefix_tokens": 100},
-        (
-            "workloads.a.shared_prefix_tokens: 100 leaves nothing of the shortest prompt (100), which contains it;"
-            " raise input_tokens"
-        ),
-    ),
-    (
-        {"prefix_groups": 2},
-        "workloads.a.prefix_groups: there is nothing that a group could share; give shared_prefix_tokens",
-    ),
-    (
-        {"cache": "warm"},
-        "workloads.a.cache: nothing can be warm, since no tokens are shared; give shared_prefix_tokens",
-    ),
-    ({"cache": "hot"}, "workloads.a.cache: Invalid enum value 'hot'; choose from as_is, cold, warm"),
-    (
-        {"classes": {"a b": {"share": 1}}},
-        (
-            "workloads.a.classes.a b: 'a b' is no name; use 1 to 60 of letters, digits, . _ - and begin with a letter"
-            " or digit"
-        ),
-    ),
-    ({"classes": {"long": {"share": 0}}}, "workloads.a.classes.long.share: 0 should be more than 0"),
-    ({"classes": {"long": {"share": 1}}, "input_tokens": None}, "workloads.a.classes.long.input_tokens is missing"),
-    ({"slo": {"ttft": 5}}, "workloads.a.slo.ttft is unknown; did you mean ttft_ms?"),
-    ({"slo": {"ttft_ms": 0}}, "workloads.a.slo.ttft_ms: 0 should be more than 0"),
-    ({"expected_hit": [0.6, 0.3]}, "workloads.a.expected_hit: the lower end comes first, as in [0.3, 0.6]"),
-    ({"expected_hit": [30, 60]}, "workloads.a.expected_hit[0]: 30 should be between 0 and 1"),
-    ({"json": {"schema": {}}}, "workloads.a.endpoint: json needs chat, since the instruction is a chat message"),
-    (
-        {"json": {"schema": {}}, "endpoint": "chat"},
-        "workloads.a.ignore_eos: json needs false, since an answer that goes on after its end is no JSON",
-    ),
-    (
-        {"name": "a/b"},
-        "workloads.a/b.name: 'a/b' is no name; use 1 to 60 of letters, digits, . _ - and begin with a letter or digit",
-    ),
+    ({"input_token": 5}, r"input_token .*\binput_tokens\?"),
+    ({"input_tokens": "many"}, r"input_tokens: .*p50, p95.*min, max.*choices.*`str`"),
+    ({"input_tokens": 0}, "input_tokens: 0 .*1 to 100,000,000"),
+    ({"output_tokens": None}, "output_tokens is missing"),
+    ({"input_tokens": {"pp50": 3}}, r"input_tokens\.pp50 .*\bp50\?"),
+    ({"input_tokens": {"p50": 3}}, "input_tokens: p50 .*p95.*min.*max.*choices"),
+    ({"input_tokens": {"min": 9, "max": 3}}, r"input_tokens\.min: 9 .*max \(3\)"),
+    ({"input_tokens": {"p50": 9, "p95": 3}}, r"input_tokens\.p50: 9 .*p95 \(3\)"),
+    ({"input_tokens": {"choices": [5, -1]}}, r"input_tokens\.choices\[1\]: -1 .*1 to 100,000,000"),
+    ({"input_tokens": {"choices": []}}, "input_tokens: nothing .*p95.*min.*max.*choices"),
+    ({"concurrency": None}, ".*no load; .*concurrency, rate, burst or replay"),
+    ({"concurrency": []}, "concurrency: .*is empty"),
+    ({"concurrency": [1, 0]}, r"concurrency\[1\]: 0 .*more than 0"),
+    ({"concurrency": [4, 4]}, ".*load c4 .*twice"),
+    ({"rate": float("inf")}, "rate: inf .*more than 0"),
+    ({"rate": 1e6}, r".*load r1e\+06 .*20,000,000 requests.* 1,000,000 "),
+    ({"arrival": "poison"}, r"arrival: .*'poison'.*\bpoisson\?"),
+    ({"arrival": "poisson"}, "concurrency: .*closed, .*poisson"),
+    ({"burstiness": 0.5}, "burstiness: .*no rate"),
+    ({"burst": {"every_s": 5}}, r"burst\.size is missing"),
+    ({"burst": {"size": [4, 0]}}, r"burst\.size\[1\]: 0 .*more than 0"),
+    ({"replay": {"log": "x"}}, "input_tokens: .*replay"),
+    ({"turns": 1001, "turn_tokens": 1}, "turns: 1001 .*1 to 1,000"),
+    ({"turns": 3}, "turn_tokens is missing.* 3 turns"),
+    ({"turn_tokens": 3}, "turn_tokens: .*one turn"),
+    ({"turns": 3, "turn_tokens": 5, "requests": 20}, r"requests: 20 .*\(3\).* 21 "),
+    ({"turns": 3, "turn_tokens": 5, "max_input_tokens": 120}, "max_input_tokens: 3 turns.* 130 tokens.* 120;"),
+    ({"shared_prefix_tokens": 100}, r"shared_prefix_tokens: 100 .*\(100\).*\binput_tokens"),
+    ({"prefix_groups": 2}, "prefix_groups: .*shared_prefix_tokens"),
+    ({"cache": "warm"}, "cache: .*warm.*shared_prefix_tokens"),
+    ({"cache": "hot"}, "cache: .*'hot'.*as_is, cold, warm"),
+    ({"classes": {"a b": {"share": 1}}}, "classes.a b: 'a b' .*1 to 60"),
+    ({"classes": {"long": {"share": 0}}}, r"classes\.long\.share: 0 .*more than 0"),
+    ({"classes": {"long": {"share": 1}}, "input_tokens": None}, r"classes\.long\.input_tokens is missing"),
+    ({"slo": {"ttft": 5}}, r"slo\.ttft .*\bttft_ms\?"),
+    ({"slo": {"ttft_ms": 0}}, r"slo\.ttft_ms: 0 .*more than 0"),
+    ({"expected_hit": [0.6, 0.3]}, r"expected_hit: .*\[0\.3, 0\.6\]"),
+    ({"expected_hit": [30, 60]}, r"expected_hit\[0\]: 30 .*0 and 1"),
+    ({"json": {"schema": {}}}, "endpoint: json .*chat"),
+    ({"json": {"schema": {}}, "endpoint": "chat"}, "ignore_eos: json .*false"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("wrong", "sentence"), MISTAKES, ids=[next(iter(wrong)) + f"-{at}" for at, (wrong, _) in enumerate(MISTAKES)]
+    ("wrong", "fault"), MISTAKES, ids=[next(iter(wrong)) + f"-{at}" for at, (wrong, _) in enumerate(MISTAKES)]
 )
-def test_a_mistake_is_one_sentence_that_names_its_place(wrong, sentence, tmp_path):
+def test_a_mistake_is_one_sentence_that_names_its_place(wrong, fault, tmp_path):
     said = {key: value for key, value in {**OK, **wrong}.items() if value is not None}
-    with pytest.raises(BadConfig) as error:
+    place = re.escape(f"{tmp_path}/own.yaml, line ")
+    with pytest.raises(BadConfig, match=rf"^{place}\d+: workloads\.a[.:] ?{fault}.*$"):
         loaded(yaml.safe_dump({"workloads": [said]}, sort_keys=False), tmp_path)
-    place, found = str(error.value).split(": ", 1)
-    assert sentence == found
-    assert place.startswith(f"{tmp_path}/own.yaml, line ")
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "fault"),
     [
-        ("", "own.yaml: the file is empty; it should hold `workloads:` and a list of them"),
-        (
-            "workloads: []\n#\n",
-            (
-                "own.yaml, line 1: workloads: there is none; add one with name, input_tokens, output_tokens and"
-                " concurrency"
-            ),
-        ),
-        ("workload: []\n#\n", "own.yaml, line 1: workload is unknown; did you mean workloads?"),
-        (LAB10 + "  - ttft\n", "own.yaml, line 16: metrics[5]: 'ttft' is no metric; did you mean ttft_ms?"),
-        (LAB10 + "  - zzz\n", f"own.yaml, line 16: metrics[5]: 'zzz' is no metric; there are {', '.join(w.METRICS)}"),
+        ("", "own.yaml: .*is empty.*`workloads:`"),
+        ("workloads: []\n#\n", "own.yaml, line 1: workloads: .*name, input_tokens, output_tokens and concurrency"),
+        ("workload: []\n#\n", r"own.yaml, line 1: workload .*\bworkloads\?"),
+        (LAB10 + "  - ttft\n", r"own.yaml, line 16: metrics\[5\]: 'ttft' .*\bttft_ms\?"),
+        (LAB10 + "  - zzz\n", rf"own.yaml, line 16: metrics\[5\]: 'zzz' .*{', '.join(w.METRICS)}"),
         (
             LAB10.replace("long-short", "short-short"),
-            "own.yaml, line 6: workloads.short-short.name: short-short stands there twice; give each workload its own",
+            r"own.yaml, line 6: workloads\.short-short\.name: short-short .*twice",
         ),
-        ("workloads: [\n", "own.yaml, line 2: invalid YAML: expected the node content, but found '<stream end>'"),
+        (LAB10.replace("long-short", "a/b"), r"own.yaml, line 6: workloads\.a/b\.name: 'a/b' .*1 to 60"),
+        ("workloads: [\n", "own.yaml, line 2: .*YAML.*<stream end>"),
         (
             LAB10.replace("tokens: 4096", "tokens: -1"),
-            "own.yaml, line 7: workloads.long-short.input_tokens: -1 should be 1 to 100,000,000",
+            r"own.yaml, line 7: workloads\.long-short\.input_tokens: -1 .*1 to 100,000,000",
         ),
     ],
 )
-def test_a_mistake_of_the_file_is_one_sentence(text, sentence, tmp_path):
-    with pytest.raises(BadConfig) as error:
+def test_a_mistake_of_the_file_is_one_sentence(text, fault, tmp_path):
+    with pytest.raises(BadConfig, match=rf"^{re.escape(str(tmp_path))}/{fault}.*$"):
         loaded(text, tmp_path)
-    assert sentence == str(error.value).removeprefix(f"{tmp_path}/")
 
 
 def test_a_name_that_is_none_leads_to_the_nearest(tmp_path):
-    with pytest.raises(
-        BadConfig, match=r"^short-shrt is neither a file nor an included workload; did you mean short-short"
-    ):
+    with pytest.raises(BadConfig, match=r"^short-shrt .*\bshort-short\?"):
         workload_file.load("short-shrt")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    with pytest.raises(BadConfig, match="cannot be read: is not UTF-8 text"):
+    with pytest.raises(BadConfig, match=r"bytes .*UTF-8"):
         workload_file.load(tmp_path / "bytes")
 
 
@@ -385,36 +319,30 @@ def test_whatever_a_file_says_it_is_planned_or_refused(said):
 
 def test_too_large_workload_names_the_scale():
     """What the context cannot hold is refused with the scale that fits."""
-    with pytest.raises(BadConfig) as error:
+    with pytest.raises(BadConfig, match=r"head-of-line, class long: 20,000 .*\b256 .*\b8,192; --scale 0\.4 "):
         workload_fit.fitting(workload_file.load("head-of-line").workloads[0], 8192)
-    assert (
-        "workload head-of-line, class long: 20,000 tokens of prompt and 256 of answer are more than the engine's"
-        " context of 8,192; --scale 0.4 would make it fit" == str(error.value)
-    )
 
 
 def test_a_chat_keeps_room_for_its_template():
     assert one() == workload_fit.fitting(one(), 110)
-    with pytest.raises(BadConfig, match="and 64 for the chat template are more than the engine's context of 173"):
+    with pytest.raises(BadConfig, match=r"\b64 .*chat.*\b173\b"):
         workload_fit.fitting(one(endpoint="chat"), 173)
     assert workload_fit.fitting(one(endpoint="chat"), 174)
 
 
 def test_no_scale_helps_where_there_are_too_many_turns():
-    with pytest.raises(BadConfig, match="no scale would make it fit, so give the engine a larger --max-model-len"):
+    with pytest.raises(BadConfig, match=r"\b64; no scale .*--max-model-len"):
         workload_fit.fitting(one(turns=50, turn_tokens=10), 64)
 
 
 @pytest.mark.parametrize("scale", [0, -1, math.inf, math.nan])
 def test_a_scale_is_more_than_nothing(scale):
-    with pytest.raises(BadConfig, match=r"^--scale: .* should be more than 0$"):
+    with pytest.raises(BadConfig, match=rf"^--scale: {scale:g} .*more than 0$"):
         workload_fit.fitting(one(), 1000, scale)
 
 
 def test_a_scale_that_is_too_large_is_refused_with_one_that_fits():
-    with pytest.raises(
-        BadConfig, match=r"200 tokens of prompt and 20 of answer are more than .* 150; --scale 1.3 would make it fit"
-    ):
+    with pytest.raises(BadConfig, match=r": 200 .*\b20 .*\b150; --scale 1\.3 "):
         workload_fit.fitting(one(), 150, 2.0)
 
 
@@ -735,10 +663,7 @@ def test_a_log_is_sent_again_as_it_began(tmp_path):
 def test_a_replayed_log_fits_or_is_scaled(tmp_path):
     (tmp_path / "requests.jsonl").write_bytes(to_line(record(0, 1e6, 1.0, prompt_tokens=4000, completion_tokens=96)))
     workload = loaded(REPLAY, tmp_path).workloads[0]
-    with pytest.raises(
-        BadConfig,
-        match=r"4,000 tokens of prompt and 96 of answer are more than .* 1,024; --scale 0.25 would make it fit",
-    ):
+    with pytest.raises(BadConfig, match=r": 4,000 .*\b96 .*\b1,024; --scale 0\.25 "):
         workload_fit.fitting(workload, 1024)
     (ask,) = workload_plan.plan(workload_fit.fitting(workload, 1024, 0.25), w.LoadLevel("replay"), 1, 1)
     assert (1000, 24) == (ask.prompt_tokens, ask.output_tokens)
@@ -755,20 +680,12 @@ def test_replay_shares_a_prefix_where_it_fits():
 
 
 def test_a_log_that_cannot_be_sent_again_is_refused(tmp_path):
-    with pytest.raises(
-        BadConfig, match=r"workloads.again.replay.log: .*requests.jsonl cannot be read: No such file or directory$"
-    ):
+    with pytest.raises(BadConfig, match=r"again\.replay\.log: .*/requests\.jsonl .*: No such"):
         loaded(REPLAY, tmp_path)
     (tmp_path / "requests.jsonl").write_text('{"request_id": "x", "prompt_tokens": 5}\n')
-    with pytest.raises(
-        BadConfig,
-        match=(
-            r"no line of .* has all of ts, e2e_ms, prompt_tokens and completion_tokens, so nothing of it can be sent"
-            r" again$"
-        ),
-    ):
+    with pytest.raises(BadConfig, match=r"/requests\.jsonl .*ts, e2e_ms, prompt_tokens and completion_tokens"):
         loaded(REPLAY, tmp_path)
-    with pytest.raises(BadConfig, match=r"workloads.again.replay: give the path of a log, or requests, and not both$"):
+    with pytest.raises(BadConfig, match=r"\.replay: .*\blog, .*\brequests,"):
         loaded(REPLAY.replace("log: requests.jsonl, ", ""), tmp_path)
 
 

@@ -36,6 +36,7 @@ from exporters.net.prometheus import Prometheus, PrometheusError, QueryResult, Q
 from exporters.requests.phases import phases_of
 from exporters.requests.record import timestamp, to_line
 from exporters.text import write_atomically
+from runbooks import diagnosis
 from runbooks import page as runbook_page
 from stack.board import charts, marks, options, pages, server, snapshot, view
 from stack.board.request_pages import RequestPages
@@ -82,12 +83,12 @@ def test_times_are_written_as_grafana_writes_them(text, expected):
 
 @pytest.mark.parametrize("text", ["", "yesterday", "now+1h", "now-1y", "now-h", "<script>", "12"])
 def test_a_time_that_cannot_be_read_is_one_sentence(text):
-    with pytest.raises(view.BadView, match="is no time; write now-1h"):
+    with pytest.raises(view.BadView, match=rf"^{re.escape(repr(text))} .*now-1h"):
         view.moment(text, 5000)
 
 
 def test_a_range_runs_forward_and_not_for_ever():
-    with pytest.raises(view.BadView, match="ends after it starts"):
+    with pytest.raises(view.BadView, match=r"from=now to=now-1h: .*at least 10 s"):
         view.span("now", "now-1h", NOW)
     with pytest.raises(view.BadView, match="at most 90 days"):
         view.span("now-91d", "now", NOW)
@@ -143,7 +144,7 @@ PRICED = Dashboard(
 )
 def test_price_is_a_decimal_number(price):
     """A price is a decimal number because a word would be a metric."""
-    with pytest.raises(view.BadView, match=r"var-price: .* is no number; write one such as 2\.50"):
+    with pytest.raises(view.BadView, match=r"var-price: .*no number.* 2\.50$"):
         view.parse(MultiDict({"var-price": price}), PRICED, NOW)
     assert "3.125" == view.parse(MultiDict({"var-price": "3.125"}), PRICED, NOW).choices["price"]
 
@@ -152,8 +153,8 @@ def test_wrong_choice_falls_back_with_a_sentence():
     """So that the page can show its pickers, where the mistake is fixed."""
     looked = view.lenient(MultiDict({"var-price": "up", "var-window": "2h"}), PRICED, NOW)
     assert {"price": "2.50", "window": "5m"} == {name: looked.choices[name] for name in ("price", "window")}
-    assert "var-price: 'up' is no number; write one such as 2.50" == looked.wrong["price"]
-    assert "var-window: '2h' is not on offer; choose one of 5m, 1h" == looked.wrong["window"]
+    assert re.fullmatch(r"var-price: 'up' .* 2\.50", looked.wrong["price"])
+    assert re.fullmatch(r"var-window: '2h' .* 5m, 1h", looked.wrong["window"])
     with pytest.raises(view.BadView, match="is no time"):
         view.lenient(MultiDict({"from": "soon"}), PRICED, NOW)
 
@@ -314,7 +315,7 @@ def test_chosen_values_survive_the_cut():
     values = [f"v{n:04}" for n in range(1500)]
     offered = options.offered(Variable("instance", "Engine"), values, {"instance": ["v1400", "zz"]})
     assert (["v1400", "zz", "v0000"], 1000) == (offered["options"][:3], len(offered["options"]))
-    assert "1000 of 1501 values; narrow the choices before this one to see others" == offered["note"]
+    assert "1000 of 1501 values" in offered["note"]
     assert "" == options.offered(Variable("instance", "Engine"), values[:1000], {"instance": [ALL]})["note"]
 
 
@@ -359,7 +360,7 @@ def test_credentials_never_leave_the_address():
     )
     assert "cret" not in repr(where)
     for wrong in ("prom:9090", "http://", "http://[::1", "http://prom:port", "ftp://prom"):
-        with pytest.raises(ValueError, match="write it like http"):
+        with pytest.raises(ValueError, match=r"http://127\.0\.0\.1:9090$"):
             address(wrong)
 
 
@@ -369,7 +370,7 @@ def test_credentials_never_leave_the_address():
 def test_login_in_the_address_is_refused(url):
     """Command lines are read by everyone on a machine; with a slash in the password its second half is a path, and `me`
     a host."""
-    with pytest.raises(ValueError, match="put user:password into a file for --user-file") as told:
+    with pytest.raises(ValueError, match=r"user:password .*--user-file") as told:
         address(url)
     assert "secret" not in str(told.value)
 
@@ -392,7 +393,7 @@ def test_a_login_is_one_line_of_a_file(tmp_path):
     )
     for wrong in (b"secret", b"me:secret\nx: y", b"me:secret\xff", b""):
         file.write_bytes(wrong)
-        with pytest.raises(ValueError, match="holds no line user:password") as told:
+        with pytest.raises(ValueError, match=r"/login .*user:password$") as told:
             prometheus_client.address_from("http://prom", user_file=file)
         assert "secret" not in str(told.value)
     with pytest.raises(ValueError, match="only one of --token-file, --user-file"):
@@ -467,7 +468,8 @@ class TestOnPrometheus:
 
     def test_what_prometheus_objects_to_is_shown_in_its_words(self, board):
         assert "parse error" in board.panel("broken")["errors"][0]
-        assert "Start the engine with --thing to fill this." == board.panel("nothing")["empty"]
+        (nothing,) = (one for one in SHAPES.panels if one.slug == "nothing")
+        assert nothing.optional == nothing.when_empty == board.panel("nothing")["empty"]
 
     def test_a_choice_narrows_and_a_hostile_one_is_only_a_name(self, board):
         """The name that ends a string and adds a query finds the one series that is called so, and nothing else."""
@@ -510,9 +512,9 @@ class TestOnPrometheus:
 
     @pytest.mark.parametrize(
         ("path", "status", "words"),
-        [("/d/vllm-watch-nothing", 404, "There is no board vllm-watch-nothing. The boards are:"),
+        [("/d/vllm-watch-nothing", 404, "/d/vllm-watch-shapes "),
          ("/api/panel/vllm-watch-shapes/7", 404, "has no panel 7"), ("/api/panel/vllm-watch-shapes/../../x", 404, ""),
-         (f"/api/panel/vllm-watch-shapes/{number('running')}?from=soon", 400, "'soon' is no time"),
+         (f"/api/panel/vllm-watch-shapes/{number('running')}?from=soon", 400, "'soon' is no"),
          (f"/api/panel/vllm-watch-shapes/{number('running')}?from=now-400d", 400, "at most 90 days"),
          (f"/api/panel/vllm-watch-shapes/{number('running')}?points=1e9", 400, "is no number"),
          ("/static/serve.py", 404, "no such file"),
@@ -540,8 +542,8 @@ class TestOnPrometheus:
     def test_a_foreign_host_gets_one_sentence_and_no_figure(self, board):
         path = f"/api/panel/{board_uid('shapes')}/{number('running')}"
         status, text = get(board.url + path, Host="evil.example:9402")
-        assert (421, True) == (status, text.startswith("This board answers only under its own address"))
-        assert "--allow-host" in text
+        assert (421, True) == (status, "--allow-host" in text)
+        assert "series" not in text
 
     def test_a_page_of_somebody_else_cannot_set_off_queries(self, board):
         path = f"/api/panel/{board_uid('shapes')}/{number('running')}"
@@ -558,14 +560,11 @@ class TestOnPrometheus:
         try:
             status, text = get(f"{served.url}/api/variables/{board_uid('priced')}?var-price=up")
             told = {one["name"]: one for one in json.loads(text)["variables"]}
-            assert (200, "2.50", "var-price: 'up' is no number; write one such as 2.50") == (
-                status,
-                told["price"]["chosen"],
-                told["price"]["error"],
-            )
+            assert (200, "2.50") == (status, told["price"]["chosen"])
+            assert re.fullmatch(r"var-price: 'up' .* 2\.50", told["price"]["error"])
             assert "" == told["window"]["error"]
             status, text = get(f"{served.url}/api/panel/{board_uid('priced')}/{number('cost', 'priced')}?var-price=up")
-            assert (400, "var-price: 'up' is no number; write one such as 2.50\n") == (status, text)
+            assert (400, f"{told['price']['error']}\n") == (status, text)
         finally:
             served.stop()
 
@@ -640,21 +639,14 @@ async def test_at_most_four_queries_at_once():
     assert {"Basic bWU6cGFzcw=="} == fake.authorization
 
 
-@pytest.mark.parametrize(
-    ("status", "words"),
-    [
-        (503, "answers HTTP 503: it is starting, or in trouble"),
-        (502, "answers HTTP 502"),
-        (200, "not like a Prometheus"),
-    ],
-)
-async def test_starting_prometheus_is_asked_again(status, words):
+@pytest.mark.parametrize(("status", "hint"), [(503, "starting"), (502, "starting"), (200, "its address")])
+async def test_starting_prometheus_is_asked_again(status, hint):
     """A Prometheus that is starting is asked again for its scrape interval."""
     now_s = [0.0]
     fake = FakePrometheus(web.Response(status=status, text="Service Unavailable"))
     async with answering(fake) as url, Prometheus(address(url), clock=lambda: now_s[0]) as client:
         for _ in range(2):
-            with pytest.raises(PrometheusError, match=words):
+            with pytest.raises(PrometheusError, match=f"HTTP {status}.*{hint}"):
                 await client.scrape_s()
         assert 1 == len(fake.paths), "within two seconds the same is said again without asking"
         now_s[0] = 2
@@ -675,10 +667,7 @@ async def test_an_answer_that_is_too_large_is_told_and_not_decoded(monkeypatch):
     monkeypatch.setattr(prometheus_client, "LARGEST_ANSWER", 1 << 20)
     fake = FakePrometheus(web.Response(text=" " * (2 << 20)))
     async with answering(fake) as url, Prometheus(address(url)) as client:
-        assert (
-            "the answer is larger than 1 MiB; choose a shorter range or fewer series"
-            == (await client.over_time("up", OVER)).error
-        )
+        assert "larger than 1 MiB" in (await client.over_time("up", OVER)).error
         fake.instead.append(web.Response(text=" " * (2 << 20)))
         assert [15, 15] == [await client.scrape_s() for _ in range(2)], (
             "a configuration of that size is not asked for again"
@@ -754,12 +743,12 @@ class TestRunbookLinks:
         status, text = get(f"{board.url}{link}")
         assert 200 == status
         now = text.split('<div class="now">')[1].split("</div>")[0]
-        assert "The alert&#x27;s expression holds." in now or "The alert's expression holds." in now
+        assert "expression holds." in now
         (first,) = re.findall(r'<pre class="result">(.*?)</pre>', now, re.DOTALL)
         assert first.split()[0] == "0.97", "the value that fired, of this engine alone"
         assert "10.0.0.1" not in first
-        assert "no request waits and none is preempted" in now
-        assert "requests are preempted" not in now
+        preempted, quiet = (row.what for row in diagnosis.ROWS["VLLMKVCacheNearlyFull"][:2])
+        assert (True, False) == (quiet in now, preempted in now)
         assert HOSTILE not in text, "as HTML: a label is text"
 
     def test_without_labels_nothing_is_evaluated(self, board):
@@ -770,7 +759,7 @@ class TestRunbookLinks:
     def test_names_that_are_no_labels_and_huge_values_are_ignored(self, board):
         link = runbook_link("VLLMKVCacheNearlyFull", **{"a-b": "x", "instance": "y" * 5000, "model_name": "llama"})
         _, text = get(f"{board.url}{link}")
-        assert "Labels of the alert: <code>model_name=llama</code> </p>" in text
+        assert ": <code>model_name=llama</code> </p>" in text
 
     def test_a_label_cannot_leave_its_query(self, board):
         link = runbook_link("VLLMKVCacheNearlyFull", model_name='"} or vector(1) or x{y="`<b>')
@@ -785,7 +774,7 @@ def test_a_runbook_page_comes_without_prometheus_too():
     try:
         status, text = get(f"{served.url}{runbook_link('VLLMKVCacheNearlyFull', instance='10.0.0.1:8000')}")
         assert 200 == status
-        assert "Not evaluated: Prometheus at http://127.0.0.1:9 does not answer" in text
+        assert re.search(r"Not evaluated: .*http://127\.0\.0\.1:9 does not answer", text)
         assert "instance=~&quot;10\\\\.0\\\\.0\\\\.1:8000&quot;" in text
     finally:
         served.stop()
@@ -814,28 +803,28 @@ def test_runbooks_work_without_prometheus():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "pattern"),
     [
-        (("--snapshot", "x.html", "--board", "nope"), "there is no board nope; there are overview"),
+        (("--snapshot", "x.html", "--board", "nope"), "board nope; .*overview"),
         (("--board", "overview"), "--board belongs to --snapshot"),
         (("--snapshot", "/nonexistent/x.html"), "/nonexistent is no folder"),
         (
             ("--snapshot", "x.html", "--prometheus", "http://127.0.0.1:9"),
             "Prometheus at http://127.0.0.1:9 does not answer",
         ),
-        (("--prometheus", "http://me:secret@127.0.0.1:9"), "put user:password into a file for --user-file"),
-        (("--prometheus", "http://me:12/3secret@127.0.0.1"), "put user:password into a file for --user-file"),
+        (("--prometheus", "http://me:secret@127.0.0.1:9"), "user:password .*--user-file"),
+        (("--prometheus", "http://me:12/3secret@127.0.0.1"), "user:password .*--user-file"),
         (("--user-file", "/nonexistent"), "/nonexistent: No such file"),
         (("--scrape-interval", "1x"), "'1x' is no duration"),
-        (("--snapshot", "x.html", "--from", "soon"), "'soon' is no time"),
-        (("--prometheus", "127.0.0.1:9090"), "write it like http://127.0.0.1:9090"),
+        (("--snapshot", "x.html", "--from", "soon"), "'soon' .*now-1h"),
+        (("--prometheus", "127.0.0.1:9090"), "127.0.0.1:9090 .*http://127.0.0.1:9090"),
         (("--listen", "9402"), "write host:port"),
         (("--token-file", "/nonexistent"), "/nonexistent: No such file"),
     ],
 )
-def test_mistakes_are_one_sentence_and_status_2(arguments, words, tmp_path):
+def test_mistakes_are_one_sentence_and_status_2(arguments, pattern, tmp_path):
     done = command(*arguments)
-    assert (2, True) == (done.exit_code, words in done.output), done.output
+    assert (2, True) == (done.exit_code, bool(re.search(pattern, done.output))), done.output
     assert "secret" not in done.output
     assert not Path("x.html").exists()
 
@@ -844,10 +833,10 @@ def test_a_taken_port_is_told_with_the_way_out():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        done = command("--listen", f"127.0.0.1:{taken.getsockname()[1]}")
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = command("--listen", listen)
     assert 2 == done.exit_code
-    assert "is taken by another program: stop it, or choose another with --listen" in done.output
-    assert "choose another with --listen" in done.output
+    assert re.search(f"{listen} is taken .*--listen$", done.output, re.MULTILINE)
 
 
 def test_command_starts_before_prometheus_and_ends(free_port, tmp_path):
@@ -932,7 +921,7 @@ FIGURES = [
     (350.4, "watt", "350 W"),
     (7.2e6, "joule", "7.2 MJ"), (71, "celsius", "71 °C"), (1.98e9, "hertz", "1.98 GHz"), (1, "bool_on_off", "yes"),
     (0, "bool_on_off", "no"),
-    (1500, "short", "1.5K"), (None, "s", "\u2013"), (-0.5, "s", "-500 ms"), (3, "some unit of tomorrow", "3"),
+    (1500, "short", "1.5K"), (None, "s", "\u2013"), (-0.5, "s", "-500 ms"), (3, "unit of tomorrow", "3"),
 ]  # fmt: skip
 
 
@@ -1237,7 +1226,7 @@ class TestInChromium:
         """A wrong choice in the address is told and can be corrected."""
         page = tab.page
         page.goto(f"{board.url}/d/{board_uid('teams')}?refresh=off&{urlencode({'var-gpu_hour_price': '5 + 3'})}")
-        expect(page.locator(".status")).to_contain_text("is no number; write one such as 2.5")
+        expect(page.locator(".status")).to_contain_text("var-gpu_hour_price: '5 + 3'")
         price = page.get_by_label("Price of a GPU hour")
         expect(price).to_have_value("5 + 3")
         price.fill("3")
@@ -1248,9 +1237,7 @@ class TestInChromium:
         expect(page.locator(".status")).to_contain_text("choose one of 5m, 15m")
         page.get_by_label("Before: this long ago").select_option("3h")
         expect(page.locator(".status")).to_contain_text("updated")
-        assert {"Failed to load resource: the server responded with a status of 400 (Bad Request)"} == set(
-            tab.complaints
-        )
+        assert {"400"} == {re.sub(r"\D", "", complaint) for complaint in tab.complaints}
         tab.complaints.clear()
 
     def test_a_panel_that_failed_and_recovered_listens_once(self, board, tab):

@@ -339,13 +339,13 @@ def test_own_linter_has_no_complaint() -> None:
 @pytest.mark.parametrize("team", ["", "__other__", "__idle__", "x" * 121, "a\nb", "\x00"])
 def test_name_that_no_team_has_is_refused(team: str) -> None:
     """An empty name, as of a variable that is not set, must not mean all teams."""
-    with pytest.raises(ValueError, match=r"cannot be a team: a name has 1 to 120 printable characters"):
+    with pytest.raises(ValueError, match=r"a team: .* 1 to 120 "):
         boards(team=team)
 
 
 def test_query_of_all_teams_is_refused() -> None:
     panel = Panel("x", "X", "M.", "G.", "A.", (Query(f'sum({sidecar.REQUESTS.name}{{team=~"search"}})'),))
-    with pytest.raises(ValueError, match="dashboard x: a query is not restricted to its team"):
+    with pytest.raises(ValueError, match=r"dashboard x: .*restricted"):
         Dashboard("x", "X", "Q?", (DashboardRow("", (panel,)),), team=OWN)
 
 

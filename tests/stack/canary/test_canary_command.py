@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -65,47 +66,44 @@ def run(folder: Path, *options: str) -> Result:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "facts"),
     [
-        (GOOD.replace("share: 0 ", "share: 1.2 "), "teams.yaml, line 8: canary.share: 1.2 should be from 0 to 1"),
-        (
-            GOOD.replace("share: 0 ", "variant: canery\n  share: 0 "),
-            "canary.variant: 'canery' is no variant of an engine",
-        ),
-        (GOOD.replace("steps: [0.05, 0.2, 0.5]", "steps: [0.5, 0.2]"), "steps should be rising shares"),
-        (GOOD.partition("canary:\n")[0], "canary is missing; add `canary: {variant: NAME, share: 0}`"),
-        ("teams: [", "invalid YAML"),
-        (None, "teams.yaml cannot be read: No such file or directory"),
+        (GOOD.replace("share: 0 ", "share: 1.2 "), r"teams\.yaml, line 8: canary\.share: 1\.2 .*0 to 1"),
+        (GOOD.replace("share: 0 ", "variant: canery\n  share: 0 "), r"canary\.variant: 'canery' .*mean canary\?"),
+        (GOOD.replace("steps: [0.05, 0.2, 0.5]", "steps: [0.5, 0.2]"), r"canary: steps .*\[0\.05, 0\.2, 0\.5\]"),
+        (GOOD.partition("canary:\n")[0], r"teams\.yaml: canary .*`canary: {variant: NAME, share: 0}`"),
+        ("teams: [", r"teams\.yaml.*invalid YAML"),
+        (None, r"teams\.yaml .*No such file"),
     ],
 )
-def test_a_mistake_in_teams_is_one_sentence(tmp_path: Path, text: str | None, words: str):
+def test_a_mistake_in_teams_is_one_sentence(tmp_path: Path, text: str | None, facts: str):
     if text is not None:
         (tmp_path / "teams.yaml").write_text(text)
     (tmp_path / "requests.jsonl").touch()
     result = run(tmp_path, "--log", str(tmp_path / "requests.jsonl"))
     assert 2 == result.exit_code
-    assert words in result.stderr
+    assert re.search(facts, result.stderr), result.stderr
     assert 1 == result.stderr.count("Error: ")
     assert {"teams.yaml", "requests.jsonl"} >= {path.name for path in tmp_path.iterdir()}
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "facts"),
     [
-        ((), "name the request log with --log; it is requests_log in gateway.yaml"),
-        (("--log", "no.jsonl"), "no.jsonl does not exist; --log is requests_log in gateway.yaml"),
-        (("--log", "teams.yaml", "--act"), "--act and --reload COMMAND go together"),
-        (("--log", "teams.yaml", "--gateway", "http://u:secret@h:1"), "--gateway 'h:1' is no address; write it like"),
-        (("--log", "teams.yaml", "--report", "no/page.html"), "page.html cannot be written; name another file"),
-        (("--log", "teams.yaml", "--state", "no/state.json"), "state.json cannot be written: No such file"),
+        ((), r"--log; .*requests_log .*gateway\.yaml"),
+        (("--log", "no.jsonl"), r"no\.jsonl .*--log .*requests_log .*gateway\.yaml"),
+        (("--log", "teams.yaml", "--act"), "--act .*--reload COMMAND"),
+        (("--log", "teams.yaml", "--gateway", "http://u:secret@h:1"), "--gateway 'h:1' .*http://127.0.0.1"),
+        (("--log", "teams.yaml", "--report", "no/page.html"), r"no/page\.html .*--report"),
+        (("--log", "teams.yaml", "--state", "no/state.json"), r"no/state\.json .*No such file.*--state"),
     ],
 )
-def test_a_mistake_in_options_is_one_sentence(tmp_path: Path, monkeypatch, options: tuple[str, ...], words: str):
+def test_a_mistake_in_options_is_one_sentence(tmp_path: Path, monkeypatch, options: tuple[str, ...], facts: str):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "teams.yaml").write_text(GOOD)
     result = run(tmp_path, *options)
     assert 2 == result.exit_code
-    assert words in result.stderr
+    assert re.search(facts, result.stderr), result.stderr
     assert ["teams.yaml"] == [path.name for path in tmp_path.iterdir()]
 
 
@@ -114,15 +112,13 @@ def test_a_state_of_another_canary_stops_the_command(tmp_path: Path):
     (tmp_path / "canary-state.json").write_text("[]")
     result = run(tmp_path, "--log", str(tmp_path / "teams.yaml"))
     assert 2 == result.exit_code
-    assert (
-        "canary-state.json cannot be read: it is no state of a canary; name another file with --state" in result.stderr
-    )
+    assert re.search(r"canary-state\.json .*no state .*--state", result.stderr), result.stderr
     assert GOOD == (tmp_path / "teams.yaml").read_text()
 
 
 def test_help_ends_with_an_example(tmp_path: Path):
     text = CliRunner().invoke(cli.main, ["canary", "--help"]).stdout
-    assert "Example:  vllm-watch canary teams.yaml --log requests.jsonl" in text
+    assert "vllm-watch canary teams.yaml --log requests.jsonl" in text.rpartition("Example:")[2]
 
 
 def test_a_run_over_is_over_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -135,7 +131,8 @@ def test_a_run_over_is_over_after_a_restart(tmp_path: Path, monkeypatch: pytest.
     done = [CliRunner().invoke(cli.main, command) for _ in range(2)]
     assert [4, 4] == [one.exit_code for one in done]
     assert done[0].stdout == done[1].stdout
-    assert done[0].stdout.startswith("undecided: no metric has enough requests; see ")
+    assert done[0].stdout.startswith("undecided: ")
+    assert done[0].stdout.endswith(f" {tmp_path / 'canary-report.html'}\n")
     assert 2 == len(Path("events.jsonl").read_text().splitlines())
     assert Path("reloaded").exists()
 
@@ -170,7 +167,7 @@ def test_only_the_value_changes(text: str, expected: str):
 
 @pytest.mark.parametrize("text", ["a: {}", "a: {b: [1]}", "x: &x 1\na: {b: *x}", "a: [", ""])
 def test_a_value_that_is_not_there_is_a_mistake(text: str):
-    with pytest.raises(BadConfig, match=r"f: a\.b is not written there as a value; write it as `b: 0\.25`"):
+    with pytest.raises(BadConfig, match=r"^f: a\.b .*`b: 0\.25`$"):
         with_scalar(text, "f", ("a", "b"), "0.25")
 
 
@@ -186,14 +183,16 @@ def test_the_guard_of_the_rotation_asks_each_gateway(caplog: pytest.LogCaptureFi
     with answering(answer) as (url, requests):
         guard = RotationGuard([url, "http://127.0.0.1:1"], ["new", "soon", "other"])
         for _ in range(2):
-            assert ["the gateway takes it out of rotation: new: suspect (steps_stopped)"] == guard()
+            (reason,) = guard()
+            assert reason.endswith(" new: suspect (steps_stopped)")
         assert 6 == len(requests)
-        assert 3 == caplog.text.count("http://127.0.0.1:1 cannot be asked about"), "once for each engine"
+        assert 3 == caplog.text.count(" http://127.0.0.1:1 "), "once for each engine"
         answers["new"], answers["other"] = (200, b"ok"), (503, b"other: loading (refused)\n")
-        assert ["the gateway takes it out of rotation: other: loading (refused)"] == guard(), "it was ready before"
+        (reason,) = guard()
+        assert reason.endswith(" other: loading (refused)"), "it was ready before"
         answers["other"] = (404, b"name one engine")
         assert [] == guard()
-    assert f"{url} answers 404 about other, so a hang is not noticed" in caplog.text
+    assert re.search(rf"{url} .*404 .*\bother\b.*--gateway", caplog.text)
 
 
 def test_the_guard_of_the_budget_reads_fast_burns_of_its_models():
@@ -206,7 +205,8 @@ def test_the_guard_of_the_budget_reads_fast_burns_of_its_models():
     ]  # fmt: skip
     body = json.dumps({"status": "success", "data": {"alerts": alerts}}).encode()
     with answering(lambda _: (200, body)) as (url, _):
-        assert ["VLLMTTFTBudgetBurn fires for chat"] == asyncio.run(BudgetQuery(address(url), {"chat"})())
+        (reason,) = asyncio.run(BudgetQuery(address(url), {"chat"})())
+        assert re.fullmatch("VLLMTTFTBudgetBurn .*chat", reason)
         assert 2 == len(asyncio.run(BudgetQuery(address(url), None)()))
     assert [] == asyncio.run(BudgetQuery(address(url), None)()), "nobody answers"
 
@@ -234,25 +234,24 @@ def test_a_guard_in_the_background_delays_nothing():
 
 
 @pytest.mark.parametrize(
-    ("engine", "reasons"),
+    ("engine", "causes", "down"),
     [
-        (ScoringEngine(key="k", version="0.33.0"), []),
-        (ScoringEngine(key="k", nan="400"), ["golden prompts: new is wrong (not_finite): "]),
-        (ScoringEngine(), ["down"]),
+        (ScoringEngine(key="k", version="0.33.0"), [], False),
+        (ScoringEngine(key="k", nan="400"), ["not_finite"], False),
+        (ScoringEngine(), [], True),
     ],
 )
 async def test_golden_prompts_stop_a_canary_that_is_wrong(
-    tmp_path: Path, engine: ScoringEngine, reasons: list[str], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, engine: ScoringEngine, causes: list[str], down: bool, caplog: pytest.LogCaptureFixture
 ):
     """Another release is none of the reasons; an engine that does not answer is left to the other guards."""
     prompts = PromptSet(prompts=(TextPrompt("one", "the quick brown fox"), TextPrompt("two", "3.14159 and 2.7")))
     async with ScoringEngine().running() as url:
         baseline = await record(url, RecordPlan(prompts=prompts, runs=12))
-    down = reasons == ["down"]
     async with engine.running() as url:
         address = "http://127.0.0.1:1" if down else url
         found = await GoldenQuery(baseline, {"new": (address, engine.key)}, tmp_path / "probes.jsonl")()
-    assert ([] if down else reasons) == [sentence[: len(reasons[0])] for sentence in found], found
+    assert causes == [re.sub(r"golden prompts: new .*\((\w+)\): .*", r"\1", reason) for reason in found]
     assert down == ("golden prompts: " in caplog.text and "127.0.0.1:1" in caplog.text)
     if not down:
         assert PROBE_TEAM in (tmp_path / "probes.jsonl").read_text()

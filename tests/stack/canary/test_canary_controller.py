@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -44,7 +45,7 @@ def test_an_equal_canary_is_raised_and_good(scene: Scene):
     assert TEAMS.format(share="0.5", decide_s="6000") == scene.teams.read_text()
     page = (scene.folder / "report.html").read_text()
     assert 1 == page.count("<td>promote</td>"), "each step has one row"
-    for text in ("The canary is better than the other engines, or equivalent", "TTFT", "equivalent", "raise"):
+    for text in ('class="said better"', "TTFT", "equivalent", "raise"):
         assert text in page
     assert scene.controller().look()  # started once more, it is over
     assert expected == scene.happened()
@@ -80,7 +81,7 @@ def test_advice_is_given_once_and_changes_nothing(scene: Scene):
     scene.teams.write_text(before)
     controller = scene.run(150)
     assert [("start", ""), ("raise", "")] == scene.happened()
-    assert "advice: raise the share (5 % to 20 %)" in events.read(scene.folder / "events.jsonl")[0][-1].what
+    assert re.search(r"advice: .*\(5 % to 20 %\)", events.read(scene.folder / "events.jsonl")[0][-1].what)
     scene.teams.write_text(before.replace("share: 0.05", "share: 0.2"))  # as advised
     controller.look()
     assert ("set", 0.05, 0.2) == (
@@ -95,20 +96,20 @@ def test_advice_is_given_once_and_changes_nothing(scene: Scene):
 
 
 @pytest.mark.parametrize(
-    ("was", "now", "words"),
+    ("was", "now", "changed_part"),
     [
-        ("share: 0.05 ", "share: 0.9 ", "somebody else changed canary.share (0.9)"),
-        ("http://127.0.0.1:2", "http://127.0.0.1:3", "somebody else changed the canary or the upstreams"),
-        ("step_s: 600", "step_s: 1", "somebody else changed the canary or the upstreams"),
+        ("share: 0.05 ", "share: 0.9 ", "canary.share (0.9)"),
+        ("http://127.0.0.1:2", "http://127.0.0.1:3", "upstreams"),
+        ("step_s: 600", "step_s: 1", "upstreams"),
     ],
 )
-def test_somebody_elses_change_ends_the_run(scene: Scene, was: str, now: str, words: str):
+def test_somebody_elses_change_ends_the_run(scene: Scene, was: str, now: str, changed_part: str):
     controller = scene.run(5)
     changed = scene.teams.read_text().replace(was, now)
     scene.teams.write_text(changed)
     assert controller.look()
     assert ("interrupted", changed) == (controller.state.done, scene.teams.read_text())
-    assert words in controller.state.steps[-1].why
+    assert changed_part in controller.state.steps[-1].why
     assert ("interrupted", "") == scene.happened()[-1]
 
 
@@ -147,10 +148,10 @@ def test_a_failed_reload_is_tried_again(scene: Scene):
 
 def test_a_state_of_another_canary_is_refused(scene: Scene):
     scene.run(2)
-    with pytest.raises(BadConfig, match=r"belongs to the canary 'canary' of .*teams.yaml; name another file"):
+    with pytest.raises(BadConfig, match=r"'canary' .*teams\.yaml; .*--state"):
         read_state(scene.folder / "state.json", scene.teams, "blue")
     (scene.folder / "state.json").write_text("{")
-    with pytest.raises(BadConfig, match="it is no state of a canary; name another file with --state"):
+    with pytest.raises(BadConfig, match=r"no state .*--state"):
         read_state(scene.folder / "state.json", scene.teams, "canary")
 
 
@@ -212,9 +213,8 @@ def test_the_first_share_is_advised(scene: Scene):
     scene.acts = False
     controller = scene.run(3)
     assert [("start", "")] == scene.happened()
-    assert (
-        "canary advice: set the share (0 % to 5 %): compared" in events.read(scene.folder / "events.jsonl")[0][0].what
-    )
+    what = events.read(scene.folder / "events.jsonl")[0][0].what
+    assert re.match(r"canary advice: .*\(0 % to 5 %\): .*60 s$", what), what
     assert 0.0 == controller.state.share == read_teams(scene.teams).canary.share
 
 
@@ -276,13 +276,17 @@ def test_what_a_record_says_of_the_canary(scene: Scene, line: dict[str, object],
 
 def test_a_canary_without_a_shared_model_is_a_mistake(scene: Scene):
     scene.teams.write_text(MODELS.replace("[old, new]", "[new]") + scene.teams.read_text())
-    with pytest.raises(BadConfig, match="no model is served by the canary 'canary' and by another upstream as well"):
+    with pytest.raises(BadConfig, match=r"teams\.yaml: .*'canary' .*`upstreams`"):
         read_teams(scene.teams)
 
 
 def test_a_state_has_one_process(scene: Scene):
     state = scene.folder / "state.json"
-    with held_state(state), pytest.raises(BadConfig, match="is in use by another"), held_state(state):
+    with (
+        held_state(state),
+        pytest.raises(BadConfig, match=r"state\.json .*`vllm-watch canary`.*--state"),
+        held_state(state),
+    ):
         pass
     with held_state(state):
         pass

@@ -89,9 +89,8 @@ def test_one_gpu_is_told_with_everything_that_follows(folder):
     )
     assert 0 == status
     for words in (
-        "131,072 bytes a token", "vLLM's maximum concurrency", "63.2", "12.67 GiB", "103,800 tokens in the cache",
-        "compute (binds)", "at least 1",
-        "vllm serve ", "--max-model-len 8192", "capacity:\n  slots:", "not known without a measurement",
+        "131,072 bytes", "maximum concurrency", "63.2", "12.67 GiB", "103,800 tokens", "compute (binds)", "at least 1",
+        "vllm serve ", "--max-model-len 8192", "capacity:\n  slots:", "--measured-rate",
     ):  # fmt: skip
         assert words in output, words
 
@@ -163,8 +162,9 @@ def test_the_table_says_where_windows_fill(folder):
         for batch in (8192, 2048)
     )
     short, long = (" ".join(re.sub("[│ ]+", " ", text).split()) for text in said)  # a cell may be broken into lines
-    assert "344,064 bytes a token (no window fills below 8,192 tokens)" in short
-    assert "344,064 bytes a token up to 8,191 tokens of a request, 172,032 beyond" in long
+    assert re.search(r"344,064 bytes a token \([^)]*8,192 tokens\)", short)
+    assert "172,032" not in short
+    assert re.search(r"344,064 bytes a token .*8,191 tokens .*172,032", long)
 
 
 def test_memory_adds_up_to_the_gpu(folder):
@@ -208,7 +208,7 @@ def test_lines_that_are_no_records_are_told(folder):
     (plan,) = told("--model", "config.json", "--gpu", "H200", "--max-model-len", "8K", "--log", "requests.jsonl")[
         "plans"
     ]
-    assert "1 lines of requests.jsonl are no request records" in plan["notes"]
+    assert any("1 lines of requests.jsonl" in note for note in plan["notes"])
 
 
 def test_log_fills_lengths_and_uses_worksheet_targets(folder):
@@ -225,7 +225,7 @@ def test_log_fills_lengths_and_uses_worksheet_targets(folder):
         traffic["tpot_s"],
         traffic["rate_per_s"],
     )
-    assert any("targets of the worksheet stand for them" in note for note in plan["notes"])
+    assert any("all times" in note for note in plan["notes"])
 
 
 def test_people_who_do_not_think_may_be_given(folder):
@@ -251,15 +251,11 @@ def test_a_file_of_another_name_names_the_model(folder):
 
 def test_a_refusal_names_each_way_on_a_line_of_its_own(folder):
     _, output = run("--model", CONFIGS / "DeepSeek-V2-Lite.json", "--gpu", "H100/1g.10gb", "--max-model-len", 16384)
-    what = (
-        "refused: DeepSeek-V2-Lite does not fit H100-80GB/1g.10gb: weights 29.26 GiB and 2.73 GiB besides, per GPU, and"
-        " vLLM may use 8.97 GiB of 9.75 GiB (--gpu-memory-utilization 0.92): 23.01 GiB too much"
-    )
-    assert [
-        what,
-        "    what fits: H100-80GB/3g.40gb, its smallest slice that does with max_model_len 16,384",
-        "    what fits: A100-40GB, the smallest whole GPU that does (39.25 GiB)",
-    ] == output.splitlines()
+    what, near, other = output.splitlines()
+    assert re.match(r"refused: DeepSeek-V2-Lite .*H100-80GB/1g\.10gb: .*--gpu-memory-utilization 0\.92", what)
+    assert ["29.26", "2.73", "8.97", "9.75", "23.01"] == re.findall(r"([-\d.]+) GiB", what)
+    assert re.match(r"    what fits: H100-80GB/3g\.40gb, .*max_model_len 16,384$", near)
+    assert re.match(r"    what fits: A100-40GB, .*\(39\.25 GiB\)$", other)
 
 
 def test_without_a_rate_it_is_said_what_is_missing(folder):
@@ -289,8 +285,8 @@ def test_how_many_users_fit_is_told(folder):
 
 def test_times_of_another_model_are_no_measurement_of_this_one(folder):
     words = ("--model", "config.json", "--gpu", "H200", "--max-model-len", "8K", "--log", "requests.jsonl")
-    assert "note: the log is of chat: if that is another model than" in run(*words)[1].replace("\n", " ")
-    assert "the log is of chat" not in run(*words, "--served-model-name", "chat")[1], "then somebody said that it is"
+    assert re.search(rf"^note: .*\bof chat: .*\b{folder.name}\b", run(*words)[1], re.MULTILINE)
+    assert "of chat" not in run(*words, "--served-model-name", "chat")[1], "then somebody said that it is"
 
 
 def test_a_refusal_says_on_how_many_gpus(folder):
@@ -338,13 +334,12 @@ def test_gpus_and_slices_are_compared_by_cost(folder):
         "prices.yaml",
     )
     assert 0 == status
-    assert output.startswith("Cheapest by your prices: "), output[:80]
-    assert "an hour; at least, until --measured-rate says" in output.splitlines()[0]
+    assert re.match(r"Cheapest .*: 5 x H200/3g\.71gb, 10\.50 USD .*--measured-rate", output), output[:200]
     rows = [line.split("│")[1].strip() for line in output.splitlines() if line.startswith("│")]
-    assert {"H200", "H200/1g.35gb", "H200/3g.71gb", "H200/1g.18gb"} <= set(rows)
-    assert "H200/1g.18gb" == rows[-1], "what does not fit comes last"
+    assert {"H200", "H200/1g.35gb"} <= set(rows)
+    assert ("H200/3g.71gb", "H200/1g.18gb") == (rows[0], rows[-1]), "the cheapest is first, what does not fit is last"
     assert "refused: " in output
-    assert "H200/1g.35gb, its smallest slice that does" in output
+    assert "what fits: H200/1g.35gb, " in output
 
 
 def test_gpu_that_is_too_slow_has_its_row(folder):
@@ -360,7 +355,7 @@ def test_gpu_that_is_too_slow_has_its_row(folder):
 @pytest.mark.parametrize(
     ("model", "gpu", "length", "weights", "way"),
     [
-        ("DeepSeek-V2-Lite", "H100/1g.10gb", 16384, "29.26 GiB", "H100-80GB/3g.40gb, its smallest slice that does"),
+        ("DeepSeek-V2-Lite", "H100/1g.10gb", 16384, "29.26 GiB", "what fits: H100-80GB/3g.40gb, "),
         ("Qwen3-30B-A3B", "H100/3g.40gb", 32768, "56.87 GiB", "weights in fp8"),
     ],
 )
@@ -383,14 +378,15 @@ def test_parameters_alone_give_the_weights_and_ask_for_the_rest(folder, said):
     assert 1 == status
     assert "16.0 GB = 14.90 GiB" in output
     assert "(bfloat16, assumed)" in output
-    assert "the KV cache is not reckoned" in output
-    assert "config.json with --model" in output
-    assert "H200/1g.18gb: vLLM may use 14.72 GiB; the weights alone are too much for it" in output
+    assert re.search(r"^refused: .*KV cache .*config\.json with --model", output, re.MULTILINE)
+    assert ["128.54", "14.72"] == re.findall(r"^H200.*: .* ([\d.]+) GiB", output, re.MULTILINE)
+    assert re.findall(r"^(H200.*): .*too much", output, re.MULTILINE) == ["H200/1g.18gb"]
     _, half = run("--traffic", "few.yaml", "--gpu", "H200/1g.18gb", "--gpu-memory-utilization", "0.46")
     assert "vLLM may use 7.36 GiB" in half
-    status, output = run("--traffic", "few.yaml", "--json")
+    status, output = run("--traffic", "few.yaml", "--gpu", "H200", "--gpu", "H200/1g.18gb", "--json")
     found = json.loads(output)
     assert (1, None, 16e9) == (status, found["kv_cache"], found["weights"]["bytes"])
+    assert [True, False] == [each["weights_fit"] for each in found["gpus"]]
 
 
 ONE_BY_ONE = {
@@ -414,17 +410,14 @@ def test_flat_form_gives_a_plan_or_one_sentence(folder, key):
     if key.endswith("_tokens") and key.startswith("p"):
         assert (2, True) == (status, output.startswith("Error: p50_")), output
     else:
-        assert (0, True) == (status, "no traffic is given, so only the guaranteed concurrency is known" in output), (
-            output
-        )
+        assert (0, True) == (status, "guaranteed concurrency" in output), output
 
 
 def test_an_empty_form_without_a_model_asks_for_one(folder):
     (folder / "empty.yaml").write_text(worksheet.FORM)
-    assert (
-        2,
-        "Error: no model is named: give --model DIR or config.json, or at least `parameters` in a worksheet\n",
-    ) == run("--traffic", "empty.yaml")
+    status, output = run("--traffic", "empty.yaml")
+    assert (2, 1) == (status, output.count("\n")), output
+    assert re.match("Error: .*--model DIR .*`parameters`", output)
 
 
 def test_a_worksheet_names_model_and_gpu_itself(folder):
@@ -459,7 +452,7 @@ def test_the_worksheet_comes_back_filled_in_and_is_one_again(folder):
         form.enable_prefix_caching,
     )
     assert form.cost_per_1k_tokens is None
-    assert "# as vLLM reads it: 8K is 8192, 8k is 8000" in output, "remarks stay"
+    assert "8K is 8192, 8k is 8000\n" in output, "remarks stay"
     assert 0 == run("--model", "config.json", "--gpu", "H200", "--traffic", _written(folder, output))[0]
 
 
@@ -469,7 +462,7 @@ def test_filled_values_have_reasons(folder):
         SHAPE + "tuning:\n  max_num_seqs:\n  kv_cache_dtype:              # of the cache\n"
     )
     _, output = run("--model", "config.json", "--gpu", "H200", "--traffic", "columns.yaml", "--rate", 8, "--fill")
-    assert re.search(r"max_num_seqs: \d+  # more at once than compute allows would wait inside the engine\n", output)
+    assert re.search(r"max_num_seqs: \d+  # .*\bcompute\b", output)
     assert "  kv_cache_dtype: auto         # of the cache\n" in output
 
 
@@ -494,7 +487,7 @@ def test_whatever_is_filled_in_can_be_read_again(folder, name):
     more = ("--max-model-len", 1024, "--users", 50, "--think", "20s")
     status, output = run(*words, "--traffic", "small.yaml", *more, "--fill")
     if name == "DeepSeek-V3.2":
-        assert (2, True) == (status, "which is not computed here" in output)
+        assert (2, True) == (status, "deepseek_v32" in output)
         return
     assert 0 == status, output
     assert 0 == run(*words, "--traffic", _written(folder, output), *more)[0]
@@ -520,7 +513,7 @@ def test_the_type_of_the_weights_is_taken_from_the_worksheet(folder):
     found = told("--model", "config.json", "--gpu", "H200", "--traffic", "eight.yaml")
     (plan,) = found["plans"]
     assert ("fp8", pytest.approx(9.08e9, rel=0.01)) == (plan["model"]["quantization"], plan["model"]["weight_bytes"])
-    assert any("70e9 parameters; reckoned with are the model's 8.03e9" in note for note in found["notes"])
+    assert any(re.search(r"\b70e9 parameters.* 8\.03e9", note) for note in found["notes"])
 
 
 @pytest.mark.parametrize("size", ["24GB", "24 gb", "24GiB"])
@@ -537,85 +530,76 @@ def test_memory_size_is_a_gpu_without_bounds_of_time(folder, size):
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "facts"),
     [
-        (("--model", "config.json"), "--gpu is missing: name a GPU or slice, such as H200"),
-        (("--model", "config.json", "--gpu", "H300"), "the GPU 'H300' is not known; did you mean"),
-        (("--model", "config.json", "--gpu", "H200/1g.10gb"), "H200 has no slice '1g.10gb'; did you mean H200/1g.18gb"),
-        (("--model", "config.json", "--gpu", "FOO"), "known are A100-40GB, A100-80GB, H100-80GB"),
-        (("--model", "nothing.json", "--gpu", "H200"), "nothing.json: there is no such file"),
+        (("--model", "config.json"), "--gpu is missing: .*H200/1g.18gb"),
+        (("--model", "config.json", "--gpu", "H300"), "'H300' .*did you mean H200 or H100-80GB"),
+        (("--model", "config.json", "--gpu", "H200/1g.10gb"), "H200 .*'1g.10gb'; did you mean H200/1g.18gb"),
+        (("--model", "config.json", "--gpu", "FOO"), "'FOO' .*A100-40GB, A100-80GB, H100-80GB"),
+        (("--model", "nothing.json", "--gpu", "H200"), "nothing.json: .*no such file"),
         (
             ("--model", "meta-llama/Llama-3.1-8B", "--gpu", "H200"),
             "hf download meta-llama/Llama-3.1-8B config.json --local-dir Llama-3.1-8B",
         ),
         (
             ("--model", "config.json", "--gpu", "H200", "--max-model-len", "200k"),
-            "max_model_len 200,000 is more than the 131,072 positions",
+            "max_model_len 200,000 .*131,072 positions",
         ),
-        (("--model", "config.json", "--gpu", "H200", "--max-model-len", "long"), "'long' is no number of tokens"),
-        (("--model", "config.json", "--gpu", "H200", "--kv-dtype", "fp7"), "the cache type 'fp7' is not computed here"),
         (
-            ("--model", "config.json", "--gpu", "H200", "--tp", "3"),
-            "tensor_parallel 3 does not divide the 32 attention heads",
+            ("--model", "config.json", "--gpu", "H200", "--max-model-len", "long"),
+            "'--max-model-len': 'long' .*16384, 16K",
         ),
+        (
+            ("--model", "config.json", "--gpu", "H200", "--kv-dtype", "fp7"),
+            "cache type 'fp7' .*auto, float16, bfloat16",
+        ),
+        (("--model", "config.json", "--gpu", "H200", "--tp", "3"), "tensor_parallel 3 .*32 attention heads"),
         (("--model", "config.json", "--gpu", "H200", "--tp", "0"), "Invalid value for '--tp'"),
-        (("--model", "config.json", "--gpu", "H200", "--rate", "-1"), "-1 should be more than 0"),
-        (("--model", "config.json", "--gpu", "H200", "--rate", "8"), "a rate or users are given and no lengths"),
-        (
-            ("--model", "config.json", "--gpu", "H200", "--traffic", "prices.yaml"),
-            "prices.yaml, line 1: gpu_hour is unknown",
-        ),
-        (("--model", "config.json", "--gpu", "H200", "--log", "prices.yaml"), "no request that ended well"),
-        (
-            ("--model", "config.json", "--gpu", "H200", "--log", "shape.yaml", "--log", "./shape.yaml"),
-            "--log lists a file twice",
-        ),
+        (("--model", "config.json", "--gpu", "H200", "--rate", "-1"), "'--rate': -1 .*more than 0"),
+        (("--model", "config.json", "--gpu", "H200", "--rate", "8"), "no lengths: .*--log"),
+        (("--model", "config.json", "--gpu", "H200", "--traffic", "prices.yaml"), "prices.yaml, line 1: gpu_hour "),
+        (("--model", "config.json", "--gpu", "H200", "--log", "prices.yaml"), "prices.yaml: .*prompt_tokens"),
+        (("--model", "config.json", "--gpu", "H200", "--log", "shape.yaml", "--log", "./shape.yaml"), "--log .*twice"),
         (("--model", "config.json", "--gpu", "H200", "--prices", "shape.yaml"), "shape.yaml"),
         (("--model", "config.json", "--gpu", "H200", "--engine-log", "x"), "belong to --live URL"),
         (
             ("--model", "config.json", "--gpu", "H200", "--max-num-seqs", "10000"),
-            "max_num_seqs 10,000 is more than max_num_batched_tokens 8,192",
+            "max_num_seqs 10,000 .*max_num_batched_tokens 8,192",
         ),
-        (("--model", "config.json", "--live", "nowhere"), "'nowhere' is no address of an engine"),
+        (("--model", "config.json", "--live", "nowhere"), "'nowhere' .*http://127.0.0.1:8000"),
         (("--model", "config.json", "--gpu", "H200", "--fill", "--json"), "choose --fill or --json"),
         (("--model", "config.json", "--gpu", "H200", "--gpu", "H100", "--fill"), "--fill takes one --gpu"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_no_figure(folder, words, sentence):
+def test_a_mistake_is_one_sentence_and_no_figure(folder, words, facts):
     status, output = run(*words)
     assert 2 == status
-    assert sentence in output
+    assert re.search(facts, output), output
     assert "GiB" not in output
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "facts"),
     [
         (
             {"p95_output_tokens: 300": "p95_output_tokens: 20"},
-            "traffic.p95_output_tokens: 20 is less than p50_output_tokens (300)",
+            r"traffic\.p95_output_tokens: 20 .*p50_output_tokens \(300\)",
         ),
-        ({"300": "9000"}, "p95_output_tokens: 9,000 does not go into max_model_len (8,192)"),
-        ({"1500": "-1"}, "traffic.p50_prompt_tokens: -1 should be 1 or more"),
-        ({"25ms": ".nan"}, "targets.itl_p95: nan should be more than 0"),
-        ({"25ms": "2ms"}, "itl_p95: 2 ms cannot be: reading 13.98 GiB of weights"),
-        (
-            {"25ms": "3.125ms"},
-            (
-                "itl_p95: 3.125 ms cannot be: reading 13.98 GiB of weights once for every token takes H200 at least"
-                " 3.1269 ms"
-            ),
-        ),
+        ({"300": "9000"}, r"p95_output_tokens: 9,000 .*max_model_len \(8,192\)"),
+        ({"1500": "-1"}, r"traffic\.p50_prompt_tokens: -1 .*1 or more"),
+        ({"25ms": ".nan"}, r"targets\.itl_p95: nan .*more than 0"),
+        ({"25ms": "2ms"}, r"itl_p95: 2 ms .*13\.98 GiB of weights .*H200 "),
+        ({"25ms": "3.125ms"}, r"itl_p95: 3\.125 ms .* 3\.1269 ms"),
     ],
 )
-def test_impossible_traffic_is_refused(folder, change, sentence):
+def test_impossible_traffic_is_refused(folder, change, facts):
     text = SHAPE
     for old, new in change.items():
         text = text.replace(old, new)
     (folder / "wrong.yaml").write_text(text)
     status, output = run("--model", "config.json", "--gpu", "H200", "--traffic", "wrong.yaml", "--rate", 8)
     assert status in (1, 2)
-    assert sentence in output
+    assert re.search(facts, output), output
     assert "slots" not in output
 
 
@@ -654,7 +638,7 @@ def engine() -> Iterator[str]:
 def test_a_running_engine_is_compared_with_what_is_reckoned(folder, engine):
     status, output = run("--model", "tiny.json", "--live", engine)
     assert 0 == status
-    assert "reckoned, and as it says itself" in output
+    assert "tiny, vLLM 0.32.0: " in output
     (found,) = [
         figure
         for figure in told("--model", "tiny.json", "--live", engine)["live"]["figures"]
@@ -675,7 +659,7 @@ def test_figures_of_an_engine_have_their_units(folder, engine):
     assert ["", "1.00 GiB", ""] == rows["KV cache memory"]
     assert ["2,097,152", "2,097,152", "+0.00%"] == rows["KV cache tokens"]
     assert ["", "0.0%", ""] == rows["in use"]
-    assert "so it is not compared with the plan's" in output
+    assert re.search(r"by hand \(page: kv_cache_memory_bytes\).* [\d.]+ GiB$", output, re.MULTILINE)
 
 
 def test_a_plan_and_an_engine_are_told_together(folder, engine):
@@ -686,7 +670,7 @@ def test_a_plan_and_an_engine_are_told_together(folder, engine):
 def test_where_no_engine_answers_that_is_said(folder):
     status, output = run("--model", "config.json", "--live", "http://127.0.0.1:9")
     assert 2 == status
-    assert "no engine answers at http://127.0.0.1:9" in output
+    assert " http://127.0.0.1:9/metrics (" in output
 
 
 def commands(text: str) -> list[str]:

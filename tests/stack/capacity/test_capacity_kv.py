@@ -163,31 +163,31 @@ def test_the_longest_context_is_where_vllm_would_start():
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "facts"),
     [
-        ({"max_model_len": 0}, "max_model_len should be a whole number from 1 to"),
-        ({"block_size": 24}, "multiple of 16"),
-        ({"max_num_batched_tokens": 10**12}, "from 1 to 1,000,000,000 and is 1000000000000"),
-        ({"gpu_memory_utilization": 92}, "at most 1"),
-        ({"cache_dtype": "fp3"}, "cache type 'fp3' is not computed here"),
-        ({"tensor_parallel": 2.0}, "tensor_parallel should be"),
+        ({"max_model_len": 0}, "max_model_len .*1 to 1,000,000,000 .* 0$"),
+        ({"block_size": 24}, "block_size .*multiple of 16.* 24$"),
+        ({"max_num_batched_tokens": 10**12}, "max_num_batched_tokens .*1 to 1,000,000,000 .* 1000000000000$"),
+        ({"gpu_memory_utilization": 92}, "gpu_memory_utilization .*at most 1 .* 92$"),
+        ({"cache_dtype": "fp3"}, "cache type 'fp3' .*auto, float16"),
+        ({"tensor_parallel": 2.0}, r"tensor_parallel .* 2\.0$"),
     ],
 )
-def test_flags_that_cannot_be_are_refused(changes, told):
-    with pytest.raises(BadServing, match=told):
+def test_flags_that_cannot_be_are_refused(changes, facts):
+    with pytest.raises(BadServing, match=facts):
         Serving(**({"max_model_len": 4096} | changes))
 
 
 def test_what_does_not_divide_is_refused_as_vllm_refuses_it():
-    with pytest.raises(BadServing, match="does not divide the 32 attention heads"):
+    with pytest.raises(BadServing, match=r"tensor_parallel 3 .*32 attention heads"):
         token_bytes(model("Llama-3.1-8B-Instruct"), Serving(4096, tensor_parallel=3))
-    with pytest.raises(BadServing, match="tensor_parallel 5 does not divide the 128 attention heads of DeepSeek-V3"):
+    with pytest.raises(BadServing, match=r"tensor_parallel 5 .*128 attention heads .*DeepSeek-V3"):
         token_bytes(model("DeepSeek-V3"), Serving(4096, tensor_parallel=5))
-    with pytest.raises(BadServing, match="neither divides nor is a multiple of the 8 KV heads"):
+    with pytest.raises(BadServing, match=r"tensor_parallel 12 .*8 KV heads"):
         token_bytes(replace(model("Llama-3.1-8B-Instruct"), heads=36), Serving(4096, tensor_parallel=12))
-    with pytest.raises(BadServing, match="pipeline_parallel is 40 and the model has 32 layers"):
+    with pytest.raises(BadServing, match=r"pipeline_parallel .*40 .*32 layers"):
         cache(model("Llama-3.1-8B-Instruct"), Serving(4096, pipeline_parallel=40), GIB)
-    with pytest.raises(BadServing, match="is for multi-head latent attention"):
+    with pytest.raises(BadServing, match=r"fp8_ds_mla .*latent attention"):
         token_bytes(model("Llama-3.1-8B-Instruct"), Serving(4096, cache_dtype="fp8_ds_mla"))
 
 

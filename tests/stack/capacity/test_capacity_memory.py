@@ -51,7 +51,7 @@ def test_a_slice_is_smaller_than_its_name(asked):
     [
         ("H20", "did you mean H200"),
         ("H200/1g.10gb", "did you mean H200/1g.18gb"),
-        ("L4/1g.5gb", "cannot be cut into slices"),
+        ("L4/1g.5gb", r"^L4 .*'1g\.5gb'; .*slices"),
         ("", "not known"),
     ],
 )
@@ -141,13 +141,13 @@ def test_more_gpus_never_hold_more_of_the_weights_each(name, split, stages):
 
 
 def test_slices_are_not_joined():
-    with pytest.raises(BadServing, match="one engine cannot join slices"):
+    with pytest.raises(BadServing, match=r"H200/3g\.71gb .*tensor_parallel 1"):
         parts(model("Llama-3.1-8B-Instruct"), Serving(4096, tensor_parallel=2), gpu_named("H200/3g.71gb"))
 
 
 def test_unknown_weights_are_not_guessed():
     found = replace(model("Llama-3.1-8B-Instruct"), weight_bytes=None)
-    with pytest.raises(BadModel, match="what its weights take is not known"):
+    with pytest.raises(BadModel, match=r"Llama-3\.1-8B-Instruct: .*weights"):
         parts(found, Serving(4096), gpu_named("H100"))
 
 

@@ -244,7 +244,7 @@ def test_float32_is_served_in_two_bytes():
 def test_what_was_assumed_is_noted():
     assert any("tower" in note for note in model("gemma-3-27b").notes)
     assert any("chunked" in note for note in model("Llama-4-Scout-17B-16E-FP8").notes)
-    assert any("GPU KV cache size" in note for note in model("Jamba-v0.1").notes)
+    assert any("KV cache size" in note for note in model("Jamba-v0.1").notes)
     assert () == model("Llama-3.1-8B-Instruct").notes
 
 
@@ -310,14 +310,14 @@ def test_an_index_that_tells_no_size_leaves_the_count(tmp_path, total):
 @pytest.mark.parametrize("name", ["model-00001-of-00004.safetensors", "pytorch_model-00001-of-00004.bin"])
 def test_a_download_that_is_not_complete_is_no_smaller_model(tmp_path, name):
     safetensors(folder(tmp_path) / name, {"h.0": ("BF16", 100 * MB)})
-    with pytest.raises(BadModel, match="of 4 such files 1 are here; is the download complete"):
+    with pytest.raises(BadModel, match=rf"{name}: .*\b4 .*\b1 "):
         read(tmp_path)
 
 
 def test_weights_that_are_too_few_for_the_model_are_not_taken(tmp_path):
     """Such as an adapter that lies in the folder alone: 124 million parameters take 31 MB at two bits each."""
     safetensors(folder(tmp_path) / "adapter_model.safetensors", {"a": ("BF16", 30 * MB)})
-    with pytest.raises(BadModel, match=r"30,000,000 bytes .*, too few for the 124,318,464 parameters"):
+    with pytest.raises(BadModel, match=r"30,000,000 bytes .*124,318,464 parameters"):
         read(tmp_path)
 
 
@@ -328,10 +328,10 @@ def test_a_model_is_named_by_its_folder_or_by_its_own_file(tmp_path):
         read(path).name for path in (named, tmp_path / "config.json", tmp_path)
     ]
     named.write_text(json.dumps(config("gpt2") | {"n_layer": "x"}))
-    with pytest.raises(BadModel, match=r"chat-7b\.json: n_layer should be"):
+    with pytest.raises(BadModel, match=r"chat-7b\.json: n_layer .*'x'"):
         read(named)
     named.write_text("[" * 100_000)
-    with pytest.raises(BadModel, match="cannot be read as JSON"):
+    with pytest.raises(BadModel, match=r"chat-7b\.json: .*JSON;"):
         read(named)
 
 
@@ -381,22 +381,22 @@ def test_a_folder_that_is_no_model_says_so(tmp_path):
     with pytest.raises(BadModel, match="no such file"):
         read(tmp_path)
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(BadModel, match="this is an adapter"):
+    with pytest.raises(BadModel, match=r"adapter_config\.json"):
         read(tmp_path)
     (tmp_path / "config.json").write_text("{ no")
-    with pytest.raises(BadModel, match="cannot be read as JSON"):
+    with pytest.raises(BadModel, match=r"config\.json: .*JSON;"):
         read(tmp_path)
     (tmp_path / "config.json").write_text("[1]")
     with pytest.raises(BadModel, match="is a list"):
         read(tmp_path)
     (folder(tmp_path) / "model.safetensors").write_bytes(b"<html>")
-    with pytest.raises(BadModel, match="not a safetensors file"):
+    with pytest.raises(BadModel, match="not a safetensors"):
         read(tmp_path)
     safetensors(tmp_path / "model.safetensors", {"a": ("BF16", -100 * MB)})
-    with pytest.raises(BadModel, match="the header cannot be read"):
+    with pytest.raises(BadModel, match=r"model\.safetensors: .*header"):
         read(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 9) + b'{"a": {}}')
-    with pytest.raises(BadModel, match="the header cannot be read"):
+    with pytest.raises(BadModel, match=r"model\.safetensors: .*header"):
         read(tmp_path)
 
 
@@ -404,32 +404,32 @@ LLAMA = config("Llama-3.1-8B-Instruct")
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "facts"),
     [
-        ({"model_type": "flux"}, "architecture 'flux' is not known"),
+        ({"model_type": "flux"}, "architecture 'flux'"),
         ({"model_type": None}, "model_type is missing"),
-        ({"model_type": "bert"}, "bert is an encoder and keeps no KV cache"),
-        ({"model_type": "t5"}, "t5 has an encoder"),
-        ({"model_type": "deepseek_v32"}, "index beside its KV cache"),
+        ({"model_type": "bert"}, "bert .*encoder"),
+        ({"model_type": "t5"}, "t5 .*encoder .*states"),
+        ({"model_type": "deepseek_v32"}, "deepseek_v32 .*index"),
         ({"_class_name": "FluxPipeline"}, "diffusion pipeline"),
         ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers should lie between 1 and 2,000"),
-        ({"num_hidden_layers": 1e9}, "num_hidden_layers should lie between"),
-        ({"num_hidden_layers": "32"}, "num_hidden_layers should be a whole number and is '32'"),
-        ({"num_hidden_layers": True}, "num_hidden_layers should be a whole number"),
-        ({"num_hidden_layers": 31.5}, "num_hidden_layers should lie between"),
-        ({"num_hidden_layers": float("nan")}, "num_hidden_layers should be a whole number"),
-        ({"hidden_size": -4096}, "hidden_size should lie between"),
-        ({"hidden_size": [4096]}, "hidden_size should be a whole number"),
-        ({"hidden_size": 4097, "head_dim": None}, "do not divide hidden_size"),
-        ({"num_key_value_heads": 64}, "64 KV heads for 32 attention heads cannot be"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers .*1 and 2,000 .* 0;"),
+        ({"num_hidden_layers": 1e9}, r"num_hidden_layers .*1 and 2,000 .* 1000000000\.0;"),
+        ({"num_hidden_layers": "32"}, "num_hidden_layers .*whole number .*'32'"),
+        ({"num_hidden_layers": True}, "num_hidden_layers .*whole number .*True"),
+        ({"num_hidden_layers": 31.5}, r"num_hidden_layers .*1 and 2,000 .* 31\.5;"),
+        ({"num_hidden_layers": float("nan")}, "num_hidden_layers .*whole number .*nan"),
+        ({"hidden_size": -4096}, "hidden_size .*1 and 100,000,000 .* -4096;"),
+        ({"hidden_size": [4096]}, r"hidden_size .*whole number .*\[4096\]"),
+        ({"hidden_size": 4097, "head_dim": None}, "32 attention heads .*hidden_size 4097, .*head_dim"),
+        ({"num_key_value_heads": 64}, "64 KV heads .*32 attention heads"),
         ({"vocab_size": None}, "vocab_size is missing"),
         ({"max_position_embeddings": None}, "max_position_embeddings is missing"),
-        ({"layer_types": ["full_attention"] * 31}, "31 entries and the model 32 layers"),
-        ({"layer_types": ["ring_attention"] * 32}, "'ring_attention', which is not known"),
-        ({"layer_types": "full"}, "should be a list of words"),
+        ({"layer_types": ["full_attention"] * 31}, "layer_types .*31 entries .*32 layers"),
+        ({"layer_types": ["ring_attention"] * 32}, "layer_types .*'ring_attention'"),
+        ({"layer_types": "full"}, "layer_types .*list of words"),
         ({"torch_dtype": "int8"}, "dtype 'int8'"),
-        ({"quantization_config": {"quant_method": "awq", "bits": "four"}}, "bits should lie between 2 and 8"),
+        ({"quantization_config": {"quant_method": "awq", "bits": "four"}}, "bits .*2 and 8 .*'four'"),
         (
             {
                 "quantization_config": {
@@ -437,15 +437,15 @@ LLAMA = config("Llama-3.1-8B-Instruct")
                     "config_groups": {"a": {"weights": {"num_bits": -4}}},
                 }
             },
-            "bits should lie between 2 and 8 and is -4",
+            "bits .*2 and 8 .* -4",
         ),
-        ({"quantization_config": "fp8"}, "quantization_config should be an object and is 'fp8'"),
-        ({"num_experts": 8, "mlp_only_layers": 5}, "mlp_only_layers should be a list of layers' numbers and is 5"),
-        ({"hidden_size": 10**400}, r"hidden_size should lie between 1 and 100,000,000 and is 10{39}\.\.\.;"),
+        ({"quantization_config": "fp8"}, "quantization_config .*object .*'fp8'"),
+        ({"num_experts": 8, "mlp_only_layers": 5}, "mlp_only_layers .*numbers .* 5"),
+        ({"hidden_size": 10**400}, r"hidden_size .*1 and 100,000,000 .* 10{39}\.\.\.;"),
     ],
 )
-def test_a_bad_configuration_is_refused_in_one_sentence(changes, told):
-    with pytest.raises(BadModel, match=told) as refused:
+def test_a_bad_configuration_is_refused_in_one_sentence(changes, facts):
+    with pytest.raises(BadModel, match=facts) as refused:
         shape(LLAMA | changes, "m")
     assert "\n" not in str(refused.value)
 
@@ -459,7 +459,7 @@ def test_what_is_no_configuration_is_refused(value, told):
 
 
 def test_a_sparse_index_is_refused_by_name():
-    with pytest.raises(BadModel, match=r"DeepSeek-V3\.2/config\.json: deepseek_v32 keeps an index"):
+    with pytest.raises(BadModel, match=r"DeepSeek-V3\.2/config\.json: deepseek_v32 .*index"):
         model("DeepSeek-V3.2")
 
 

@@ -154,45 +154,45 @@ def test_a_shape_has_the_percentiles_that_were_given(prompt, output):
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "facts"),
     [
-        ((1500, 1000, 300, 300), "p95_prompt_tokens: 1000 is less than p50_prompt_tokens (1500)"),
-        ((1500, 1500, 300, 200), "p95_output_tokens: 200 is less than p50_output_tokens (300)"),
-        ((0, 1500, 300, 300), "p50_prompt_tokens: 0 should be 1 or more"),
-        ((-5, 1500, 300, 300), "p50_prompt_tokens: -5 should be 1 or more"),
-        ((1500, math.nan, 300, 300), "p95_prompt_tokens: nan should be 1 or more"),
-        ((1500, 1500, 300, math.inf), "p95_output_tokens: inf should be 1 or more"),
+        ((1500, 1000, 300, 300), r"p95_prompt_tokens: 1000 .*p50_prompt_tokens \(1500\)"),
+        ((1500, 1500, 300, 200), r"p95_output_tokens: 200 .*p50_output_tokens \(300\)"),
+        ((0, 1500, 300, 300), "p50_prompt_tokens: 0 .*1 or more"),
+        ((-5, 1500, 300, 300), "p50_prompt_tokens: -5 .*1 or more"),
+        ((1500, math.nan, 300, 300), "p95_prompt_tokens: nan .*1 or more"),
+        ((1500, 1500, 300, math.inf), "p95_output_tokens: inf .*1 or more"),
     ],
 )
-def test_lengths_that_cannot_be_are_refused(given, words):
-    with pytest.raises(BadTraffic) as refused:
+def test_lengths_that_cannot_be_are_refused(given, facts):
+    with pytest.raises(BadTraffic, match=facts):
         of_shape(*given)
-    assert words in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "facts"),
     [
-        ({"rate_per_s": 0.0}, "rate_per_s: 0 should be more than 0"),
-        ({"rate_per_s": math.nan}, "rate_per_s: nan should be more than 0"),
-        ({"tpot_s": -1.0}, "tpot_s: -1 should be more than 0"),
-        ({"ttft_s": -0.1}, "ttft_s: -0.1 should be 0 or more"),
-        ({"users": 5.0}, "users: the rate is given too"),
-        ({"cached_share": 1.5}, "cached_share: 1.5 should be from 0 to 1"),
+        ({"rate_per_s": 0.0}, "rate_per_s: 0 .*more than 0"),
+        ({"rate_per_s": math.nan}, "rate_per_s: nan .*more than 0"),
+        ({"tpot_s": -1.0}, "tpot_s: -1 .*more than 0"),
+        ({"ttft_s": -0.1}, r"ttft_s: -0\.1 .*0 or more"),
+        ({"users": 5.0}, "users: .*rate"),
+        ({"cached_share": 1.5}, r"cached_share: 1\.5 .*0 to 1"),
     ],
 )
-def test_rates_and_times_that_cannot_be_are_refused(change, words):
-    with pytest.raises(BadTraffic) as refused:
+def test_rates_and_times_that_cannot_be_are_refused(change, facts):
+    with pytest.raises(BadTraffic, match=facts):
         replace(EIGHT, **change)
-    assert words in str(refused.value)
 
 
 def test_lengths_beyond_the_longest_request_are_refused_or_cut():
-    with pytest.raises(BadTraffic, match=r"p95_output_tokens: 9,000 does not go into max_model_len \(8,192\)"):
+    with pytest.raises(BadTraffic, match=r"p95_output_tokens: 9,000 .*max_model_len \(8,192\)"):
         within(of_shape(100, 100, 9000, 9000), 8192)
-    cut = within(of_shape(2000, 6000, 300, 900), 8192)
+    shape = of_shape(2000, 6000, 300, 900)
+    cut = within(shape, 8192)
     assert max(prompt + output for prompt, output in cut.sizes) <= 8192
-    assert "would be longer than max_model_len" in cut.notes[-1]
+    too_long = [prompt + output > 8192 for prompt, output in shape.sizes]
+    assert cut.notes[-1].startswith(f"{sum(too_long) / len(too_long):.1%} of the requests")
     assert EIGHT == within(EIGHT, 8192)
 
 
@@ -267,10 +267,10 @@ def test_short_lab_logs_have_no_rate():
 
 def test_a_log_of_several_models_is_not_mixed():
     both = [record(), record(model="code", prompt_tokens=9000)]
-    with pytest.raises(BadTraffic, match="it holds requests for chat, code; say which"):
+    with pytest.raises(BadTraffic, match=r"chat, code; .*--served-model-name"):
         of_log(both, "log")
     assert 9000 == of_log(both, "log", "code").prompt_tokens.p95
-    with pytest.raises(BadTraffic, match="no request for cod that ended well"):
+    with pytest.raises(BadTraffic, match=r"for cod .*completion_tokens"):
         of_log(both, "log", "cod")
 
 
@@ -366,62 +366,40 @@ def test_times(text, number):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "facts"),
     [
-        (
-            "model:\n  parameters: 8B\n  max_model_lenn: 8192\n",
-            "line 3: model.max_model_lenn is unknown; did you mean max_model_len?",
-        ),
-        ("modell:\n  parameters: 8B\n", "line 1: modell is unknown; did you mean model?"),
-        ("model:\n  parameters: eight\n", "line 2: model.parameters: 'eight' is no number; write it like 8e9 or 8B"),
-        (
-            "model:\n  parameters: 8\n",
-            "line 2: model.parameters: 8 is no language model's number of parameters; write 8e9 or 8B",
-        ),
-        ("model:\n  parameters: .inf\n", "line 2: model.parameters: this is larger than any number"),
-        (
-            "tuning:\n  speculative_config: ngram\n",
-            "line 2: tuning.speculative_config: 'ngram' should be an object, such as {method: ngram",
-        ),
-        (
-            "tuning:\n  speculative_config: {a: .nan}\n",
-            "line 2: tuning.speculative_config: {'a': nan} should be an object",
-        ),
-        ("model:\n  parameters: -8B\n", "line 2: model.parameters: -8e+09 should be more than 0"),
-        ("model:\n  dtype: bfloat1\n", "line 2: model.dtype: 'bfloat1' is no type of weights; did you mean bfloat16?"),
+        ("model:\n  parameters: 8B\n  max_model_lenn: 8192\n", r"line 3: model\.max_model_lenn .*mean max_model_len\?"),
+        ("modell:\n  parameters: 8B\n", r"line 1: modell .*mean model\?"),
+        ("model:\n  parameters: eight\n", r"line 2: model\.parameters: 'eight' .*8e9 or 8B"),
+        ("model:\n  parameters: 8\n", r"line 2: model\.parameters: 8 .*8e9 or 8B"),
+        ("model:\n  parameters: .inf\n", r"line 2: model\.parameters: .*larger"),
+        ("tuning:\n  speculative_config: ngram\n", r"line 2: tuning\.speculative_config: 'ngram' .*{method: ngram"),
+        ("tuning:\n  speculative_config: {a: .nan}\n", r"line 2: tuning\.speculative_config: {'a': nan} .*{method: "),
+        ("model:\n  parameters: -8B\n", r"line 2: model\.parameters: -8e\+09 .*more than 0"),
+        ("model:\n  dtype: bfloat1\n", r"line 2: model\.dtype: 'bfloat1' .*mean bfloat16\?"),
         (
             "traffic:\n  p50_prompt_tokens: 9\n  p95_prompt_tokens: 8\n",
-            "line 3: traffic.p95_prompt_tokens: 8 is less than p50_prompt_tokens (9)",
+            r"line 3: traffic\.p95_prompt_tokens: 8 .*p50_prompt_tokens \(9\)",
         ),
-        ("traffic:\n  p50_prompt_tokens: .nan\n", "line 2: traffic.p50_prompt_tokens: nan should be 1 or more"),
-        ("traffic:\n  p50_prompt_tokens: 0\n", "line 2: traffic.p50_prompt_tokens: 0 should be 1 or more"),
+        ("traffic:\n  p50_prompt_tokens: .nan\n", r"line 2: traffic\.p50_prompt_tokens: nan .*1 or more"),
+        ("traffic:\n  p50_prompt_tokens: 0\n", r"line 2: traffic\.p50_prompt_tokens: 0 .*1 or more"),
         (
             "traffic:\n  requests_per_second: 2\n  rate_per_s: 3\n",
-            "line 3: traffic.rate_per_s: 3 is not what requests_per_second says",
+            r"line 3: traffic\.rate_per_s: 3 .*requests_per_second",
         ),
-        ("traffic:\n  requests_per_second: 2\n  users: 3\n", "traffic.concurrent_users: the rate is given too"),
-        ("traffic:\n  cached_share: 3\n", "line 2: traffic.cached_share: 3 should be from 0 to 1"),
-        ("targets:\n  ttft_p95: 500\n", "line 2: targets.ttft_p95: 500 without a unit is seconds; write 500ms or 500s"),
-        ("targets:\n  itl_p95: fast\n", "line 2: targets.itl_p95: 'fast' is no time"),
-        (
-            "tuning:\n  tensor_parallel_size: 0\n",
-            "line 2: tuning.tensor_parallel_size: 0 should be a whole number, 1 or more",
-        ),
-        (
-            "tuning:\n  gpu_memory_utilization: 1.2\n",
-            "line 2: tuning.gpu_memory_utilization: 1.2 should be from 0 to 1",
-        ),
-        ("tuning:\n  gpu_memory_utilization: 0\n", "line 2: tuning.gpu_memory_utilization: 0 should be more than 0"),
-        (
-            "tuning:\n  enable_prefix_caching: yes\n",
-            "line 2: tuning.enable_prefix_caching: 'yes' should be true or false",
-        ),
+        ("traffic:\n  requests_per_second: 2\n  users: 3\n", r"traffic\.concurrent_users: .*rate"),
+        ("traffic:\n  cached_share: 3\n", r"line 2: traffic\.cached_share: 3 .*0 to 1"),
+        ("targets:\n  ttft_p95: 500\n", r"line 2: targets\.ttft_p95: 500 .*500ms or 500s"),
+        ("targets:\n  itl_p95: fast\n", r"line 2: targets\.itl_p95: 'fast' .*0\.5s or 500ms"),
+        ("tuning:\n  tensor_parallel_size: 0\n", r"line 2: tuning\.tensor_parallel_size: 0 .*1 or more"),
+        ("tuning:\n  gpu_memory_utilization: 1.2\n", r"line 2: tuning\.gpu_memory_utilization: 1\.2 .*0 to 1"),
+        ("tuning:\n  gpu_memory_utilization: 0\n", r"line 2: tuning\.gpu_memory_utilization: 0 .*more than 0"),
+        ("tuning:\n  enable_prefix_caching: yes\n", r"line 2: tuning\.enable_prefix_caching: 'yes' .*true"),
     ],
 )
-def test_a_mistake_in_the_worksheet_is_told_with_its_line(text, words):
-    with pytest.raises(BadConfig) as refused:
+def test_a_mistake_in_the_worksheet_is_told_with_its_line(text, facts):
+    with pytest.raises(BadConfig, match=facts):
         worksheet.parse(text, "w.yaml")
-    assert words in str(refused.value)
 
 
 def test_half_of_the_lengths_is_not_enough():
@@ -488,8 +466,9 @@ def refusal(shape: model.ModelShape, gpu: str, **serving: object) -> DoesNotFit:
 def test_31_gigabytes_do_not_fit_a_slice_of_10():
     """Thirty one gigabytes of weights do not go into a slice of ten."""
     refused = refusal(CODER, "H100/1g.10gb")
-    assert "DeepSeek-V2-Lite does not fit H100-80GB/1g.10gb: weights 29.26 GiB" in refused.what
-    assert refused.ways[0].startswith("H100-80GB/3g.40gb, its smallest slice that does")
+    for fact in ("DeepSeek-V2-Lite", "H100-80GB/1g.10gb", "weights 29.26 GiB"):
+        assert fact in refused.what
+    assert refused.ways[0].startswith("H100-80GB/3g.40gb, ")
     assert not [way for way in refused.ways if "--tensor-parallel-size" in way], "one GPU is enough"
     smaller = [
         each
@@ -513,7 +492,8 @@ def test_61_gigabytes_fit_a_slice_of_40_in_8_bits_only():
 def test_too_long_context_names_the_longest():
     """The longest is the longest: one token more and vLLM does not start."""
     refused = refusal(LLAMA, "L4", max_model_len=131_072)
-    assert "with max_model_len 131,072: one such request takes 16.00 GiB" in refused.what
+    assert "max_model_len 131,072: " in refused.what
+    assert "16.00 GiB" in refused.what
     (way,) = [way for way in refused.ways if way.startswith("--max-model-len")]
     longest = int(way.split()[1])
     assert fit.fits(LLAMA, Serving(longest, max_num_batched_tokens=2048), gpu_models.gpu_named("L4"))
@@ -529,13 +509,14 @@ def test_a_cache_in_eight_bits_is_offered_where_it_is_enough():
 
 def test_a_model_is_not_split_over_slices():
     refused = refusal(LLAMA, "H200/1g.18gb", tensor_parallel=2)
-    assert "a model cannot be split over slices" in refused.what
+    assert refused.what.startswith("H200/1g.18gb ")
+    assert "MIG slice" in refused.what
     assert "2 whole H200 with --tensor-parallel-size 2" in refused.ways
 
 
 def test_a_share_below_vllms_own_is_raised_first():
     refused = refusal(LLAMA, "H200", gpu_memory_utilization=0.1)
-    assert "--gpu-memory-utilization 0.92, as vLLM has it" in refused.ways
+    assert any(way.startswith("--gpu-memory-utilization 0.92") for way in refused.ways)
     assert not [way for way in refusal(LLAMA, "A10", max_model_len=131_072).ways if "utilization" in way]
 
 
@@ -548,7 +529,9 @@ def test_several_gpus_are_named_where_one_is_too_small():
 
 def test_what_nothing_holds_alone_is_said_so():
     huge = replace(LLAMA, parameters=10**13, weight_bytes=2e13)
-    assert "no single change that we know" in str(refusal(huge, "L4"))
+    refused = refusal(huge, "L4")
+    assert () == refused.ways
+    assert fit.NO_WAY in str(refused)
 
 
 @given(
@@ -660,8 +643,7 @@ def test_replicas_are_a_minimum_without_measurement():
     )
     assert (False, True) == (guess.measured, known.measured)
     assert (80 / (10 * MEASURED_SHARE), "measurement") == (known.replicas, _binds(known))
-    assert any("not known without a measurement" in note for note in guess.notes)
-    assert not any("not known without a measurement" in note for note in known.notes)
+    assert [True, False] == [any("--measured-rate" in note for note in it.notes) for it in (guess, known)]
     assert [True, False] == [as_json(it)["replicas"]["at_least"] for it in (guess, known)]
 
 
@@ -695,11 +677,8 @@ def test_users_that_one_replica_takes():
     assert it.users_per_replica == plan(LLAMA, Serving(8192), H200, replace(EIGHT, think_s=32.1)).users_per_replica, (
         "how many there are is not asked"
     )
-    assert not any("asks again the moment" in note for note in it.notes)
-    assert any(
-        "asks again the moment" in n
-        for n in plan(LLAMA, Serving(8192), H200, replace(EIGHT, rate_per_s=None, users=100.0)).notes
-    )
+    hasty = plan(LLAMA, Serving(8192), H200, replace(EIGHT, rate_per_s=None, users=100.0))
+    assert [False, True] == [any("--think" in note for note in each.notes) for each in (it, hasty)]
 
 
 def test_embeddings_leave_out_the_table():
@@ -714,10 +693,7 @@ def test_embeddings_leave_out_the_table():
 
 
 def test_a_token_cannot_come_faster_than_its_weights_are_read():
-    with pytest.raises(
-        TooSlow,
-        match=r"itl_p95: 1 ms cannot be: reading 13.98 GiB of weights .* H100-80GB at least 4.4804 ms \(3.35 TB/s\)",
-    ):
+    with pytest.raises(TooSlow, match=r"itl_p95: 1 ms .*13\.98 GiB of weights .*H100-80GB .*4\.4804 ms \(3\.35 TB/s\)"):
         plan(LLAMA, Serving(8192), H100, targets=PlanTargets(itl_p95_s=0.001))
     plan(LLAMA, Serving(8192), H100, targets=PlanTargets(itl_p95_s=0.0045))
     plan(LLAMA, Serving(8192, tensor_parallel=8), H100, targets=PlanTargets(itl_p95_s=0.001))
@@ -730,17 +706,10 @@ def test_a_token_cannot_come_faster_than_its_weights_are_read():
 def test_prompt_reading_is_bound_by_compute():
     """A prompt cannot be read faster than it is computed unless it is cached."""
     long = of_shape(100_000, 100_000, 10, 10)
-    with pytest.raises(
-        TooSlow,
-        match=(
-            r"ttft_p95: 100 ms cannot be for 100,000 prompt tokens \(p95\): H100-80GB computes them in 1.41 s at best"
-        ),
-    ):
+    with pytest.raises(TooSlow, match=r"ttft_p95: 100 ms .*100,000 prompt tokens \(p95\): H100-80GB .*1\.41 s"):
         plan(LLAMA, Serving(131_072), H100, long, PlanTargets(ttft_p95_s=0.1), recommend.Tuning(prefix_caching=False))
-    assert any(
-        "unless most of them are in the prefix cache" in note
-        for note in plan(LLAMA, Serving(131_072), H100, long, PlanTargets(0.1)).notes
-    )
+    notes = plan(LLAMA, Serving(131_072), H100, long, PlanTargets(0.1)).notes
+    assert any("1.41 s" in note and "prefix cache" in note for note in notes)
 
 
 # ---- cost
@@ -814,9 +783,7 @@ def test_the_flags_are_those_that_were_reckoned_with():
 
 def test_requests_at_once_are_no_more_than_the_tokens_of_a_step():
     """vLLM refuses max_num_seqs beyond max_num_batched_tokens, and lowers its own choice."""
-    with pytest.raises(
-        BadServing, match="max_num_seqs 200 is more than max_num_batched_tokens 100, and vLLM refuses that"
-    ):
+    with pytest.raises(BadServing, match=r"max_num_seqs 200 .*max_num_batched_tokens 100"):
         plan(LLAMA, Serving(8192, max_num_batched_tokens=100), H200, EIGHT, tuning=recommend.Tuning(max_num_seqs=200))
     it = plan(LLAMA, Serving(1024, max_num_batched_tokens=20), H200, of_shape(10, 10, 10, 10))
     assert ("--max-num-seqs", "20") in [(flag.option, flag.value) for flag in it.flags]

@@ -181,4 +181,5 @@ sys.argv[1:] = ["--version"]
 from vllm_watch import main
 main()
 """
-    assert (-signal.SIGINT, "") == ((done := python("-c", code)).returncode, done.stdout)
+    done = python("-c", code)
+    assert (-signal.SIGINT, "") == (done.returncode, done.stdout)

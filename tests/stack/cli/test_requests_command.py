@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -76,30 +77,30 @@ def test_times_are_utc_wherever_the_machine_is(log: str):
 def test_sql(log: str):
     found = run("--log", log, "sql", "SELECT sum(requests) AS all_requests FROM traffic", "--csv")
     assert f"all_requests\n{len(RECORDS)}\n" == found.stdout
-    assert "traffic: requests by outcome" in run("sql", "--views").stdout
+    assert {"requests", "traffic"} <= set(re.findall(r"^(\w+): ", run("sql", "--views").stdout, re.MULTILINE))
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "facts"),
     [
-        (("--team", "chatt"), "no request has team 'chatt' in this time; did you mean chat?"),
-        (("--outcome", "reject"), "there is no outcome 'reject'; did you mean rejected?"),
-        (("--slowest", "tfft"), "requests have no time 'tfft'; did you mean ttft?"),
-        (("--group-by", "tema"), "requests have no field 'tema'; did you mean team?"),
-        (("--from", "now", "--to", "now-1h"), "the time range ends before it starts"),
-        (("show", "nobody"), "no request 'nobody' in this time"),
-        (("sql", "COPY requests TO 'x'"), "only one SELECT over the views is run"),
-        (("show", "r1-1", "--trace-url", "http://x"), "needs {trace_id}"),
-        (("--ship-config", "ship.yaml"), "omit --data and --log"),
-        (("--data", "data"), "would count lines twice"),
-        (("dashboard", "--database", "a; DROP TABLE b"), "'a; DROP TABLE b' is no plain name of a database"),
-        (("dashboard", "--database", "1a"), "write letters, digits and '_', such as vllm_watch"),
+        (("--team", "chatt"), r"team 'chatt' .*mean chat\?"),
+        (("--outcome", "reject"), r"outcome 'reject'; .*mean rejected\?"),
+        (("--slowest", "tfft"), r"time 'tfft'; .*mean ttft\?"),
+        (("--group-by", "tema"), r"field 'tema'; .*mean team\?"),
+        (("--from", "now", "--to", "now-1h"), "range ends before"),
+        (("show", "nobody"), "'nobody' .*--since"),
+        (("sql", "COPY requests TO 'x'"), "one SELECT .*`vllm-watch requests sql --views`"),
+        (("show", "r1-1", "--trace-url", "http://x"), "--trace-url .*{trace_id}"),
+        (("--ship-config", "ship.yaml"), "--ship-config .*--data and --log"),
+        (("--data", "data"), "--data and --log .*twice; .*--ship-config"),
+        (("dashboard", "--database", "a; DROP TABLE b"), "--database 'a; DROP .*vllm_watch"),
+        (("dashboard", "--database", "1a"), "--database '1a' .*vllm_watch"),
     ],
 )
-def test_mistakes(log: str, words: tuple[str, ...], message: str):
+def test_mistakes(log: str, words: tuple[str, ...], facts: str):
     found = run("--log", log, *words)
     assert 2 == found.exit_code
-    assert message in found.stderr
+    assert re.search(facts, found.stderr), found.stderr
 
 
 def test_data_set_of_the_last_day_by_default(tmp_path: Path):
@@ -121,13 +122,12 @@ def test_a_damaged_segment_is_named_left_out_and_counted(tmp_path: Path):
     assert [("test", len(RECORDS) - victim.sums.requests)] == [
         (row["cluster"], row["requests"]) for row in found["rows"]
     ]
-    said = f"segment {victim.key} is damaged: its content differs from its hash"
-    counted = f"1 of {len(segments)} segments are left out; totals are too low"
-    assert said in found["notes"][0]
-    assert counted == found["notes"][1]
-    told = " ".join(run(*words).output.split())
-    assert said in told
-    assert counted in told
+    damaged, counted = found["notes"]
+    assert re.search(rf"{re.escape(victim.key)} .*\bhash$", damaged)
+    assert counted.startswith(f"1 of {len(segments)} segments")
+    text = " ".join(run(*words).output.split())
+    assert damaged in text
+    assert counted in text
 
 
 def test_writers_of_one_data_set_are_counted_together(tmp_path: Path):
@@ -156,7 +156,7 @@ def test_statements_for_other_engines():
     for engine in ("clickhouse", "trino", "athena"):
         found = run("ddl", engine, "s3://bucket/logs")
         assert 0 == found.exit_code, found.output
-        assert "CREATE OR REPLACE VIEW" in found.stdout
+        assert "REPLACE VIEW" in found.stdout
     assert "did you mean" in run("sink", "kafak").stderr
     for sink in ("clickhouse", "kafka", "nats", "loki"):
         assert "request_id" in run("sink", sink).stdout

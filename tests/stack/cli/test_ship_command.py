@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
 from pathlib import Path
@@ -40,33 +41,32 @@ def test_a_writer_may_have_the_name_of_its_machine(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("line", "sentence"),
+    ("line", "facts"),
     [
-        ("writter: a", "did you mean writer"),
-        ("s3: {endpoint: 'http://store.example.org'}", "must begin with https://"),
-        ("seal_s: 0", "seal_s must be greater than 0"),
+        ("writter: a", r"line \d+: writter .*mean writer\?"),
+        ("s3: {endpoint: 'http://store.example.org'}", r"line \d+: s3: .*'http://store\.example\.org' .*https://"),
+        ("seal_s: 0", r"line \d+: seal_s .*than 0"),
     ],
 )
-def test_mistakes_in_the_file_are_named(tmp_path: Path, line: str, sentence: str):
+def test_mistakes_in_the_file_are_named(tmp_path: Path, line: str, facts: str):
     file = tmp_path / "ship.yaml"
     name = line.partition(":")[0]
     kept = [one for one in SAMPLE.read_text().splitlines() if not one.startswith(f"{name}:")]
     file.write_text("\n".join([*kept, line]) + "\n")
     done = CliRunner().invoke(ship, ["run", "--config", str(file)])
     assert 2 == done.exit_code
-    assert sentence in done.output
-    assert str(file) in done.output
+    assert re.search(rf"{file}, {facts}", done.output), done.output
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
-    [(["--day", "yesterday"], "write it like 2026-11-25"), ([], "name a Prometheus with --prometheus URL")],
+    ("options", "facts"),
+    [(["--day", "yesterday"], "--day 'yesterday' .*2026-11-25"), ([], "--prometheus URL, .*`prometheus`")],
 )
-def test_mistakes_in_options_are_named(options: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch):
+def test_mistakes_in_options_are_named(options: list[str], facts: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("VLLM_WATCH_PROMETHEUS_URL", raising=False)
     done = CliRunner().invoke(ship, ["verify", "--config", str(SAMPLE), *options])
     assert 2 == done.exit_code
-    assert sentence in done.output
+    assert re.search(facts, done.output), done.output
 
 
 def test_without_its_libraries_the_command_names_the_extra(monkeypatch: pytest.MonkeyPatch):

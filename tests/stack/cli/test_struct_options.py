@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -52,7 +53,7 @@ class Wanted:
 
     def __post_init__(self) -> None:
         if self.name == "bad":
-            raise ValueError("bad is no name; write another")
+            raise ValueError("--name bad")
 
 
 def double(number: Annotated[int, Opt()] = 2) -> int:
@@ -89,20 +90,20 @@ def test_every_kind_of_field_gets_its_value():
     assert (expected, True) == asked(*given.split())
 
 
-@pytest.mark.parametrize(("args", "told"), [
+@pytest.mark.parametrize(("args", "facts"), [
     ((), "Missing option '--name'"),
     (("--name=x", "--count=0"), "x>=1"),
     (("--name=x", "--share=0"), "0<x<=1"),
-    (("--name=x", "--kind=c"), "'c' is not one of 'a', 'b'"),
-    (("--name=x", "--colour=RED"), "'RED' is not one of 'red', 'blue'"),
+    (("--name=x", "--kind=c"), "'--kind': 'c' .*'a', 'b'"),
+    (("--name=x", "--colour=RED"), "'--colour': 'RED' .*'red', 'blue'"),
     (("--name=x", "--span=soon"), "Invalid value for '--span'"),
     (("--name=x", "--the-file=."), "is a directory"),
-    (("--name=bad",), "Error: bad is no name; write another"),
+    (("--name=bad",), "Error: --name bad"),
 ])  # fmt: skip
-def test_a_wrong_value_is_refused_with_status_2(args, told):
+def test_a_wrong_value_is_refused_with_status_2(args, facts):
     status, output = asked(*args)
     assert 2 == status
-    assert told in output
+    assert re.search(facts, output), output
 
 
 def test_help_shows_defaults_as_they_are_typed():

@@ -266,7 +266,7 @@ def test_what_the_operator_would_refuse_does_not_pass(part, tmp_path):
     del rule["spec"]["groups"][0]["name"]
     said = "\n".join(operator_mistakes([slow, unknown, rule], part, tmp_path))
     assert "vllm-watch-engines/spec/podMetricsEndpoints/0/interval: pattern" in said
-    assert """'"metricRelabeling"' does not exist in type 'IPodMetricsEndpoint'""" in said
+    assert re.search(r'"metricRelabeling".*\bIPodMetricsEndpoint\b', said)
     assert "/spec/groups/0: required" in said
 
 
@@ -567,19 +567,22 @@ def test_the_default_export_changes_nothing_for_clients():
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "effect"),
     [
-        ({"gateway": True}, "--gateway: clients change nothing until you give them the address watch-gateway.vllm.svc"),
-        ({"sidecar": True}, "--sidecar: one more pod reads /metrics of each engine"),
-        ({"board": True}, "--board: one more pod queries Prometheus"),
-        ({"own_gateway": OwnGateway("my-gateway", "logs", "a")}, "--own-gateway: the rollout of my-gateway becomes"),
-        ({"gateway": True, "restrict_engines": True}, "undo: kubectl -n vllm delete networkpolicy vllm-watch-engines"),
-        ({"routes": "slack"}, "spec.alertmanagerConfigMatcherStrategy.type: None"),
+        ({"gateway": True}, r"--gateway: .*\bwatch-gateway\.vllm\.svc\b"),
+        ({"sidecar": True}, r"--sidecar: .*/metrics .*\b5 s\b"),
+        ({"board": True}, r"--board: .*\bvllm-watch-clients=true\b"),
+        ({"own_gateway": OwnGateway("my-gateway", "logs", "a")}, r"--own-gateway: .*\bmy-gateway .*\bRecreate\b"),
+        (
+            {"gateway": True, "restrict_engines": True},
+            r"--restrict-engines: .*kubectl -n vllm .*networkpolicy vllm-watch-engines\b",
+        ),
+        ({"routes": "slack"}, r"--alertmanager-config: .*\bspec\.alertmanagerConfigMatcherStrategy\.type: None\b"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_each_part_beyond_the_default_comes_with_its_effect(changes, sentence):
-    assert sentence in "\n".join(files.warnings(replace(OBSERVED, **changes)))
+def test_each_part_beyond_the_default_comes_with_its_effect(changes, effect):
+    assert re.search(f"^{effect}", "\n".join(files.warnings(replace(OBSERVED, **changes))), re.MULTILINE)
     assert [] == list(files.effects(OBSERVED))
 
 
@@ -606,10 +609,13 @@ def test_links_lead_to_the_board_where_nothing_else_was_given():
     with_board = KubernetesOptions(image="vllm-watch:0.1.0", board=True, namespace="llm")
     assert Links("http://watch-board.llm.svc:9402/runbooks", "http://watch-board.llm.svc:9402") == with_board.links
     assert LINKS == replace(OBSERVED, board=True).links
-    with pytest.raises(ValueError, match="--runbook-base is missing or leads to this machine alone"):
+    with pytest.raises(ValueError, match=r"--runbook-base .*https://wiki\.example\.org.*--board"):
         KubernetesOptions(image="vllm-watch:0.1.0")
-    for links in (Links("http://localhost:1", LINKS.dashboards), Links(LINKS.runbooks, "http://127.0.0.1:3000")):
-        with pytest.raises(ValueError, match="leads to this machine alone"):
+    for option, url, links in (
+        ("--runbook-base", "http://localhost:1", Links("http://localhost:1", LINKS.dashboards)),
+        ("--dashboard-base", "http://127.0.0.1:3000", Links(LINKS.runbooks, "http://127.0.0.1:3000")),
+    ):
+        with pytest.raises(ValueError, match=rf"{option} .*\({url}\)"):
             replace(OBSERVED, rules=export.AlertOptions(links=links))
     assert KubernetesOptions(image="vllm-watch:0.1.0", without=ONCE), "without rules and dashboards there is no link"
 
@@ -941,7 +947,8 @@ def test_somebodys_gateway_never_has_two_sidecars_at_once(part, beside):
 def test_filled_in_rolling_update_is_removed_first():
     """A server-side apply leaves it there, and Recreate is refused beside it."""
     (line,) = (step for step in files.next_steps(Path("m"), BESIDE) if " patch deployment " in step)
-    assert line.startswith("kubectl -n vllm patch deployment my-gateway --type merge --patch '")
+    assert line.startswith("kubectl -n vllm patch ")
+    assert " my-gateway --type merge --patch '" in line
     assert {"spec": {"strategy": {"type": "Recreate", "rollingUpdate": None}}} == json.loads(line.split("'")[1])
     assert line.split("    #")[0] in (ROOT / "docs/guides/kubernetes.md").read_text()
 
@@ -1023,12 +1030,13 @@ def test_what_policies_or_certificates_would_stop_is_told():
     ):
         assert "namespace vllm" not in told(engines=(inside,))
     for outside in ("http://vllm.other.svc:8000", "http://10.0.0.5:8000", "http://llm.example.org"):
-        assert f"{outside}: not in namespace vllm; gateway and sidecar may ask no others" in told(engines=(outside,))
+        assert re.search(rf"{outside}: .*\bnamespace vllm; .*40-network\.yaml", told(engines=(outside,)))
         assert "namespace vllm" not in told(
             engines=(outside,), gateway=False, restrict_engines=False, own_gateway=BESIDE.own_gateway
         ), "what that may ask is not ours to say"
     assert "namespace monitoring" not in told()
-    assert "https://thanos.example.org: not in namespace monitoring" in told(prometheus="https://thanos.example.org")
+    url = "https://thanos.example.org"
+    assert re.search(rf"{url}: .*\bnamespace monitoring; .*40-network\.yaml", told(prometheus=url))
     assert "name their authority" in told(engines=("https://vllm:8000",))
     assert (
         "https"
@@ -1108,7 +1116,7 @@ def test_own_job_names_are_those_of_the_monitors(tmp_path):
     ]
     jobs = [rule["replacement"] for one in endpoints for rule in one["relabelings"] if rule.get("targetLabel") == "job"]
     assert ["llm-serving", "gateway", "sidecar"] == jobs
-    with pytest.raises(ValueError, match=r"engine_job 'llm-\.\*' .* does not match 'vllm' and is no name itself"):
+    with pytest.raises(ValueError, match=r"engine_job 'llm-\.\*' .*'vllm'.*\bvllm-2$"):
         replace(
             USUAL, rules=export.AlertOptions(written(tmp_path / "other.yaml", "engine_job: 'llm-.*'\n"), links=LINKS)
         )
@@ -1130,9 +1138,7 @@ def test_job_may_contain_a_label_value(tmp_path):
     )
     assert 1 == len([rule for rule in gateway["relabelings"] if rule.get("targetLabel") == "job"])
     numbers = export.AlertOptions(written(tmp_path / "thresholds.yaml", "engine_job: llm\n"), links=LINKS)
-    with pytest.raises(
-        ValueError, match=r"jobs such as llm-model, and engine_job 'llm' does not match it; write 'llm\.\*' there"
-    ):
+    with pytest.raises(ValueError, match=r"\bllm-model\b.*\bengine_job 'llm' .*'llm\.\*'"):
         replace(USUAL, rules=numbers, job_label="model")
 
 
@@ -1717,7 +1723,7 @@ def test_foreign_file_is_refused_before_writing(tmp_path, few):
     theirs = written_in(tmp_path / "m/base/50-monitors.yaml", "kind: Deployment\n")
     refused = run("--out", tmp_path / "m")
     assert 2 == refused.exit_code
-    assert f"Error: {theirs} did not come from here; choose another --out, or overwrite with --force" in refused.stderr
+    assert re.search(f"^Error: {theirs} .*--out.*--force", refused.stderr, re.MULTILINE)
     assert [theirs] == [path for path in (tmp_path / "m").rglob("*") if path.is_file()]
     assert 0 == run("--out", tmp_path / "m", "--force").exit_code
 
@@ -1747,13 +1753,10 @@ def test_next_steps_are_the_lines_to_type_and_hold_no_secret(tmp_path, few):
         "--tls-secret",
         "watch-tls",
     ).stdout
-    assert (
-        "kubectl -n vllm create secret generic vllm-watch-teams --from-file=teams.yaml --from-file=gateway.secret"
-        in told
-    )
+    assert "secret generic vllm-watch-teams --from-file=teams.yaml --from-file=gateway.secret" in told
     assert f"kubectl apply --server-side -k {tmp_path}/base" in told
-    assert "upstreams:\n  a:\n    url: http://a:8000\n  b:\n    url: http://b.c:8000" in told
-    assert "watch-tls must hold tls.crt, tls.key and ca.crt" in told
+    assert "  a:\n    url: http://a:8000\n  b:\n    url: http://b.c:8000" in told
+    assert re.search(r"\bwatch-tls .*\btls\.crt, tls\.key and ca\.crt\b", told)
 
 
 WRONG = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -44,12 +45,12 @@ def test_loopback_addresses_mean_the_host(text: str, engine: WatchedEngine) -> N
     ["localhost:8000", "ftp://a:1", "http://a:8000/v1", "http://a:0", "http://a:99999", "http://", "http://a:1?x", "a"],
 )
 def test_invalid_url_is_one_sentence(text: str) -> None:
-    with pytest.raises(BadConfig, match=r"^VLLM_WATCH_ENGINE_URL: '.*' is not the URL of an engine; write scheme"):
+    with pytest.raises(BadConfig, match=rf"^VLLM_WATCH_ENGINE_URL: '{re.escape(text)}' .*http://localhost:8000$"):
         parse_engine(text)
 
 
 def test_password_in_url_is_not_printed() -> None:
-    with pytest.raises(BadConfig, match="http://a:8000' is not the URL") as caught:
+    with pytest.raises(BadConfig, match="'http://a:8000'") as caught:
         parse_engine("http://me:hidden@a:8000")
     assert "hidden" not in str(caught.value)
 
@@ -72,13 +73,13 @@ def test_role_reaches_sidecar_and_prometheus(tmp_path: Path) -> None:
 
 
 def test_unknown_role_is_one_sentence() -> None:
-    with pytest.raises(BadConfig, match=r"^VLLM_WATCH_ENGINE_URL: 'both' is no role; write prefill or decode before"):
+    with pytest.raises(BadConfig, match=rf"^VLLM_WATCH_ENGINE_URL: 'both' .*{' or '.join(EngineRole)} "):
         parse_engine("both=http://a:1")
 
 
 @pytest.mark.parametrize("value", ["", " , "])
 def test_missing_url_is_one_sentence(value: str) -> None:
-    with pytest.raises(BadConfig, match="VLLM_WATCH_ENGINE_URL is not set; set it to the URL of your vLLM"):
+    with pytest.raises(BadConfig, match=r"^VLLM_WATCH_ENGINE_URL .*not set.*http://localhost:8000$"):
         parse_engines(value)
 
 
@@ -107,11 +108,10 @@ def test_files_name_the_same_engines(tmp_path: Path, capsys: pytest.CaptureFixtu
     ] == json.loads(volumes.targets.read_text())
     assert 0o644 == stat.S_IMODE(volumes.targets.stat().st_mode), "Prometheus runs as another user"
     here, there = capsys.readouterr().out.splitlines()
-    assert here.startswith(f"localhost:1: http://{HOST}:1/metrics does not answer (")
-    assert "vLLM must listen on 0.0.0.0" in here
-    assert there.startswith("vllm.invalid:2: https://vllm.invalid:2/metrics does not answer (")
-    assert "0.0.0.0" not in there  # noqa: S104
-    assert here.endswith("; monitoring starts without it")
+    assert here.startswith(f"localhost:1: http://{HOST}:1/metrics ")
+    assert there.startswith("vllm.invalid:2: https://vllm.invalid:2/metrics ")
+    assert ("0.0.0.0" in here, "0.0.0.0" in there) == (True, False), "how to bind is for engines of this host"  # noqa: S104
+    assert here.endswith("without it")
 
 
 def test_start_makes_the_password_and_no_key(tmp_path: Path) -> None:
@@ -162,7 +162,8 @@ async def test_server_that_is_no_engine_is_named(free_port: Callable[[], int]) -
         said = await watch.describe(WatchedEngine("gpu:8000", "http", f"127.0.0.1:{port}"))
     finally:
         await runner.cleanup()
-    assert "/metrics has no series of vLLM; is this the URL of a vLLM server?" in said
+    assert said.startswith(f"gpu:8000: http://127.0.0.1:{port}/metrics ")
+    assert "no series" in said
 
 
 def test_prometheus_differs_in_the_engines_only() -> None:

@@ -117,7 +117,7 @@ def test_empty_engine_page_is_idle_or_open():
     )
     text = report.as_text([diagnosis], "test")
     assert "nobody asked" not in text
-    assert "m: idle: its page shows no request; 0 requests in 60 s" in text
+    assert re.search(r"^m: idle: .* 0 requests in 60 s$", text, re.MULTILINE)
     assert "--gateway" in text
     told = of(IDLE, gateway=GatewayEvidence(running=NOTHING, waiting=NOTHING))
     assert ("idle", ["quality"]) == (told.state, [one.area for one in told.unsure])
@@ -142,8 +142,8 @@ def test_handful_of_requests_is_abstained_from():
     few, enough = of(slow(LEAST_REQUESTS - 1)), of(slow(LEAST_REQUESTS))
     assert ("thin", ()) == (few.state, few.findings)
     assert {"queue", "prefill", "decode"} <= {one.area for one in few.unsure}
-    assert "9 requests in 60 s are too few; 10 are the least" == few.unsure[0].why
-    assert "look for 80 s or longer (--for, --window)" == few.unsure[0].how
+    assert re.search(r"^9 requests in 60 s .*\b10\b", few.unsure[0].why)
+    assert re.search(r" 80 s .*--for, --window", few.unsure[0].how)
     assert enough.findings
 
 
@@ -326,7 +326,7 @@ def test_gaps_that_prompt_chunks_make_are_not_decode_bound():
     )
     assert ["decode-bound"] == names(well(**CHUNKS, between_tokens=most)), "steps are long with and without prompts"
     report_ = report.as_text([of(well(**CHUNKS, between_tokens=some))], "test")
-    assert "first step   Smaller steps: `--max-num-batched-tokens`" in report_
+    assert re.search(r"first step +.*`--max-num-batched-tokens`", report_)
 
 
 LONG_PROMPTS = {
@@ -398,7 +398,7 @@ def test_embeddings_get_no_cache_advice():
     pooling = {"generation_tokens": 0, "between_tokens": None, "per_token": None, "decode": spread(*[0.0] * 100)}
     assert [] == names(well(**pooling, caching=False, hits=None, lookups=None))
     assert [] == names(well(**pooling, hits=0))
-    assert "no answer has a second token" == next(one.why for one in of(well(**pooling)).unsure if one.area == "decode")
+    assert "second token" in next(one.why for one in of(well(**pooling)).unsure if one.area == "decode")
 
 
 def test_head_of_line_needs_a_few_long_prompts():
@@ -466,9 +466,7 @@ def test_disabled_cache_comes_before_its_queue():
     queue = {"running": Gauge(4, 10, 16), "crowded": Gauge(4, 10, 16, looks=20)}
     diagnosis = of(well(**COMPUTED_ANEW, **queue))
     assert [("cache-off", True), ("queue-bound", True)] == [(one.name, one.serious) for one in diagnosis.findings]
-    assert "computed prompt tokens per step, mean: 235 tokens; over prompt_work, 64 tokens" in report.as_text(
-        [diagnosis], "test"
-    )
+    assert ": 235 tokens; over prompt_work, 64 tokens\n" in report.as_text([diagnosis], "test")
     on = {"caching": True, "lookups": 400_000}
     unique = of(well(**{**COMPUTED_ANEW, **queue, **on}))
     assert [("queue-bound", True), ("unique-prompts", False)] == [(one.name, one.serious) for one in unique.findings]
@@ -508,7 +506,9 @@ def test_a_queue_that_nobody_sees_is_no_finding_but_a_question():
     """Those who ended had waited: the crowd is gone."""
     diagnosis = of(well(queue=spread(*[8.0] * 100), ttft=spread(*[8.5] * 100), running=Gauge(0, 1, 2)))
     assert () == diagnosis.findings
-    assert "nobody waits at any look" in next(one.why for one in diagnosis.unsure if one.area == "queue")
+    (queue,) = (one for one in diagnosis.unsure if one.area == "queue")
+    assert "8 s on average" in queue.why
+    assert "--for" in queue.how
 
 
 def test_standing_queue_is_reported_early():
@@ -621,7 +621,7 @@ def test_state_decides_whether_an_engine_is_hung():
     for idle_or_not in (IDLE, still, well()):
         hung = of(replace(idle_or_not, states={"a:1": ("hung", "probe_silent")}))
         assert [("frozen-engine", True, 1.0)] == [(one.name, one.serious, one.confidence) for one in hung.findings]
-        assert "engines in state hung (probe_silent): 1" in report.as_text([hung], "test")
+        assert "hung (probe_silent): 1\n" in report.as_text([hung], "test")
     for state in (("draining", "asleep"), ("scaling", "elastic_ep"), ("slow", "kv_fetch")):
         assert [] == names(replace(still, states={"a:1": state}))
     for state in (("suspect", "steps_stopped"), ("healthy", "steps")):
@@ -842,7 +842,7 @@ def test_a_percentile_in_a_wide_bucket_is_its_bounds():
     ttft = Spread(100, 6100.0, ((20.0, 5.0), (40.0, 40.0), (80.0, 100.0), (inf, 100.0)))
     text = report.as_text([of(well(**{**QUEUED, "queue": queue, "ttft": ttft}, running=Gauge(8, 8, 8)))], "test")
     assert "queue time p95: 60 to 120 s; over queue_time_p95, 5 s" in text
-    assert "time to first token p95: 40 to 80 s" in text
+    assert "first token p95: 40 to 80 s" in text
 
 
 def test_a_percentile_beyond_the_buckets_is_the_bound():
@@ -852,21 +852,21 @@ def test_a_percentile_beyond_the_buckets_is_the_bound():
     beyond = Spread(100, 9e5, ((0.3, 0.0), (7680.0, 10.0), (inf, 100.0)))
     assert ((0.0, 0.3), (7680.0, inf)) == (first.around(95), beyond.around(95))
     assert "queue (queue time p95: < 300 ms)" in report.as_text([of(well(queue=first))], "test")
-    assert "time to first token p95: > 7,680 s" in report.as_text(
+    assert "first token p95: > 7,680 s" in report.as_text(
         [of(well(**{**QUEUED, "ttft": beyond}, running=Gauge(8, 8, 8)))], "test"
     )
 
 
 def test_finding_has_one_sentence_and_its_value():
     """One sentence is said once and of what is fine the value."""
-    assert "not said of queue, prefill, decode: 3 requests in 60 s are too few" in report.as_text([of(slow(3))], "test")
+    assert "queue, prefill, decode: 3 requests in 60 s" in report.as_text([of(slow(3))], "test")
     assert "fine: queue (queue time p95: 0.01 s), prefill (prefill p95: 0.3 s)" in report.as_text([of(well())], "test")
     assert "queue (queue time p95: under 0.001 s)" in report.as_text([of(well(queue=spread(*[2e-5] * 100)))], "test")
 
 
 def test_a_log_that_was_given_is_not_asked_for():
     (streaming,) = (one for one in of(well(), logged=True).unsure if one.area == "streaming")
-    assert "the log has no streamed answer of this time" == streaming.why
+    assert "no streamed answer" in streaming.why
 
 
 # ---- pages of three releases
@@ -903,8 +903,8 @@ def test_two_saved_pages_give_findings_and_exit_1(tmp_path):
     result = run(*unpacked("queue-bound", tmp_path))
     assert 1 == result.exit_code
     assert "1. queue-bound (queue; serious; confidence" in result.output
-    assert "first step   More places: `--max-num-seqs` one step up, only while the cache has room." in result.output
-    assert "not said of quality" in result.output
+    assert re.search(r"first step +.*`--max-num-seqs`", result.output)
+    assert "said of quality:" in result.output
 
 
 def test_json_has_the_same_findings(tmp_path):
@@ -927,14 +927,20 @@ def test_thresholds_of_a_deployment_are_read_from_their_file(tmp_path):
     assert 0 == run(*unpacked("queue-bound", tmp_path), "--thresholds", own).exit_code
     own.write_text("thresholds: {ttft_p59: 1}\n")
     result = run(*unpacked("queue-bound", tmp_path), "--thresholds", own)
-    assert (2, True) == (result.exit_code, "did you mean thresholds.ttft_p95" in result.output)
+    assert 2 == result.exit_code
+    assert re.search(r"thresholds\.ttft_p59.* thresholds\.ttft_p95", result.output)
 
 
 def test_a_request_log_adds_what_clients_saw(tmp_path):
     log = SITUATIONS / "client-disconnects" / "requests.jsonl.gz"
     told = json.loads(run(*unpacked("client-disconnects", tmp_path), "--log", log, "--json").output)
-    assert "client-disconnects" == told["findings"][0]["finding"]
-    assert "of the clients leave" in told["findings"][0]["evidence"][0]["what"]
+    share, count = told["findings"][0]["evidence"]
+    assert ("client-disconnects", "hangup_ratio", 90) == (
+        told["findings"][0]["finding"],
+        share["threshold"],
+        count["value"],
+    )
+    assert pytest.approx(90 / 140) == share["value"]
 
 
 def test_commands_repeat_what_was_given(tmp_path):
@@ -949,29 +955,26 @@ def test_commands_repeat_what_was_given(tmp_path):
 def test_a_page_that_is_no_gateways_is_told(tmp_path, engine):
     arguments = unpacked("kv-bound", tmp_path)
     result = run(*arguments, "--gateway-before", arguments[1], "--gateway-after", arguments[3])
-    assert (2, True) == (result.exit_code, "shows no series of the gateway" in result.output)
+    assert (2, True) == (result.exit_code, f"{arguments[3]} shows no series" in result.output)
+    assert "metrics_listen (127.0.0.1:8010" in result.output
     live = run(engine, "--gateway", engine, "--for", "9s")
-    assert (2, True) == (
-        live.exit_code,
-        f"{engine} shows no series of the gateway; its metrics are at metrics_listen" in live.output,
-    )
+    assert (2, True) == (live.exit_code, f"{engine} shows no series" in live.output)
     assert "looking" not in live.output, "it is told before the wait"
 
 
 def test_gateway_pages_correct_an_idle_engine(tmp_path):
     """Pages of the gateway tell of an engine that looks idle and is not."""
     engine_pages = unpacked("none-idle", tmp_path)
-    assert (0, True) == (
-        (alone := run(*engine_pages)).exit_code,
-        "whether somebody asks and waits before the engine" in alone.output,
-    )
+    alone = run(*engine_pages)
+    assert 0 == alone.exit_code
+    assert re.search(r"said of API: .*--gateway", alone.output)
     (page := tmp_path / "gateway.prom").write_text(
         'vllm_watch_gateway_running_requests{team="a",band="b"}'
         ' 9\nvllm_watch_gateway_upstream_up{upstream="x",address="x:8000"} 1\n'
     )
     told = run(*engine_pages, "--gateway-before", page, "--gateway-after", page)
     assert (1, True) == (told.exit_code, "1. frozen-engine" in told.output)
-    assert "requests that the gateway has there, at least: 9" in told.output
+    assert "there, at least: 9\n" in told.output
 
 
 def test_help_lists_the_names_of_workloads():
@@ -1010,19 +1013,21 @@ def test_wrong_use_is_exit_2_with_a_sentence(arguments, tmp_path):
 def test_a_page_that_is_none_is_named(tmp_path):
     (good := tmp_path / "good.prom").write_text("vllm:num_requests_running 0\n")
     (bad := tmp_path / "bad.prom").write_text("<html>502 Bad Gateway</html>\n")
-    assert "bad.prom: not a Prometheus exposition" in run("--before", good, "--after", bad, "--seconds", "30").output
+    result = run("--before", good, "--after", bad, "--seconds", "30")
+    assert (2, True) == (result.exit_code, f"{bad}: " in result.output)
+    assert "line 1 is '<html>" in result.output
 
 
 def test_pages_in_the_wrong_order_and_one_page_twice_are_told(tmp_path):
     _, before, _, after, *rest = unpacked("kv-bound", tmp_path)
-    for first, second, said in ((after, before, "the other way round"), (after, after, "are the same one")):
+    for first, second, fact in ((after, before, f"later than {before}"), (after, after, f"{after} are the same")):
         result = run("--before", first, "--after", second, *rest)
-        assert (2, True) == (result.exit_code, said in result.output)
+        assert (2, True) == (result.exit_code, fact in result.output)
 
 
 def test_a_log_of_another_time_is_told(tmp_path):
     result = run(*unpacked("kv-bound", tmp_path), "--log", SITUATIONS / "rejections-2" / "requests.jsonl.gz")
-    assert "is the log of the same time?" in result.output
+    assert re.search(r"note: .* same time\? .*\b80 .* 30$", result.output, re.MULTILINE)
 
 
 def test_foreign_page_and_absent_engine_are_reported(tmp_path):
@@ -1089,15 +1094,15 @@ def test_a_prometheus_is_asked_for_its_window_and_model(past, tmp_path):
     )
     assert f"vllm-watch doctor --prometheus {where} --window 11m --model tiny" == told["first_step"]["commands"][-1]
     nobody = run("--prometheus", where, "--window", "11m", "--model", "nobody")
-    assert (2, True) == (nobody.exit_code, "shows the model nobody" in nobody.output)
+    assert (2, True) == (nobody.exit_code, "the model nobody" in nobody.output)
 
 
 def test_tables_and_goals_answer_before_traffic():
     """Before there is traffic both tables and the goals answer."""
     ralph = run("--workload", "ralph")
     assert 0 == ralph.exit_code
-    assert "70 to 95 % of the prompt tokens from the prefix cache" in ralph.output
-    assert "vllm-watch bench run agent-loop" in ralph.output
+    assert "70 to 95 %" in ralph.output
+    assert "bench run agent-loop" in ralph.output
     assert "disaggregated prefill" in run("--goal", "ttft").output.split("after that")[1]
     assert 1 == ralph.output.count("first step"), "the scenario of a workload has no other"
     assert 2 == run("--workload", "chat").output.count("first step"), "two things that chat may mean"

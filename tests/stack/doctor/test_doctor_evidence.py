@@ -195,7 +195,7 @@ def test_restart_between_pages_is_reported():
     started = {vllm.PROCESS_START_TIME.name: (before.total(vllm.PROCESS_START_TIME.name) or 0) + 1000}
     found = one(before, changed(after, started))
     assert 116 == found.whole.ended
-    assert "engine:8000 started anew within this time: its figures count from then" in found.notes
+    assert any("engine:8000 started anew" in note for note in found.notes)
 
 
 def test_a_restart_is_seen_where_the_page_tells_no_start():
@@ -265,7 +265,7 @@ def test_models_are_told_apart_and_one_of_them_can_be_asked_for():
     series = between([Pages("a:1", before, after), Pages("b:1", renamed(before), renamed(after))], SECONDS, "pages")
     assert ["other", "tiny"] == [each.model for each in evidence(series)]
     assert ["tiny"] == [each.model for each in evidence(series, model="tiny")]
-    with pytest.raises(ValueError, match="shows the model nobody"):
+    with pytest.raises(ValueError, match="the model nobody"):
         evidence(series, model="nobody")
 
 
@@ -302,9 +302,9 @@ def test_pages_that_cannot_be_two_looks_are_refused():
     )
     before = changed(before, {vllm.PROCESS_START_TIME.name: after.total(vllm.PROCESS_START_TIME.name) or 0})
     assert Pages("e", before, after).checked()
-    with pytest.raises(ValueError, match="the same one"):
+    with pytest.raises(ValueError, match="pages of e "):
         Pages("e", after, after).checked()
-    with pytest.raises(ValueError, match="the other way round"):
+    with pytest.raises(ValueError, match="later than e;"):
         Pages("e", after, before).checked()
 
 
@@ -432,7 +432,7 @@ def test_young_prometheus_reports_its_range(past, tmp_path):
 
     found = asyncio.run(asked())
     assert pytest.approx(120, abs=10) == found.seconds
-    assert re.search(r"the last 15m, of which it recorded 1[12]\d s", found.source)
+    assert re.search(r"last 15m, .* 1[12]\d s$", found.source)
 
 
 @pytest.mark.prometheus

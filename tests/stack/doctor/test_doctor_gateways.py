@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import http.server
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -62,40 +63,27 @@ def test_gateways_that_agree_are_no_note():
 
 
 @pytest.mark.parametrize(
-    ("pages", "lost", "note"),
+    ("pages", "lost", "pattern"),
     [
         (
             (page(), page(policy="f" * 16)),
             {},
-            (
-                f"gateways have different policies (g1:8010: {POLICY}, g2:8010: {'f' * 16}), so one has not read the"
-                " latest teams.yaml (vllm-watch runbook VLLMGatewayNotSharing)"
-            ),
+            rf"g1:8010: {POLICY}, g2:8010: f{{16}}\).*teams\.yaml.* VLLMGatewayNotSharing\)",
         ),
-        (
-            (page(lost=0), page(lost=1)),
-            {},
-            "g2:8010 had no lease and admitted within a fixed share (vllm-watch runbook VLLMGatewayNotSharing)",
-        ),
-        ((page(lost=0), page()), {}, "g2:8010 shares no limits, because it has no sharing.store, and others have one"),
-        (
-            (page(lost=0, replicas=3), page(lost=0, replicas=3)),
-            {},
-            "3 gateways have a lease and 2 were read, so sums over gateways are too low",
-        ),
+        ((page(lost=0), page(lost=1)), {}, r"g2:8010 had no lease .* VLLMGatewayNotSharing\)"),
+        ((page(lost=0), page()), {}, r"g2:8010 shares no limits.* sharing\.store"),
+        ((page(lost=0, replicas=3), page(lost=0, replicas=3)), {}, "3 gateways .* 2 were read"),
         (
             (page(), page()),
             {"g3:8010": "connection refused"},
-            (
-                "gateway g3:8010 does not answer (connection refused); sums are those of g1:8010 and g2:8010"
-                " (vllm-watch runbook VLLMGatewayReplicaDown)"
-            ),
+            r"g3:8010 .*\(connection refused\); .* g1:8010 and g2:8010 .* VLLMGatewayReplicaDown\)",
         ),
     ],
     ids=("policies", "no lease", "no store", "too few", "down"),
 )
-def test_what_is_wrong_between_gateways_is_a_note(pages: tuple[str, ...], lost: Mapping[str, str], note: str):
-    assert (note,) == seen(*pages, lost=lost).notes
+def test_what_is_wrong_between_gateways_is_a_note(pages: tuple[str, ...], lost: Mapping[str, str], pattern: str):
+    (note,) = seen(*pages, lost=lost).notes
+    assert re.search(pattern, note)
 
 
 # ---- by command
@@ -144,7 +132,8 @@ def test_each_gateway_is_read_and_one_that_is_down_is_named(serving: Callable[..
     gateways = [serving(page()), serving(page(policy="f" * 16)), down := f"http://127.0.0.1:{free_port()}"]
     told = run(engine, *gateways)
     assert f"note: gateway {down.removeprefix('http://')} does not answer (" in told.output
-    assert "note: gateways have different policies (" in told.output
+    (note,) = re.findall("note: gateways .* VLLMGatewayNotSharing", told.output)
+    assert {POLICY, "f" * 16} == set(re.findall("[0-9a-f]{16}", note))
     assert told.exit_code in (0, 1)
 
 

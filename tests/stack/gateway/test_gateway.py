@@ -199,7 +199,9 @@ async def test_a_slash_at_the_end_leads_past_nobody(tmp_path: Path):
 @settings(deadline=None, max_examples=15)
 @given(data=st.data())
 def test_whatever_the_chunking_a_stream_keeps_its_bytes(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject):
-    stream = b": hi\n\n" + ROLE + TOKEN.replace(b"\n", b"\r\n") + TOKEN + b"event: x\ndata: y\n\n" + LAST + USAGE + DONE
+    stream = (
+        b": hi\n\n" + ROLE + TOKEN.replace(b"\n", b"\r\n") + TOKEN + b"event: x1\ndata: y\n\n" + LAST + USAGE + DONE
+    )
     cuts = sorted(data.draw(st.sets(st.integers(1, len(stream) - 1), max_size=12)))
     parts = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
 
@@ -831,7 +833,7 @@ async def test_own_metrics_are_the_catalogues(tmp_path: Path, free_port: Callabl
 async def test_a_taken_port_is_told_in_one_sentence(tmp_path: Path):
     async with gateway(tmp_path) as it:
         taken = it.started.url[7:]
-        with pytest.raises(BadConfig, match=f"listen: {taken} is taken by another program"):
+        with pytest.raises(BadConfig, match=rf"^listen: {taken} is taken"):
             async with gateway(tmp_path / "..", listen=taken, requests_log=str(tmp_path / "other.jsonl")):
                 pass
 

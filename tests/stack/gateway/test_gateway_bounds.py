@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import re
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -419,14 +420,14 @@ async def test_a_body_is_let_go_when_nothing_can_be_sent_again(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("limits", "sentence"),
+    ("limits", "fault"),
     [
-        ({"body_bytes": 10, "bodies_bytes": 19}, "at least 2 times limits.body_bytes"),
-        ({"bodies_bytes": 0}, "bodies_bytes should be more than 0"),
+        ({"body_bytes": 10, "bodies_bytes": 19}, r"at least 2 .*limits\.body_bytes"),
+        ({"bodies_bytes": 0}, "bodies_bytes .*more than 0"),
     ],
 )
-def test_a_budget_that_no_body_fits_into_is_refused(limits: dict[str, int], sentence: str):
-    with pytest.raises(ValueError, match=sentence):
+def test_a_budget_that_no_body_fits_into_is_refused(limits: dict[str, int], fault: str):
+    with pytest.raises(ValueError, match=fault):
         GatewayConfig(limits=GatewayLimits(**limits))
     assert 4 << 25 == GatewayLimits().all_bodies_bytes
 
@@ -488,45 +489,41 @@ SECRET = "s3cret"
 
 
 @pytest.mark.parametrize(
-    ("sentence", "body", "kind"),
+    ("fault", "body", "kind"),
     [
-        ("the body is empty", b"", None),
-        ("the body is empty", b" \r\n", None),
-        (
-            "the body is not JSON: invalid character at byte 24 (line 2, column 7)",
-            b'{"user":"s3cret",\n "n": NaN}',
-            None,
-        ),
-        ("the body is not JSON: expected ':' at byte 10 (line 1, column 11)", b'{"s3cret" "a"}', None),
-        ("the body is not JSON: it ends within a value, at byte 15", b'{"user":"s3cret', None),
-        ("half of a surrogate pair", b'{"user":"s3cret\\ud800"}', None),
-        ("the body is not UTF-8: byte 8 (line 1, column 9)", b'{"s3cret\xff":1}', None),
-        ("the body is not UTF-8: byte 0", '{"user":"s3cret"}'.encode("utf-16"), None),
-        ("the body is an array", b'["s3cret"]', None),
-        ("the body is a string", b'"s3cret"', None),
-        ("the body is a number", b"12", None),
-        ("the body is null", b"null", None),
+        ("is empty", b"", None),
+        ("is empty", b" \r\n", None),
+        (r"JSON: .*\bbyte 24 \(line 2, column 7\)", b'{"user":"s3cret",\n "n": NaN}', None),
+        (r"JSON: .*':' .*\bbyte 10 \(line 1, column 11\)", b'{"s3cret" "a"}', None),
+        (r"JSON: .*\bbyte 15\b", b'{"user":"s3cret', None),
+        ("surrogate pair", b'{"user":"s3cret\\ud800"}', None),
+        (r"UTF-8: byte 8 \(line 1, column 9\)", b'{"s3cret\xff":1}', None),
+        (r"UTF-8: byte 0\b", '{"user":"s3cret"}'.encode("utf-16"), None),
+        (r"an array\b", b'["s3cret"]', None),
+        (r"a string\b", b'"s3cret"', None),
+        (r"a number\b", b"12", None),
+        (r"is null\b", b"null", None),
         ("nested too deeply", b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", None),
         ("more than 200,000 fields", b"{" + b",".join(b'"f%d":1' % at for at in range(200_001)) + b"}", None),
         (
-            "the content type is 'application/x-www-form-urlencoded'; this route takes",
+            "'application/x-www-form-urlencoded'; .*application/json",
             b"user=s3cret",
             "application/x-www-form-urlencoded",
         ),
         (
-            "the content type is 'multipart/form-data; boundary=b'",
+            "'multipart/form-data; boundary=b'; .*application/json",
             b"--b\r\n\r\ns3cret",
             "multipart/form-data; boundary=b",
         ),
     ],
 )
-async def test_bad_body_is_named_without_its_content(tmp_path: Path, sentence: str, body: bytes, kind: str | None):
+async def test_bad_body_is_named_without_its_content(tmp_path: Path, fault: str, body: bytes, kind: str | None):
     """A bad body is named with its place and without its content."""
     async with gateway(tmp_path) as it:
         async with it.post(body, **{"Content-Type": kind or "application/json"}) as answer:
             error = (await answer.json())["error"]
         assert (400, "bad_body") == (answer.status, error["code"])
-        assert sentence in error["message"]
+        assert re.search(fault, error["message"])
         assert SECRET not in error["message"]
         assert "bad_body" == (await it.record()).reason
         assert [] == it.engine.asked

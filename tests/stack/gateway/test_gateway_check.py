@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -55,83 +56,59 @@ def told(path: Path) -> dict[str, Any]:
     return found
 
 
+def rows(lines: list[str]) -> list[str]:
+    """Lines of tables, the cells of each with | between them."""
+    return [re.sub("  +", "|", line.strip()) for line in lines if "  " in line.strip()]
+
+
 def test_a_file_in_words_and_numbers(tmp_path: Path):
     path = written(tmp_path, teams=TEAMS)
     result = run(path)
     assert 0 == result.exit_code
-    assert (
-        f"""\
-{path}
-25 requests at once with 90000 tokens together, 100 may wait
-down to 2 at once while an engine has more than 3 waiting or over 90 % of its cache used
-
-bands, first served first; those of one rank share
-  band  rank  slots at most  slots first  in engines  waits at most  first token      next token       whole reply
-  gold  0     25 (100 %)     0            0           15 s           as gateway.yaml  as gateway.yaml  as gateway.yaml
-  rest  1     12 (50 %)      1            3           60 s           as gateway.yaml  as gateway.yaml  60 s
-
-teams, with the share of each in its rank while all ask; - is no limit
-  team    band  weight  share  running  in flight  prompt tokens  output tokens  keys  models      api
-  chat    gold  3       75 %   8        -          -              500 (clamp)    2     small, sql  no
-  search  gold  1       25 %   -        20         -              -              1     all         yes
-  lab     rest  1       100 %  -        -          -              -              1     all         no
-
-models
-  model  aliases     adapters  tokens at most  upstreams  fallbacks
-  big    none        none      32768           a, b, c    rented
-  small  tiny, mini  sql       -               a, b, c    none
-
-upstreams
-  upstream  kind    prompts        variant  weight  asked for      address
-  a         engine  1 to 4000      stable   95      the same name  http://h:1
-  b         engine  1 to 4000      canary   5       the same name  http://h:2
-  c         engine  4001 and more  stable   1       the same name  http://h:3
-  rented    api     all            stable   1       big-1          https://api.example.com
-
-shares of requests, without fallbacks
-  model  prompts        variant  gets   upstream  gets
-  big    1 to 4000      stable   95 %   a         95 %
-  big    1 to 4000      canary   5 %    b         5 %
-  big    4001 and more  stable   100 %  c         100 %
-  small  1 to 4000      stable   95 %   a         95 %
-  small  1 to 4000      canary   5 %    b         5 %
-  small  4001 and more  stable   100 %  c         100 %
-
-warning: {path}, line 1: teams: 2 of 3 have no max_in_flight (chat, lab): {UNBOUNDED}
-in order
-"""
-        == result.stdout
-    )
+    head, slots, fewer, *tables, warning, verdict = result.stdout.splitlines()
+    assert (str(path), "in order") == (head, verdict)
+    assert (["25", "90000", "100"], ["2", "3", "90"]) == (re.findall(r"\d+", slots), re.findall(r"\d+", fewer))
+    assert [
+        "band|rank|slots at most|slots first|in engines|waits at most|first token|next token|whole reply",
+        "gold|0|25 (100 %)|0|0|15 s|as gateway.yaml|as gateway.yaml|as gateway.yaml",
+        "rest|1|12 (50 %)|1|3|60 s|as gateway.yaml|as gateway.yaml|60 s",
+        "team|band|weight|share|running|in flight|prompt tokens|output tokens|keys|models|api",
+        "chat|gold|3|75 %|8|-|-|500 (clamp)|2|small, sql|no",
+        "search|gold|1|25 %|-|20|-|-|1|all|yes",
+        "lab|rest|1|100 %|-|-|-|-|1|all|no",
+        "model|aliases|adapters|tokens at most|upstreams|fallbacks",
+        "big|none|none|32768|a, b, c|rented",
+        "small|tiny, mini|sql|-|a, b, c|none",
+        "upstream|kind|prompts|variant|weight|asked for|address",
+        "a|engine|1 to 4000|stable|95|the same name|http://h:1",
+        "b|engine|1 to 4000|canary|5|the same name|http://h:2",
+        "c|engine|4001 and more|stable|1|the same name|http://h:3",
+        "rented|api|all|stable|1|big-1|https://api.example.com",
+        "model|prompts|variant|gets|upstream|gets",
+        "big|1 to 4000|stable|95 %|a|95 %",
+        "big|1 to 4000|canary|5 %|b|5 %",
+        "big|4001 and more|stable|100 %|c|100 %",
+        "small|1 to 4000|stable|95 %|a|95 %",
+        "small|1 to 4000|canary|5 %|b|5 %",
+        "small|4001 and more|stable|100 %|c|100 %",
+    ] == rows(tables)
+    assert re.match(rf"warning: {path}, line 1: teams: 2 of 3 .*max_in_flight \(chat, lab\)", warning)
 
 
 def test_the_smallest_file_says_what_holds_all_the_same(tmp_path: Path):
     """Shipped bands, and what is left to gateway.yaml and to the engine."""
     path = written(tmp_path, teams=f"teams: {{a: {{keys: [{hashed('a')}]}}}}")
-    assert (
-        f"""\
-{path}
-256 requests at once, 1024 may wait
-down to 4 at once while an engine has more than 5 waiting or over 90 % of its cache used
-
-bands, first served first; those of one rank share
-  band          rank  slots at most  slots first  in engines  waits at most  first token      next token       whole reply
-  demo          0     256 (100 %)    0            0           15 s           as gateway.yaml  as gateway.yaml  as gateway.yaml
-  replay        0     256 (100 %)    0            0           30 s           as gateway.yaml  as gateway.yaml  as gateway.yaml
-  default       1     256 (100 %)    0            0           60 s           as gateway.yaml  as gateway.yaml  as gateway.yaml
-  experimental  2     204 (80 %)     2            0           120 s          as gateway.yaml  as gateway.yaml  as gateway.yaml
-
-teams, with the share of each in its rank while all ask; - is no limit
-  team  band     weight  share  running  in flight  prompt tokens  output tokens  keys  models  api
-  a     default  1       100 %  -        -          -              -              1     all     no
-
-models: any, names are passed on as they are
-
-upstreams: the one of gateway.yaml
-
-in order
-"""  # noqa: E501
-        == run(path).stdout
-    )
+    head, slots, fewer, *tables, _, verdict = run(path).stdout.splitlines()
+    assert (str(path), "in order") == (head, verdict)
+    assert (["256", "1024"], ["4", "5", "90"]) == (re.findall(r"\d+", slots), re.findall(r"\d+", fewer))
+    assert [
+        "demo|0|256 (100 %)|0|0|15 s|as gateway.yaml|as gateway.yaml|as gateway.yaml",
+        "replay|0|256 (100 %)|0|0|30 s|as gateway.yaml|as gateway.yaml|as gateway.yaml",
+        "default|1|256 (100 %)|0|0|60 s|as gateway.yaml|as gateway.yaml|as gateway.yaml",
+        "experimental|2|204 (80 %)|2|0|120 s|as gateway.yaml|as gateway.yaml|as gateway.yaml",
+        "a|default|1|100 %|-|-|-|-|1|all|no",
+    ] == [row for row in rows(tables) if not row.startswith(("band|", "team|"))]
+    assert ["models", "upstreams"] == [line.partition(":")[0] for line in tables if ": " in line]
 
 
 def test_gateway_configuration_leads_to_its_teams(tmp_path: Path):
@@ -152,59 +129,42 @@ def test_gateway_configuration_leads_to_its_teams(tmp_path: Path):
 @pytest.mark.parametrize(
     ("gateway", "teams", "mistakes"),
     [
-        (
-            "upstream: h:1\n#",
-            None,
-            ["gateway.yaml, line 1: upstream 'h:1' is no engine's address; write it like http://127.0.0.1:8001"],
-        ),
-        (
-            "listen: 127.0.0.1:1\nupstrem: http://h:1",
-            None,
-            ["gateway.yaml, line 2: upstrem is unknown; did you mean upstream?"],
-        ),
-        ("upstream: http://h:1", None, ["teams.yaml cannot be read: No such file or directory"]),
+        ("upstream: h:1\n#", None, [r"gateway\.yaml, line 1: upstream 'h:1' .*http://127\.0\.0\.1:8001$"]),
+        ("listen: 127.0.0.1:1\nupstrem: http://h:1", None, [r"gateway\.yaml, line 2: upstrem .*\bupstream\?"]),
+        ("upstream: http://h:1", None, [r"teams\.yaml .*: No such file"]),
         (
             "upstream: http://h:1\nanonymous_team: b\nupstream_key_file: key",
             "teams:\n  a: {band: demmo}\ncapacity: {slots: 0}",
             [
-                "gateway.yaml, line 3: upstream_key_file: FOLDER/key cannot be read: No such file or directory",
-                "teams.yaml, line 3: capacity.slots: 0 should be more than 0",
-                "teams.yaml, line 2: teams.a.band: 'demmo' is no band; did you mean demo?",
-                (
-                    "teams.yaml, line 3: capacity.slots: 0 is less than the floors of all bands together (2); raise it"
-                    " or lower a floor"
-                ),
-                (
-                    "gateway.yaml, line 2: anonymous_team: b is not among the teams of FOLDER/teams.yaml; add it there"
-                    " or use null"
-                ),
+                r"gateway\.yaml, line 3: upstream_key_file: FOLDER/key .*: No such file",
+                r"teams\.yaml, line 3: capacity\.slots: 0 .*more than 0",
+                r"teams\.yaml, line 2: teams\.a\.band: 'demmo' .*\bdemo\?",
+                r"teams\.yaml, line 3: capacity\.slots: 0 .*floors .*\(2\)",
+                r"gateway\.yaml, line 2: anonymous_team: b .*FOLDER/teams\.yaml; .*null",
             ],
         ),
-        ("teams: teams.yaml", None, ["teams.yaml cannot be read: No such file or directory"]),
+        ("teams: teams.yaml", None, [r"teams\.yaml .*: No such file"]),
         (
             "teams: teams.yaml",
             "teams: {}",
-            [
-                (
-                    "gateway.yaml: upstream: neither this file nor FOLDER/teams.yaml names an engine; "
-                    "add `upstream: http://HOST:PORT` here or `upstreams` there"
-                )
-            ],
+            [r"gateway\.yaml: upstream: .*FOLDER/teams\.yaml .*`upstream: http://HOST:PORT` .*`upstreams`"],
         ),
-        ("- a", None, ["gateway.yaml: Expected `object`, got `array`"]),
+        ("- a", None, [r"gateway\.yaml: .*`object`, .*`array`"]),
     ],
 )
 def test_every_mistake_is_told_at_once_and_nothing_else(
     tmp_path: Path, gateway: str, teams: str | None, mistakes: list[str]
 ):
     path = written(tmp_path, gateway=gateway, **({"teams": teams} if teams else {}))
-    result, wanted = run(path), [f"{tmp_path}/{mistake}".replace("FOLDER", str(tmp_path)) for mistake in mistakes]
-    assert (1, "\n".join([*(f"mistake: {mistake}" for mistake in wanted), "not in order\n"])) == (
+    report = told(path)
+    for mistake, pattern in zip(report["mistakes"], mistakes, strict=True):
+        assert re.match(f"FOLDER/{pattern}".replace("FOLDER", str(tmp_path)), mistake)
+    result = run(path)
+    assert (1, "\n".join([*(f"mistake: {mistake}" for mistake in report["mistakes"]), "not in order\n"])) == (
         result.exit_code,
         result.stdout,
     )
-    found = told(path)
-    assert (wanted, []) == (found["mistakes"], found["warnings"])
+    assert [] == report["warnings"]
     assert 1 == run(path, "--json").exit_code
 
 
@@ -216,84 +176,75 @@ def test_keys_are_shown_neither_as_text_nor_as_hashes(tmp_path: Path):
     assert key not in run(written(tmp_path, teams=f"teams: {{a: {{{key}: }}}}")).output
 
 
-UNBOUNDED = (
-    "such a team may take every slot and place in the queue that the others leave free; set max_in_flight to bound it"
-)
-UNLESS, MAKE = ", unless it is the anonymous_team of gateway.yaml", "vllm-watch gateway key"
 API = "u: {url: 'http://h'}\n  w: {url: 'http://h', kind: api}"
 KEYS = f"keys: [{hashed('a')}]"
 ENGINES = "u: {url: 'http://h:1'}\n  v: {url: 'http://h:2', variant: canary, weight: 2}"
+# A file, and patterns of the place and the values that each warning names.
 WARNINGS = {
     "nobody": (
         "bands: {default: {rank: 0}}\ncapacity: {}",
-        ["teams.yaml: teams: there are none, so nobody may ask", "teams.yaml, line 1: bands.default: no team is in it"],
+        [r"teams\.yaml: teams: .*nobody", r"teams\.yaml, line 1: bands\.default: no team"],
     ),
     "no keys": (
         "teams:\n  a: {}",
-        [f"teams.yaml, line 2: teams.a: it has no keys, so nobody can ask as this team{UNLESS}; {MAKE} a makes one"],
+        [r"teams\.yaml, line 2: teams\.a: .*no keys.*\banonymous_team .*; vllm-watch gateway key a "],
     ),
     "never reached": (
         f"teams:\n  a:\n    {KEYS}\n    max_running: 9\n    max_in_flight: 8",
-        ["teams.yaml, line 4: teams.a.max_running: 9 is never reached, since max_in_flight is 8"],
+        [r"teams\.yaml, line 4: teams\.a\.max_running: 9 .*\bmax_in_flight is 8$"],
     ),
     "no bound": (
         f"teams:\n  a: {{{KEYS}}}\n  b: {{keys: [{hashed('b')}], max_in_flight: 9}}",
-        [f"teams.yaml, line 1: teams: 1 of 2 have no max_in_flight (a): {UNBOUNDED}"],
+        [r"teams\.yaml, line 1: teams: 1 of 2 .*\bmax_in_flight \(a\)"],
     ),
     "unused band": (
         f"teams: {{a: {{{KEYS}}}}}\nbands:\n  default: {{rank: 0}}\n  x: {{rank: 1}}",
-        ["teams.yaml, line 4: bands.x: no team is in it"],
+        [r"teams\.yaml, line 4: bands\.x: no team"],
     ),
     "long wait": (
         f"teams: {{a: {{{KEYS}}}}}\nbands:\n  default:\n    rank: 0\n    max_wait_s: 121",
-        ["teams.yaml, line 5: bands.default.max_wait_s: 121 s is longer than Retry-After can tell, at most 120 s"],
+        [r"teams\.yaml, line 5: bands\.default\.max_wait_s: 121 s .*\bRetry-After .*\b120 s$"],
     ),
     "hidden model": (
         f"teams: {{a: {{{KEYS}, models: [x, z]}}}}\nmodels:\n  w: {{aliases: [x]}}\n  y: {{}}\n  v: {{adapters: [z]}}",
-        ["teams.yaml, line 4: models.y: no team may ask for it"],
+        [r"teams\.yaml, line 4: models\.y: no team"],
     ),
     "large canary": (
         f"teams: {{a: {{{KEYS}}}}}\nupstreams:\n  {ENGINES}",
-        ["teams.yaml, line 4: upstreams.v.variant: the canary gets 66.67 % of the requests for any model"],
+        [r"teams\.yaml, line 4: upstreams\.v\.variant: .*\b66\.67 % .*\bany model$"],
     ),
     "api that nobody lists": (
         f"teams: {{a: {{{KEYS}, fallback_api: true}}}}\nupstreams:\n  {API}",
-        [
-            (
-                "teams.yaml, line 4: upstreams.w: it is of kind api and no model has it among its fallbacks, so it is never"  # noqa: E501
-                " asked"
-            )
-        ],
+        [r"teams\.yaml, line 4: upstreams\.w: .*\bkind api\b.*\bno model\b.*\bfallbacks\b"],
     ),
     "api for nobody": (
         f"teams: {{a: {{{KEYS}}}}}\nmodels: {{m: {{fallbacks: [w]}}}}\nupstreams:\n  {API}",
-        ["teams.yaml, line 5: upstreams.w: it is of kind api and no team has fallback_api, so it is never asked"],
+        [r"teams\.yaml, line 5: upstreams\.w: .*\bkind api\b.*\bno team\b.*\bfallback_api\b"],
     ),
 }
 
 
 @pytest.mark.parametrize("odd", WARNINGS)
 def test_what_is_odd_is_a_warning_and_still_in_order(tmp_path: Path, odd: str):
-    text, wanted = WARNINGS[odd]
+    text, patterns = WARNINGS[odd]
     path = written(tmp_path, teams=text)
-    assert [f"{tmp_path}/{warning}" for warning in wanted] == told(path)["warnings"]
+    warnings = told(path)["warnings"]
+    for warning, pattern in zip(warnings, patterns, strict=True):
+        assert re.match(f"{tmp_path}/{pattern}", warning)
     result = run(path)
     assert (0, True) == (
         result.exit_code,
-        result.stdout.endswith("".join(f"warning: {tmp_path}/{warning}\n" for warning in wanted) + "in order\n"),
+        result.stdout.endswith("".join(f"warning: {warning}\n" for warning in warnings) + "in order\n"),
     )
 
 
 def test_anonymous_team_needs_no_keys(tmp_path: Path):
     """A team without keys is not odd where it is the anonymous one."""
     path = written(tmp_path, gateway="{upstream: 'http://h:1', anonymous_team: a}", teams="teams: {a: {}, b: {}}")
-    assert [
-        (
-            f"{tmp_path}/teams.yaml: teams.b: it has no keys, so nobody can ask as this team; vllm-watch gateway key b"
-            " makes one"
-        ),
-        f"{tmp_path}/teams.yaml: teams: 2 of 2 have no max_in_flight (a, b): {UNBOUNDED}",
-    ] == told(path)["warnings"]
+    keys, in_flight = told(path)["warnings"]
+    assert re.match(rf"{tmp_path}/teams\.yaml: teams\.b: .*no keys.*; vllm-watch .*\bkey b ", keys)
+    assert "gateway.yaml" not in keys
+    assert re.match(rf"{tmp_path}/teams\.yaml: teams: 2 of 2 .*max_in_flight \(a, b\)", in_flight)
 
 
 def test_half_of_the_requests_are_not_yet_too_many_for_a_canary(tmp_path: Path):
@@ -315,16 +266,13 @@ def test_key_files_that_everybody_may_read_are_a_warning(tmp_path: Path):
             " key_file: closed}"
         ),
     )
-    assert [
-        (
-            f"{tmp_path}/gateway.yaml, line 2: upstream_key_file: every user of this machine may read"
-            f" {tmp_path}/engine; chmod 600 {tmp_path}/engine"
-        ),
-        (
-            f"{tmp_path}/teams.yaml, line 3: upstreams.u.key_file: every user of this machine may read {tmp_path}/open;"
-            f" chmod 600 {tmp_path}/open"
-        ),
-    ] == told(path)["warnings"]
+    of_gateway, of_upstream = told(path)["warnings"]
+    assert re.match(
+        rf"{tmp_path}/gateway\.yaml, line 2: upstream_key_file: .*; chmod 600 {tmp_path}/engine$", of_gateway
+    )
+    assert re.match(
+        rf"{tmp_path}/teams\.yaml, line 3: upstreams\.u\.key_file: .*; chmod 600 {tmp_path}/open$", of_upstream
+    )
 
 
 def test_slots_are_those_that_admission_gives():
@@ -393,7 +341,8 @@ def test_a_terminal_gets_tables_with_the_same_cells(tmp_path: Path):
 def test_example_is_ok_and_help_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The example is in order and the help ends with a command that runs."""
     assert 0 == run(EXAMPLE).exit_code
-    assert run("--help").stdout.split("Options:")[0].rstrip().endswith("Example:  vllm-watch gateway check teams.yaml")
+    example = run("--help").stdout.split("Options:")[0].split()[-4:]
+    assert ["vllm-watch", "gateway", "check", "teams.yaml"] == example
     written(tmp_path, teams=TEAMS)
     monkeypatch.chdir(tmp_path)
-    assert run("teams.yaml").stdout.startswith("teams.yaml\n25 requests at once")
+    assert run(*example[3:]).stdout.startswith("teams.yaml\n25 requests ")

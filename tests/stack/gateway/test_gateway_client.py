@@ -948,9 +948,9 @@ async def test_an_error_of_who_takes_is_raised_where_it_waits(held: bool):
         def take(part: bytes) -> bool:
             nonlocal calls
             calls += 1
-            raise ConnectionResetError("the client is gone")
+            raise ConnectionResetError("gone")
 
-        with pytest.raises(ConnectionResetError, match="the client is gone"):
+        with pytest.raises(ConnectionResetError, match=r"^gone$"):
             await answer.pump(take)
         await turns(20)
         answer.close()
@@ -1025,7 +1025,7 @@ async def test_an_engine_waits_for_whoever_does_not_take(how: str):
                 taken.append(len(await answer.chunk()))
             while how == "pump until no" and not taken:
                 await answer.pump(lambda part: bool(taken.append(len(part))))
-            assert await settled(lambda: sent, "what the engine could send") < 32 * MIB
+            assert await settled(lambda: sent, "what is sent") < 32 * MIB
             assert tracemalloc.get_traced_memory()[1] < 8 * HELD_BYTES  # a read, its chunks, and what is held
         finally:
             tracemalloc.stop()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.server
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,16 +65,16 @@ def test_preflight_needs_exact_origin_method_headers(status: int, changed: dict[
     ("word", "settings"),
     [
         ("list the origins", {"allowed_origins": ["*"], "allow_credentials": True}),
-        ("keep '*' alone", {"allowed_origins": ["*", PAGE]}),
+        ("keep '[*]' alone", {"allowed_origins": ["*", PAGE]}),
         ("allowed_origins is empty", {"allowed_origins": []}),
         ("without a path", {"allowed_origins": [PAGE + "/"]}),
         ("is no origin", {"allowed_origins": ["chat.example.com"]}),
         ("is no origin", {"allowed_origins": ["https://*.example.com"]}),
         ("is no origin", {"allowed_origins": ["null"]}),
         ("is no origin", {"allowed_origins": ["https://Chat.example.com"]}),
-        ("write it like POST", {"allowed_origins": [PAGE], "allowed_methods": ["*"]}),
-        ("write it like X-Request-Id", {"allowed_origins": [PAGE], "exposed_headers": ["a b"]}),
-        ("max_age_s should be from 0", {"allowed_origins": [PAGE], "max_age_s": -1}),
+        ("allowed_methods: .* like POST", {"allowed_origins": [PAGE], "allowed_methods": ["*"]}),
+        ("exposed_headers: .*X-Request-Id", {"allowed_origins": [PAGE], "exposed_headers": ["a b"]}),
+        ("max_age_s .*from 0 to .*not -1", {"allowed_origins": [PAGE], "max_age_s": -1}),
     ],
 )
 def test_a_mistake_in_cors_is_one_sentence(tmp_path: Path, word: str, settings: dict[str, Any]):
@@ -81,7 +82,7 @@ def test_a_mistake_in_cors_is_one_sentence(tmp_path: Path, word: str, settings: 
     path.write_text(json.dumps({"cors": settings}))
     with pytest.raises(BadConfig, match=r"cors") as caught:
         load(path, GatewayConfig)
-    assert word in str(caught.value)
+    assert re.search(word, str(caught.value))
     assert "\n" not in str(caught.value)
 
 
@@ -239,4 +240,5 @@ class TestInChromium:
             read = page.evaluate(FETCH, [it.started.url + CHAT, KEYS["demo"][0], json.dumps(STREAM)])
             assert [] == it.engine.asked
         page.close()
-        assert {"error": "TypeError: Failed to fetch"} == read
+        assert read.keys() == {"error"}
+        assert read["error"].startswith("TypeError: ")

@@ -135,7 +135,7 @@ def test_haproxy_takes_every_option(part, tmp_path: Path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"gateways": []}, "no gateway is named"),
+        ({"gateways": []}, "no gateway "),
         ({"gateways": ["a:1", "a:1"]}, "a:1 is named twice"),
         ({"gateways": ["a:1\n    server x y:1"]}, "is no address"),
         ({"gateways": ["a:70000"]}, "is no address"),

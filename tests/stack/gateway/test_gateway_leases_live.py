@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -296,14 +297,14 @@ async def test_a_gateway_that_stops_before_it_joins_stays_unready(tmp_path: Path
 
 
 MEANINGS = {
-    "refused": "no connection: Connection refused",
-    "password": "it wants a password; set sharing.store.password_file",
-    "type": "the key vw:default:leases belongs to another program; choose another sharing.store.fleet",
-    "full": "its memory is full; give it more maxmemory, or an instance of its own",
-    "read-only": "it is a read-only replica; use the address of the primary",
-    "cluster": "its cluster is down; use a server that is no cluster",
-    "http": "it does not speak the protocol of Valkey and Redis",
-    "tls": "no answer within 1 s; a server without TLS needs redis:// or valkey://",
+    "refused": "no connection: ",
+    "password": r".*; set sharing\.store\.password_file",
+    "type": r".*vw:default:leases belongs to .*sharing\.store\.fleet",
+    "full": ".*maxmemory",
+    "read-only": ".*read-only replica",
+    "cluster": ".*cluster is down",
+    "http": ".*protocol of Valkey",
+    "tls": "no answer .*1 s; .*redis:// or valkey://",
 }
 OPTIONS = {
     "password": ("--requirepass", "right"),
@@ -341,4 +342,5 @@ async def test_a_store_that_fails_leaves_the_fixed_share(
     said = [
         record.getMessage() for record in caplog.records if (record.name, record.levelname) == ("gateway", "WARNING")
     ]
-    assert [f"no lease from {url}, the fixed share of this gateway holds: {MEANINGS[fault]}"] == said
+    (warning,) = said
+    assert re.fullmatch(f"no lease from {url}, .*fixed share .*: {MEANINGS[fault]}.*", warning)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import re
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -113,35 +114,34 @@ def test_shares_add_up_while_replicas_come_and_go(data: st.DataObject):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "fault"),
     [
-        ("sharing: {}", "sharing needs one of replicas, replicas_file and replicas_dns, not none of them"),
-        ("sharing: {replicas: 2, replicas_dns: gw}", "not replicas and replicas_dns"),
-        ("sharing: {replicas: 0}", "sharing.replicas should be 1 or more, not 0"),
-        ("sharing: {replicas: 2, index: 2}", "sharing.index should be 0 to 1, not 2"),
-        ("sharing: {replicas_dns: gw, index: 0}", "sharing.index is only for replicas; replicas_dns itself"),
-        ("sharing: {replicas: 2, name: a}", "sharing.name is only for replicas_file and store"),
-        ("sharing: {replica: 2}", "sharing.replica"),
+        ("sharing: {}", r"sharing .*\breplicas, replicas_file and replicas_dns, .*\bnone\b"),
+        ("sharing: {replicas: 2, replicas_dns: gw}", "not replicas and replicas_dns$"),
+        ("sharing: {replicas: 0}", r"sharing\.replicas .*\b1 or more, not 0$"),
+        ("sharing: {replicas: 2, index: 2}", r"sharing\.index .*\b0 to 1, not 2$"),
+        ("sharing: {replicas_dns: gw, index: 0}", r"sharing\.index .*\breplicas; replicas_dns "),
+        ("sharing: {replicas: 2, name: a}", r"sharing\.name .*\breplicas_file and store$"),
+        ("sharing: {replica: 2}", r"sharing\.replica .*\breplicas\?"),
     ],
 )
-def test_a_mistake_in_the_configuration_is_named(text: str, says: str):
-    with pytest.raises(BadConfig, match=says.replace(".", r"\.")):
+def test_a_mistake_in_the_configuration_is_named(text: str, fault: str):
+    with pytest.raises(BadConfig, match=fault):
         parse(text, GatewayConfig, "gateway.yaml")
 
 
 def test_the_index_comes_from_a_host_name():
     sharing = Sharing(replicas=3, index="hostname")
     assert (Share(3, 2),) == ReplicaList(sharing, lambda: 0.0, "gateway-2").shares
-    with pytest.raises(BadConfig, match="'gateway-3' does not end in a number from 0 to 2; write the index itself"):
+    with pytest.raises(BadConfig, match=r"sharing\.index: .*'gateway-3' .*\b0 to 2\b"):
         ReplicaList(sharing, lambda: 0.0, "gateway-3")
 
 
 def test_fewer_slots_than_replicas_are_a_mistake():
     policy = Policy(capacity=Capacity(slots=2))
     assert [] == list(share_mistakes(policy, 2))
-    assert ["capacity.slots: 2 is less than the 3 replicas that share it; raise it or run fewer replicas"] == list(
-        share_mistakes(policy, 3)
-    )
+    (mistake,) = share_mistakes(policy, 3)
+    assert re.match(r"capacity\.slots: 2 .*\b3 replicas\b", mistake)
 
 
 async def test_a_file_of_names_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -315,29 +315,27 @@ def test_check_shows_the_share_of_each_replica(tmp_path: Path):
     gateway_yaml.write_text("upstream: http://h:1\nsharing: {replicas: 3, index: 0}\n")
     said = CliRunner().invoke(cli.main, ["gateway", "check", str(gateway_yaml)])
     assert 0 == said.exit_code, said.output
-    assert (
-        "limits, divided among 3 replicas\n"
-        "  limit                  all   each\n"
-        "  capacity.slots         11    2 x 4, 3\n"
-        "  capacity.tokens        1000  334, 2 x 333\n"
-        "  capacity.queue         1024  342, 2 x 341\n"
-        "  bands.default.floor    4     2, 2 x 1\n"
-        "  teams.a.max_running    2     2 x 1, 0\n"
-        "  teams.a.max_in_flight  9     2 x 3, 0\n"
-    ) in said.output
-    assert (
-        "teams.a.max_running: 2 is less than the 3 replicas that share it, so a replica with a share of 0 rejects this"
-        " team" in said.output
-    )
-    rows = json.loads(CliRunner().invoke(cli.main, ["gateway", "check", str(gateway_yaml), "--json"]).stdout)
-    assert {"limit": "capacity.slots", "of_all": 11, "of_each": [4, 4, 3]} == rows["replica_shares"][0]
+    assert " 3 replicas\n  limit  " in said.output
+    report = json.loads(CliRunner().invoke(cli.main, ["gateway", "check", str(gateway_yaml), "--json"]).stdout)
+    shares = [
+        ("capacity.slots", 11, [4, 4, 3], "2 x 4, 3"),
+        ("capacity.tokens", 1000, [334, 333, 333], "334, 2 x 333"),
+        ("capacity.queue", 1024, [342, 341, 341], "342, 2 x 341"),
+        ("bands.default.floor", 4, [2, 1, 1], "2, 2 x 1"),
+        ("teams.a.max_running", 2, [1, 1, 0], "2 x 1, 0"),
+        ("teams.a.max_in_flight", 9, [3, 3, 0], "2 x 3, 0"),
+    ]
+    assert [share[:3] for share in shares] == [tuple(row.values()) for row in report["replica_shares"]]
+    for limit, of_all, _, cell in shares:
+        assert re.search(rf"^  {limit} +{of_all} +{cell}$", said.output, re.MULTILINE)
+    assert re.search(r"teams\.a\.max_running: 2 .*\b3 replicas\b.*\bshare of 0\b", said.output)
     gateway_yaml.write_text("upstream: http://h:1\nsharing: {replicas_file: names}\n")
     said = CliRunner().invoke(cli.main, ["gateway", "check", str(gateway_yaml)])
     assert "sharing.replicas_file: " in said.output
     assert 1 == said.exit_code
     (tmp_path / "names").write_text("\n".join("abcdefghijkl"))
     said = CliRunner().invoke(cli.main, ["gateway", "check", str(gateway_yaml)])
-    assert "capacity.slots: 11 is less than the 12 replicas that share it" in said.output
+    assert re.search(r"capacity\.slots: 11 .*\b12 replicas\b", said.output)
 
 
 def test_paths_are_relative_to_the_configuration(tmp_path: Path):

@@ -665,7 +665,7 @@ async def test_a_page_that_is_broken_is_no_sample_and_is_told_once(how: str, cap
         await it.time.go(2 if how in ("endless", "too-long") else 6)
         assert it.watch.latest("a") is None
         assert 1 == caplog.text.count(f"a: http://127.0.0.1:{it.engine.port}/metrics cannot be read: ")
-        assert (how in ("endless", "too-long")) == ("cannot be read: it goes on after 4 MiB" in caplog.text)
+        assert (how in ("endless", "too-long")) == ("cannot be read: " in caplog.text and "after 4 MiB" in caplog.text)
         it.engine.metrics, it.engine.health = figures(waiting=2), http()
         await it.time.go(6)
         assert Sample(it.time.now, 2.0, 0.0, 0.0) == it.watch.latest("a")
@@ -678,7 +678,8 @@ async def test_internal_errors_do_not_end_the_watching(caplog: pytest.LogCapture
         it.watch._tell = lambda name, up: {}[name]  # type: ignore[assignment]
         it.engine.health = http(status="500 Oops")
         await it.time.go(10)
-        assert "watching a failed inside the gateway" in caplog.text
+        assert caplog.text.count("watching a failed") >= 1
+        assert "KeyError: 'a'" in caplog.text
         assert it.time.now == it.watch.latest("a").at  # type: ignore[union-attr]
 
 

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import random
+import re
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -122,15 +123,15 @@ async def test_a_store_that_fails_is_named(program: Path, free_port, tmp_path: P
     """Wrong password, foreign key, full store, read-only replica, no such database: one sentence with the fix."""
     with real_store(program, free_port(), tmp_path, "--requirepass", "right") as store:
         url = LeaseStore(url=store.url)
-        assert "the password or the user is wrong" in await _lost(url, "wrong")
-        assert "it wants a password; set sharing.store.password_file" == await _lost(url)
-        assert "it has no such database" in await _lost(LeaseStore(url=f"{store.url}/99"), "right")
+        assert "correct sharing.store.password_file" in await _lost(url, "wrong")
+        assert (await _lost(url)).endswith("; set sharing.store.password_file")
+        assert "no such database" in await _lost(LeaseStore(url=f"{store.url}/99"), "right")
         async with connected(url, "right") as client:
             await client._call(b"SET", KEY, b"x")
-            assert "the key vw:default:leases belongs to another program" in await _lost(url, "right")
+            assert "vw:default:leases belongs to" in await _lost(url, "right")
             await client._call(b"DEL", KEY)
             await client._call(b"HSET", KEY, b"!", b"not ours")
-            assert "the key vw:default:leases holds no leases" in await _lost(url, "right")
+            assert "vw:default:leases holds no" in await _lost(url, "right")
             await client._call(b"DEL", KEY)
             await client._call(b"ACL", b"SETUSER", b"gw", b"on", b">secret", b"~vw:*", b"+info")
             assert RIGHTS in await _lost(LeaseStore(url=store.url, user="gw", password_file="x"), "secret")
@@ -138,11 +139,11 @@ async def test_a_store_that_fails_is_named(program: Path, free_port, tmp_path: P
             async with connected(LeaseStore(url=store.url, user="gw", password_file="x"), "secret") as limited:
                 assert "ok" == (await limited.renew(a_request(random.Random(2), limited.run, {}))).state
             await client._call(b"CONFIG", b"SET", b"maxmemory", b"1")
-            assert "its memory is full" in await _lost(url, "right")
+            assert "maxmemory" in await _lost(url, "right")
             await client._call(b"CONFIG", b"SET", b"maxmemory", b"0")
             await client._call(b"REPLICAOF", b"127.0.0.1", str(free_port()).encode())
             await client._call(b"SCRIPT", b"FLUSH")
-            assert "it is a read-only replica; use the address of the primary" in await _lost(url, "right")
+            assert "read-only replica" in await _lost(url, "right")
     assert "no connection" in str(await _refused(free_port()))
 
 
@@ -186,19 +187,19 @@ async def test_a_store_with_tls(program: Path, free_port, certified: Path, tmp_p
             await client._call(b"SELECT", b"0")
             assert b"0" == await client._call(b"EXISTS", KEY)
         wrong = {
-            "its certificate is not accepted": replace(right, ca_file=str(certified / "other.pem")),
-            "certificate is not valid for 'localhost'": replace(right, url=f"rediss://localhost:{port}/3"),
-            "a server with TLS needs rediss:// or valkeys://": replace(right, url=f"redis://127.0.0.1:{port}/3"),
-            "it has no such database; correct the number": replace(right, url=f"rediss://127.0.0.1:{port}/99"),
-            "the password or the user is wrong; correct sharing.store.password_file": replace(right, user="gatewax"),
+            "certificate is not accepted": replace(right, ca_file=str(certified / "other.pem")),
+            "valid for 'localhost'": replace(right, url=f"rediss://localhost:{port}/3"),
+            "rediss:// or valkeys://": replace(right, url=f"redis://127.0.0.1:{port}/3"),
+            "no such database": replace(right, url=f"rediss://127.0.0.1:{port}/99"),
+            "correct sharing.store.password_file": replace(right, user="gatewax"),
         }
         for says, store in wrong.items():
             assert says.lower() in (await _lost(store, "secret")).lower()
         without = replace(right, url=f"rediss://127.0.0.1:{plain}/3")
-        assert "no answer within 0.5 s; a server without TLS needs redis://" in await _lost(without, "secret", 0.5)
-        assert "the password or the user is wrong" in await _lost(right, "secrets")
+        assert re.match(r"no answer .*\b0\.5 s; .*\bredis:// ", await _lost(without, "secret", 0.5))
+        assert "user is wrong" in await _lost(right, "secrets")
         assert f"grant {RIGHTS} +select ~vw:*" in await _lost(replace(right, user="few"), "secret")
-        assert "it wants a password; set sharing.store.password_file" in await _lost(right)
+        assert "; set sharing.store.password_file" in await _lost(right)
 
 
 @contextlib.asynccontextmanager
@@ -218,17 +219,17 @@ async def test_what_is_no_store_is_named(free_port):
     """An HTTP server, a server that says nothing, and a host that does not exist."""
     port = free_port()
     async with http_server(port):
-        assert "it does not speak the protocol of Valkey and Redis" == str(await _refused(port))
+        assert "protocol of Valkey" in str(await _refused(port))
     port = free_port()
     async with silent_server(port):
         client = LeaseClient(LeaseStore(url=f"redis://127.0.0.1:{port}"), None, lambda: None, call_s=0.2)
         with pytest.raises(StoreLost, match=r"no answer within 0\.2 s"):
             await client.connect()
     client = LeaseClient(LeaseStore(url=f"redis://localhost:{free_port()}"), None, lambda: None)
-    with pytest.raises(StoreLost, match=r"^no connection: Connection refused$"):
+    with pytest.raises(StoreLost, match=r"^no connection: .*refused"):
         await client.connect()
     client = LeaseClient(LeaseStore(url="redis://no-such-host.invalid"), None, lambda: None)
-    with pytest.raises(StoreLost, match=r"^no (connection: [A-Z][a-z ]+|answer within 1 s)$"):
+    with pytest.raises(StoreLost, match=r"^no (connection: |answer )"):
         await client.connect()
 
 
@@ -242,7 +243,7 @@ async def test_a_cluster_is_named(program: Path, free_port, tmp_path: Path):
             servers.enter_context(real_store(program, port, tmp_path / str(port), *options))
         stores = [LeaseStore(url=f"redis://127.0.0.1:{port}") for port in ports]
         async with connected(stores[0]) as first, connected(stores[1]) as second:
-            assert "its cluster is down; use a server that is no cluster" == await _lost(stores[0])
+            assert "cluster is down" in await _lost(stores[0])
             slot = await first._call(b"CLUSTER", b"KEYSLOT", KEY)
             assert isinstance(slot, bytes)
             await second._call(b"CLUSTER", b"ADDSLOTS", slot)
@@ -255,7 +256,7 @@ async def test_a_cluster_is_named(program: Path, free_port, tmp_path: Path):
 
             async def named() -> bool:
                 said = await _lost(stores[0])
-                assert said.startswith("it is a cluster and the key is on another node"), said
+                assert "another node" in said, said
                 return True
 
             await until(named, "the store names the cluster")
@@ -268,27 +269,24 @@ def _words(value: object) -> list[str]:
 async def test_a_primary_without_replicas_is_named(program: Path, free_port, tmp_path: Path):
     with real_store(program, free_port(), tmp_path, "--min-replicas-to-write", "1") as store:
         said = await _lost(LeaseStore(url=store.url))
-        assert "too few replicas are connected to it (min-replicas-to-write)" == said
+        assert "(min-replicas-to-write)" in said
 
 
 @pytest.mark.parametrize(
-    ("store", "says"),
+    ("store", "fault"),
     [
-        ("{url: 'http://h:1'}", "sharing.store.url: 'http://h:1' is no store; write it like redis://127.0.0.1:6379/0"),
-        (
-            "{url: 'redis://:secret@h:1'}",
-            "sharing.store.url has a user or a password in it; use user and password_file",
-        ),
-        ("{url: 'redis://h:1/x'}", "is no store"),
-        ("{url: 'redis://h', user: a}", "sharing.store.user needs a password_file"),
-        ("{url: 'redis://h', linger_s: -1}", "sharing.store.linger_s should be 0 to 86400, not -1"),
-        ("{url: 'redis://h', fleet: 'a b'}", "sharing.store.fleet: 'a b' should be letters, digits, - and _"),
+        ("{url: 'http://h:1'}", r"sharing\.store\.url: 'http://h:1' .*redis://127\.0\.0\.1:6379/0"),
+        ("{url: 'redis://:secret@h:1'}", r"sharing\.store\.url .*user and password_file"),
+        ("{url: 'redis://h:1/x'}", r"sharing\.store\.url: 'redis://h:1/x' "),
+        ("{url: 'redis://h', user: a}", r"sharing\.store\.user .*password_file"),
+        ("{url: 'redis://h', linger_s: -1}", r"sharing\.store\.linger_s .*0 to 86400, not -1"),
+        ("{url: 'redis://h', fleet: 'a b'}", r"sharing\.store\.fleet: 'a b' .*- and _"),
     ],
 )
-def test_a_mistake_in_the_store_is_named(store: str, says: str):
+def test_a_mistake_in_the_store_is_named(store: str, fault: str):
     with pytest.raises(BadConfig) as wrong:
         parse(f"sharing: {{replicas: 2, store: {store}}}", GatewayConfig, "gateway.yaml")
-    assert says in str(wrong.value)
+    assert re.search(fault, str(wrong.value))
     assert "secret" not in str(wrong.value)
 
 

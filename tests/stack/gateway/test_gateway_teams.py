@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -53,25 +54,25 @@ def test_a_wrong_key_is_never_anonymous():
 
 
 @pytest.mark.parametrize(
-    ("text", "anonymous", "words"),
+    ("text", "anonymous", "fault"),
     [
-        ("teams: {demo: {keys: [vw-demo-secret]}}", None, "teams.yaml: teams.demo.keys[0] is no hash of a key"),
-        ("teams: {Demo Team: {}}", None, "'Demo Team' is no team name"),
-        ("teams: {__unknown__: {}}", None, "is no team name"),
+        ("teams: {demo: {keys: [vw-demo-secret]}}", None, r"teams\.yaml: teams\.demo\.keys\[0\] .* key demo`.*sha256:"),
+        ("teams: {Demo Team: {}}", None, "'Demo Team' .*no team name"),
+        ("teams: {__unknown__: {}}", None, "'__unknown__' .*no team name"),
         (
             f"teams: {{a: {{keys: ['{hashed('x')}']}}, b: {{keys: ['{hashed('x')}']}}}}",
             None,
-            "teams.b.keys[0] is also a key of team a",
+            r"teams\.b\.keys\[0\] .*\bteam a;",
         ),
-        ("teams: {a: {}}", "b", "anonymous_team: b is not among the teams of teams.yaml"),
-        ("teams: {a: {kes: []}}", None, "did you mean keys?"),
-        ("teems: {}", None, "did you mean teams?"),
+        ("teams: {a: {}}", "b", r"anonymous_team: b .*\bteams\.yaml"),
+        ("teams: {a: {kes: []}}", None, r"teams\.a\.kes .*\bkeys\?"),
+        ("teems: {}", None, r"teems .*\bteams\?"),
     ],
 )
-def test_mistakes_in_teams_name_the_place(text: str, anonymous: str | None, words: str):
+def test_mistakes_in_teams_name_the_place(text: str, anonymous: str | None, fault: str):
     with pytest.raises(BadConfig) as caught:
         made(text, anonymous)
-    assert words in str(caught.value)
+    assert re.search(fault, str(caught.value))
     assert "secret" not in str(caught.value)
 
 
@@ -449,31 +450,25 @@ def test_keys_are_counted_and_not_shown(old: list[str], new: list[str], told: st
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "fault"),
     [
-        ("upstream: localhost", "'localhost' is no engine's address"),
-        ("upstream: http://h:1/v1", "is no engine's address"),
-        ("{upstream: 'http://h:1', listen: ':8000'}", "':8000' is no address"),
-        ("{upstream: 'http://h:1', limits: {body_byte: 1}}", "limits.body_byte is unknown; did you mean body_bytes?"),
-        (
-            "{upstream: 'http://h:1', timeouts: {drain_s: 0}}",
-            "gateway.yaml: timeouts.drain_s should be more than 0, not 0",
-        ),
+        ("upstream: localhost", r"upstream 'localhost' .*\bhttp://127\.0\.0\.1:8001$"),
+        ("upstream: http://h:1/v1", r"upstream 'http://h:1/v1' .*\bhttp://127\.0\.0\.1:8001$"),
+        ("{upstream: 'http://h:1', listen: ':8000'}", "':8000' .*no address; .*127.0.0.1:9401"),
+        ("{upstream: 'http://h:1', limits: {body_byte: 1}}", r"limits\.body_byte .*\bbody_bytes\?"),
+        ("{upstream: 'http://h:1', timeouts: {drain_s: 0}}", r"gateway\.yaml: timeouts\.drain_s .*more than 0, not 0"),
         (
             "upstream: http://h:1\nlimits:\n  log_bytes: 0",
-            "gateway.yaml, line 3: limits.log_bytes should be more than 0, not 0",
+            r"gateway\.yaml, line 3: limits\.log_bytes .*more than 0, not 0",
         ),
-        (
-            "listen: 127.0.0.1:1\nupstream: localhost",
-            "gateway.yaml, line 2: upstream 'localhost' is no engine's address",
-        ),
-        ("upstream: http://me:secret@h:1", "gateway.yaml: upstream 'h:1' has a user or a password before it"),
+        ("listen: 127.0.0.1:1\nupstream: localhost", r"gateway\.yaml, line 2: upstream 'localhost' "),
+        ("upstream: http://me:secret@h:1", r"gateway\.yaml: upstream 'h:1' .*a password"),
     ],
 )
-def test_mistakes_in_the_configuration_name_the_place(text: str, words: str):
+def test_mistakes_in_the_configuration_name_the_place(text: str, fault: str):
     with pytest.raises(BadConfig) as caught:
         parse(text, GatewayConfig, "gateway.yaml")
-    assert words in str(caught.value)
+    assert re.search(fault, str(caught.value))
 
 
 def test_a_missing_teams_file_is_one_sentence_and_exit_code_1(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -482,9 +477,8 @@ def test_a_missing_teams_file_is_one_sentence_and_exit_code_1(tmp_path: Path, ca
     )
     with caplog.at_level(logging.ERROR):
         assert 1 == run(tmp_path / "gateway.yaml")
-    assert [f"{tmp_path}/teams.yaml cannot be read: No such file or directory"] == [
-        record.getMessage() for record in caplog.records
-    ]
+    (record,) = caplog.records
+    assert re.match(rf"{tmp_path}/teams\.yaml .*: No such file", record.getMessage())
 
 
 def test_the_process_serves_reopens_its_log_and_stops_on_sigterm(tmp_path: Path, free_port: Callable[[], int]):
@@ -550,7 +544,5 @@ def test_a_trace_is_continued_only_from_a_valid_parent(sent: str | None, continu
 
 def test_without_an_engine_in_either_file_nothing_starts(tmp_path: Path):
     written(tmp_path, "teams: {a: {}}\n")
-    with pytest.raises(
-        BadConfig, match=r"neither this file nor .*teams\.yaml names an engine; add `upstream: http://HOST:PORT`"
-    ):
+    with pytest.raises(BadConfig, match=rf"upstream: .*{tmp_path}/teams\.yaml .*`upstream: http://HOST:PORT`"):
         load_terms(GatewayConfig(teams=str(tmp_path / "teams.yaml")))

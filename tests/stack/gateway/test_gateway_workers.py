@@ -52,7 +52,7 @@ def test_workers_of_replicas_are_replicas():
 
 
 def test_a_list_of_replicas_is_refused():
-    with pytest.raises(BadConfig, match="--workers needs a fixed number"):
+    with pytest.raises(BadConfig, match=r"^sharing: --workers .*sharing\.replicas"):
         worker_config(GatewayConfig(sharing=Sharing(replicas_dns="gateway")), 0, 2, "host")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 
 import pytest
@@ -39,7 +40,7 @@ def test_budget_waits_for_the_oldest_checks_of_the_hour():
 
 
 def test_failure_of_one_engine_stops_no_other():
-    checked, said, stop, failure = [], [], asyncio.Event(), GoldenError("down does not answer")
+    checked, said, stop, failure = [], [], asyncio.Event(), GoldenError("down: refused")
     failure.tokens, budget = 400, TokenBudget(1000)
 
     async def check(url: str) -> GoldenResult:
@@ -60,7 +61,7 @@ def test_failure_of_one_engine_stops_no_other():
     found = asyncio.run(run())
     assert ["down", "up"] * 2 == checked
     assert ["up", "up"] == [one.address for one in found]
-    assert ["down does not answer"] * 2 == said
+    assert ["down: refused"] * 2 == said
     assert budget.wait_s(time.monotonic(), 200) > 0, "tokens of a failed check count"
 
 
@@ -84,11 +85,13 @@ def test_check_waits_for_its_tokens_and_ends_when_stopped():
         return found
 
     assert 1 == len(asyncio.run(run()))
-    assert "one is checked in 3600 s: the tokens of this hour are used" == said[0]
+    assert re.match(r"one .*\b3600 s: .*tokens", said[0])
 
 
 def test_bound_below_one_check_is_refused(baseline_of_one):
-    with pytest.raises(GoldenError, match="raise it, or record fewer prompts"):
+    with pytest.raises(
+        GoldenError, match=rf"\b{schedule.most_tokens(baseline_of_one)} tokens, .*--tokens-per-hour 100;"
+    ):
         schedule.budget_of(baseline_of_one, 100)
 
 

@@ -150,16 +150,18 @@ def test_what_is_commented_out_or_source_only_is_no_source(text: str) -> None:
 
 
 def test_disabled_stanza_is_no_source() -> None:
-    assert [] == debian.parse_sources(
+    sources = debian.parse_sources(
         "Types: deb\nURIs: http://mirror.example/debian\nSuites: sid\nComponents: main\nEnabled: no\n"
     )
+    assert [] == sources
 
 
 def test_key_in_the_source_file_replaces_the_keyring() -> None:
     """Key written into the source file leaves the usual keyring."""
     key = "Signed-By:\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n mQ/x\n"
     text = "Types: deb\nURIs: http://mirror.example/debian\nSuites: sid\nComponents: main\n" + key
-    assert [""] == [source.signed_by for source in debian.parse_sources(text)]
+    (source,) = debian.parse_sources(text)
+    assert "" == source.signed_by
 
 
 def test_first_debian_mirror_of_the_machine_is_used(tmp_path: Path) -> None:
@@ -225,8 +227,9 @@ def test_requirements_leave_out_torch_its_sisters_and_extras() -> None:
         " opencv_python_headless>=4.13\nRequires-Dist: torch-c-dlpack-ext\nRequires-Dist: datasets; extra =="
         ' "bench"\nRequires-Dist: setuptools<81,>=77; python_version > "3.11"\n\nRequires: nothing\n'
     )
+    needed = engine.requirements(metadata)
     expected = ["transformers<5.20.0,>=5.16.1", "torch-c-dlpack-ext", 'setuptools<81,>=77; python_version > "3.11"']
-    assert expected == engine.requirements(metadata)
+    assert expected == needed
 
 
 def test_missing_python_names_the_package(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +289,7 @@ def test_impossible_unpacking_names_what_to_install(tmp_path: Path, monkeypatch:
     """Where it cannot be unpacked either one is told what to install."""
     without_libnuma(monkeypatch)
     monkeypatch.setenv("PATH", str(tmp_path))  # no apt
-    with pytest.raises(install.PartMissing, match=r"^vLLM needs libnuma\.so\.1, .*no apt.*`apt-get install libnuma1`"):
+    with pytest.raises(install.PartMissing, match=r"libnuma\.so\.1.*no apt.*`apt-get install libnuma1`"):
         engine.bring_libnuma(runner.InstallTask("engine", tmp_path, print, Event()), Path(sys.executable), tmp_path)
 
 
@@ -302,53 +305,48 @@ def test_a_system_that_has_libnuma_keeps_its_own(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("output", "says"),
     [
-        (PIP_OFFLINE, "cannot be reached"),
-        (APT_OFFLINE, "cannot be reached"),
-        (PIP_ABSENT, "torch==2.13.0+cpu is not offered there for this Python and machine"),
+        (PIP_OFFLINE, "https_proxy"),
+        (APT_OFFLINE, "https_proxy"),
+        (PIP_ABSENT, "torch==2.13.0+cpu"),
         (APT_NO_KEY, "debian-archive-keyring"),
         (APT_MOVED, "run it again"),
         (PIP_FULL, "VLLM_WATCH_CACHE"),
         ("E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 4 (apt-get)", "another apt"),
-        ("prometheus: /lib/libc.so.6: version `GLIBC_2.38' not found", "C library is too old"),
+        ("prometheus: /lib/libc.so.6: version `GLIBC_2.38' not found", "C library"),
         ("first\n\nsecond\nKeyError: 'x'\n", "first | second | KeyError: 'x'"),
     ],
 )
 def test_failure_of_an_installer_becomes_a_reason(output: str, says: str) -> None:
-    assert says in runner.explain(output)
+    reason = runner.explain(output)
+    assert says in reason
 
 
 def test_unreachable_index_is_not_a_missing_build() -> None:
     """Otherwise a cable pulled out at the wrong moment would send us for the 6 GB build."""
-    assert ("torch==2.13.0+cpu", "") == (runner.not_offered(PIP_ABSENT), runner.not_offered(PIP_OFFLINE))
+    absent, offline = (runner.not_offered(output) for output in (PIP_ABSENT, PIP_OFFLINE))
+    assert ("torch==2.13.0+cpu", "") == (absent, offline)
 
 
 def test_failed_command_quotes_itself_and_names_its_log(tmp_path: Path) -> None:
-    with pytest.raises(
-        install.PartMissing, match=r"^brewing failed: its last words were: no beans\. All it said is in .*engine\.log"
-    ):
-        job(tmp_path).run(["sh", "-c", "echo no beans; exit 3"], "brewing")
+    work = job(tmp_path)
+    with pytest.raises(runner.CommandFailed, match=rf"^brewing .*no beans.*{re.escape(str(work.log))}") as caught:
+        work.run(["sh", "-c", "echo no beans; exit 3"], "brewing")
+    assert "no beans\n" == caught.value.output
 
 
 @pytest.mark.parametrize(
-    ("ends", "says"),
+    ("command", "cause"),
     [
-        ("kill -ILL $$", "it was ended by SIGILL (this processor lacks an instruction that it uses)."),
-        (
-            "echo hm; kill -KILL $$",
-            "it was ended by SIGKILL (where nobody did that by hand, memory ran out); its last words were: hm.",
-        ),
-        ("kill -TERM $$", "it was ended by SIGTERM."),
-        ("exit 3", "it said nothing and left with exit code 3."),
+        (["sh", "-c", "kill -ILL $$"], r"SIGILL \(.*processor"),
+        (["sh", "-c", "echo hm; kill -KILL $$"], r"SIGKILL \(.*memory.*: hm\b"),
+        (["sh", "-c", "kill -TERM $$"], r"SIGTERM\."),
+        (["sh", "-c", "exit 3"], r"code 3\b"),
+        (["no-such-program"], r"no-such-program"),
     ],
 )
-def test_a_command_that_dies_without_a_word_says_how(tmp_path: Path, ends: str, says: str) -> None:
-    with pytest.raises(install.PartMissing, match=re.escape(says)):
-        job(tmp_path).run(["sh", "-c", ends], "brewing")
-
-
-def test_command_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(install.PartMissing, match="no-such-program does not start"):
-        job(tmp_path).run(["no-such-program"], "brewing")
+def test_a_command_that_dies_without_a_word_says_how(tmp_path: Path, command: list[str], cause: str) -> None:
+    with pytest.raises(install.PartMissing, match=cause):
+        job(tmp_path).run(command, "brewing")
 
 
 def test_long_step_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,14 +365,13 @@ def test_long_step_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_full_disk_is_refused_before_and_says_where_else(tmp_path: Path) -> None:
-    with pytest.raises(
-        install.PartMissing, match=r"^it needs 1000000 GB of disk and .* has .* GB free; .*VLLM_WATCH_CACHE"
-    ):
+    folder = re.escape(str(tmp_path))
+    with pytest.raises(install.PartMissing, match=rf"1000000 GB .*{folder} .*[0-9.]+ GB free.*VLLM_WATCH_CACHE"):
         cache.require_space(tmp_path, 1e6 * cache.GIB)
 
 
 def test_unknown_part_is_named_with_those_there_are() -> None:
-    with pytest.raises(install.PartMissing, match="no part called promethius; there are prometheus, "):
+    with pytest.raises(install.PartMissing, match=r"promethius; .*prometheus, .*engine"):
         install.install(["promethius"], print)
 
 
@@ -384,10 +381,8 @@ def test_machine_without_apt_is_told_what_to_do(home: Path) -> None:
     with pytest.raises(install.PartMissing) as caught:
         install.install(["prometheus", "amtool"], said.append)
     assert {"prometheus", "amtool"} == caught.value.missing.keys()
-    assert said[0].startswith("prometheus: this system has no apt")
-    assert "put it on PATH" in said[0]
-    assert str(caught.value).startswith("prometheus, amtool: this system has no apt"), "one cause is told once"
-    assert 1 == len(str(caught.value).splitlines())
+    assert re.match("prometheus: .*no apt.* on PATH", said[0])
+    assert re.fullmatch("prometheus, amtool: .*no apt.*", str(caught.value)), "one cause is told once, in one line"
 
 
 # ---- finding
@@ -484,7 +479,7 @@ def test_failed_schema_fetch_leaves_nothing(fake_npm: Path) -> None:
     (fake_npm / "bin" / "npm").write_text(
         "#!/bin/sh\necho 'npm error network getaddrinfo ENOTFOUND mirror.example'; exit 1\n"
     )
-    with pytest.raises(install.PartMissing, match="installing npm packages failed"):
+    with pytest.raises(install.PartMissing, match=r"npm packages .*https_proxy"):
         install.install(["grafana-schema"], print)
     assert install.find("grafana-schema") is None
 
@@ -525,7 +520,7 @@ def test_second_install_waits_aloud_until_the_first_is_done(tmp_path: Path) -> N
         order.append("first")
     thread.join(60)
     assert ["first", "second"] == order
-    assert "engine: waiting for another install to finish" == said[0]
+    assert said[0].startswith("engine: waiting")
 
 
 def test_lock_outlives_us_while_our_child_still_writes(tmp_path: Path) -> None:

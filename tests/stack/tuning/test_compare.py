@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def test_two_benches_compare_as_sequential(tmp_path):
     assert not judgement["controlled"]
     assert any("uncontrolled: sequential" in caveat for caveat in judgement["caveats"])
     shown = call("compare", before, after)
-    assert 1 == shown.output.count("uncontrolled: sequential: the benches were run apart"), "once, as a check"
+    assert 1 == shown.output.count("uncontrolled: sequential: "), "once, as a check"
 
 
 @pytest.mark.parametrize("given", ["", "bench.json"])
@@ -121,7 +122,7 @@ def test_a_folder_may_be_given_as_a_point(tmp_path, monkeypatch):
 def test_workloads_of_one_name_that_ask_otherwise_are_named(tmp_path):
     longer = {**WORKLOAD, "input_tokens": 999, "runs": 9, "concurrency": [4, 8]}
     told = call("compare", saved(tmp_path / "a"), saved(tmp_path / "b", seed=100, workloads=(longer,)))
-    assert "note: the benches sent different requests: workload small has another input_tokens\n" in told.output
+    assert re.search(r"^note: .* small .*\binput_tokens$", told.output, re.M)
 
 
 def test_the_same_seed_against_the_same_engine_is_a_trap(tmp_path):
@@ -146,29 +147,29 @@ def test_a_bench_that_is_given_twice_is_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "pattern"),
     [
-        (["three"], "has the variants a, b, c; say which two with --variant A B"),
-        (["three", "--variant", "a", "x"], "has no run of a variant x; there are a, b, c"),
-        (["one"], "has the variants tiny; say which two with --variant A B"),
-        (["empty", "one"], "empty has no runs: it was stopped by hand"),
-        (["one", "empty"], "empty has no runs: it was stopped by hand"),
-        (["empty"], "empty has no runs: it was stopped by hand"),
-        (["one", "three", "empty"], "3 benches are given; compare two"),
-        (["one", "elsewhere"], "have no workload and load in common"),
-        (["one", "nothing"], "nothing holds no bench: "),
-        (["one", "torn"], "is no bench of ours: "),
-        (["one", "three", "--event", "e"], "--event goes with --log or --data, not with folders of benches"),
-        ([], "give one or two folders of benches, or --log or --data with --event or --variant"),
-        (["one", "three", "--max-p95-regression", "much"], "'much' is no number of per cent, such as 15%"),
-        (["one", "three", "--max-error-rate", "nan"], "'nan' is no number of per cent, such as 15%"),
-        (["one", "three", "--max-error-rate", "-1%"], "'-1%' is no number of per cent, such as 15%"),
+        (["three"], r"three .* a, b, c; .*--variant"),
+        (["three", "--variant", "a", "x"], r"three .* variant x; .* a, b, c$"),
+        (["one"], r"one .* tiny; .*--variant"),
+        (["empty", "one"], "empty .*no runs: killed"),
+        (["one", "empty"], "empty .*no runs: killed"),
+        (["empty"], "empty .*no runs: killed"),
+        (["one", "three", "empty"], "3 benches"),
+        (["one", "elsewhere"], "one .*elsewhere .*in common"),
+        (["one", "nothing"], r"nothing .*: nothing/bench\.json: .*`bench run`"),
+        (["one", "torn"], r"torn/bench\.json .*: .*truncated"),
+        (["one", "three", "--event", "e"], "--event .*--log .*--data"),
+        ([], "--log .*--data .*--event .*--variant"),
+        (["one", "three", "--max-p95-regression", "much"], "'--max-p95-regression': 'much' .* 15%"),
+        (["one", "three", "--max-error-rate", "nan"], "'--max-error-rate': 'nan' .* 15%"),
+        (["one", "three", "--max-error-rate", "-1%"], "'--max-error-rate': '-1%' .* 15%"),
     ],
 )
-def test_what_cannot_be_compared_is_one_sentence(tmp_path, monkeypatch, arguments, sentence):
+def test_what_cannot_be_compared_is_one_sentence(tmp_path, monkeypatch, arguments, pattern):
     saved(tmp_path / "one")
     saved(tmp_path / "three", variants=("a", "b", "c"))
-    saved(tmp_path / "empty", variants=(), runs=0, cut="it was stopped by hand")
+    saved(tmp_path / "empty", variants=(), runs=0, cut="killed")
     other = result.read(saved(tmp_path / "elsewhere"))
     text = (tmp_path / "elsewhere" / result.BENCH).read_text().replace('"c4"', '"c8"')
     assert other.runs
@@ -178,30 +179,29 @@ def test_what_cannot_be_compared_is_one_sentence(tmp_path, monkeypatch, argument
     (tmp_path / "torn" / result.BENCH).write_text('{"id": "b", "tit')
     monkeypatch.chdir(tmp_path)
     told = call("compare", *arguments)
-    assert (2, True) == (told.exit_code, sentence in told.output), told.output
+    assert 2 == told.exit_code, told.output
+    assert re.search(pattern, told.output.splitlines()[-1]), told.output
 
 
 # --- gates
 
 
 @pytest.mark.parametrize(
-    ("gate", "status", "words"),
+    ("gate", "status", "gates"),
     [
-        (["--max-p95-regression", "15%"], 3, "GATE max-p95-regression: ttft_ms.p95: "),
-        (["--max-p95-regression", "60"], 0, ""),
-        (
-            ["--max-error-rate", "0.5%"],
-            3,
-            "GATE max-error-rate: error_ratio: 2 % of the requests of after failed, where 0.5 % is allowed",
-        ),
-        (["--max-error-rate", "2.5%"], 0, ""),
-        ([], 0, ""),
+        (["--max-p95-regression", "15%"], 3, r"GATE max-p95-regression: ttft_ms\.p95: .* 15 % "),
+        (["--max-p95-regression", "60"], 0, None),
+        (["--max-error-rate", "0.5%"], 3, r"GATE max-error-rate: error_ratio: 2 % .* after .* 0\.5 % "),
+        (["--max-error-rate", "2.5%"], 0, None),
+        ([], 0, None),
     ],
 )
-def test_a_gate_that_is_not_kept_is_exit_status_3(tmp_path, gate, status, words):
+def test_a_gate_that_is_not_kept_is_exit_status_3(tmp_path, gate, status, gates):
     folders = saved(tmp_path / "before", 100.0), saved(tmp_path / "after", 150.0, seed=100, errors=0.02)
     told = call("compare", *folders, *gate)
-    assert (status, True) == (told.exit_code, words in told.output), told.output
+    lines = [line for line in told.output.splitlines() if line.startswith("GATE ")]
+    assert (status, len(lines)) == (told.exit_code, int(gates is not None)), told.output
+    assert gates is None or re.match(gates, lines[0])
     twin = call("compare", *folders, *gate, "--json")
     assert (status, status == 3) == (twin.exit_code, bool(json.loads(twin.stdout)["broken"]))
 
@@ -227,7 +227,7 @@ def test_log_variants_and_events_are_consistent_with(tmp_path):
     log = log_of(tmp_path, "stable", "canary")
     told = call("compare", "--log", log, "--variant", "stable", "canary")
     assert 0 == told.exit_code, told.output
-    assert "canary compared with stable" in told.output
+    assert re.search(r"canary .+ stable$", told.output.splitlines()[0].rstrip())
     events.append(tmp_path / "events.jsonl", TuningEvent(id="e1", at_s=T0 + 4000, kind="change", what="flipped"))
     told = call(
         "compare", "--log", log, "--event", "e1", "--events", tmp_path / "events.jsonl", "--window", "1h", "--json"
@@ -237,23 +237,24 @@ def test_log_variants_and_events_are_consistent_with(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "pattern"),
     [
-        ([], "with --log or --data, say either --event ID or --variant A B"),
-        (["--event", "e", "--variant", "a", "b"], "with --log or --data, say either --event ID or --variant A B"),
-        (["--event", "e"], "--event needs the file of events: --events FILE"),
-        (["--event", "e", "--events", "none.jsonl"], "none.jsonl"),
+        ([], "--log .*--data, .*--event ID .*--variant A B"),
+        (["--event", "e", "--variant", "a", "b"], "--log .*--data, .*--event ID .*--variant A B"),
+        (["--event", "e"], "--event .*--events FILE"),
+        (["--event", "e", "--events", "none.jsonl"], r"none\.jsonl"),
         (
             ["--event", "e", "--events", "events.jsonl"],
-            "events.jsonl holds no event e; `vllm-watch events --events events.jsonl` lists them",
+            r"events\.jsonl .* event e; `vllm-watch events --events events\.jsonl`",
         ),
     ],
 )
-def test_mistakes_about_live_traffic_are_one_sentence(tmp_path, monkeypatch, arguments, sentence):
+def test_mistakes_about_live_traffic_are_one_sentence(tmp_path, monkeypatch, arguments, pattern):
     monkeypatch.chdir(tmp_path)
     events.append(tmp_path / "events.jsonl", TuningEvent(id="e1", at_s=T0, kind="change", what="flipped"))
     told = call("compare", "--log", log_of(tmp_path, None), *arguments)
-    assert (2, True) == (told.exit_code, sentence in told.output), told.output
+    assert 2 == told.exit_code, told.output
+    assert re.search(pattern, told.output.splitlines()[-1]), told.output
     assert "Traceback" not in told.output
 
 
@@ -296,7 +297,8 @@ def test_variants_never_compared_are_compared_for_the_report(tmp_path):
 def test_a_report_never_overwrites_what_it_is_of(tmp_path, name):
     folder = saved(tmp_path / "o")
     told = call("report", folder, "-o", folder / name)
-    assert (2, True) == (told.exit_code, "give another name with -o" in told.output)
+    assert 2 == told.exit_code
+    assert re.search(rf"/o/{name} .* {Path(name).stem}\.json .* -o$", told.output), told.output
     assert 6 == len(result.read(folder).runs)
 
 
@@ -304,4 +306,5 @@ def test_verdicts_that_are_none_are_one_sentence(tmp_path):
     folder = saved(tmp_path / "o")
     (folder / "verdicts.json").write_text("[{")
     told = call("report", folder)
-    assert (2, True) == (told.exit_code, "verdicts.json holds no verdicts of ours: " in told.output), told.output
+    assert 2 == told.exit_code, told.output
+    assert re.search(r"/o/verdicts\.json .*verdicts.*: .*truncated", told.output), told.output

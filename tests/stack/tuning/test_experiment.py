@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
+import os
 import random
 import re
 import shlex
@@ -74,71 +76,59 @@ def opened(text: str) -> WorkloadFile:
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "pattern"),
     [
         ("arms:\n  a: {url: http://x}\n", "workload is missing"),
-        ("workload: small.yaml\nrums: 3\narms: {}\n", "line 2: rums is unknown; did you mean runs?"),
-        (
-            "workload: small.yaml\narms:\n  a: {url: http://x}\n",
-            "line 2: arms: there is one; a comparison needs two or more",
-        ),
-        (
-            "workload: small.yaml\narms:\n  a: {url: http://x}\n  b: {}\n",
-            "line 4: arms.b: nothing is given; say one of url, command or lab",
-        ),
+        ("workload: small.yaml\nrums: 3\narms: {}\n", r"line 2: rums .* runs\?"),
+        ("workload: small.yaml\narms:\n  a: {url: http://x}\n", "line 2: arms: .* one; .* two "),
+        ("workload: small.yaml\narms:\n  a: {url: http://x}\n  b: {}\n", r"line 4: arms\.b: nothing .* url, command "),
         (
             "workload: small.yaml\narms:\n  a: {url: http://x}\n  b: {url: http://y, lab: []}\n",
-            "line 4: arms.b: url and lab is given",
+            r"line 4: arms\.b: url and lab ",
         ),
         (
             "workload: small.yaml\narms:\n  a: {url: http://x}\n  b:\n    command: vllm serve m\n",
-            "line 5: arms.b.command: it has no {port}",
+            r"line 5: arms\.b\.command: .* no \{port\}",
         ),
         (
             'workload: small.yaml\narms:\n  a: {url: http://x}\n  b: {command: "vllm \'m {port}"}\n',
-            "line 4: arms.b.command: it is no command",
+            r"line 4: arms\.b\.command: .*: no closing quotation",
         ),
         (
             "workload: small.yaml\narms:\n  a: {url: http://x}\n  b: {url: 'x:1'}\n",
-            "line 4: arms.b.url: 'x:1' should be like http://127.0.0.1:8000",
+            r"line 4: arms\.b\.url: 'x:1' .* http://127\.0\.0\.1:8000",
         ),
         (
             "workload: small.yaml\narms:\n  a: {url: http://x}\n  b: {url: http://y, env: {A: b}}\n",
-            "line 4: arms.b.env: an engine that stands",
+            r"line 4: arms\.b\.env: .*\benvironment",
         ),
         (
             "workload: small.yaml\narms:\n  a: {url: http://x}\n  b/c: {url: http://y}\n",
-            "line 4: arms.b/c: 'b/c' is no name",
+            r"line 4: arms\.b/c: 'b/c' is no name",
         ),
-        (
-            "workload: small.yaml\narms:\n  a: {url: http://x}\n  1: {url: http://y}\n",
-            "arms: YAML reads a name in it as `int`; put it in quotes",
-        ),
-        (
-            "workload: small.yaml\narms:\n  a: {url: http://x}\n  b: {urk: http://y}\n",
-            "line 4: arms.b.urk is unknown; did you mean url?",
-        ),
+        ("workload: small.yaml\narms:\n  a: {url: http://x}\n  1: {url: http://y}\n", "arms: YAML .* `int`; .* quotes"),
+        ("workload: small.yaml\narms:\n  a: {url: http://x}\n  b: {urk: http://y}\n", r"line 4: arms\.b\.urk .* url\?"),
         (
             "workload: small.yaml\nruns: 0\narms:\n  a: {url: http://x}\n  b: {url: http://y}\n",
-            "line 2: runs: 0 should be 1 or more",
+            "line 2: runs: 0 .* 1 or more",
         ),
         (
             "workload: small.yaml\nrequests: -1\narms:\n  a: {url: http://x}\n  b: {url: http://y}\n",
-            "line 2: requests: -1 should be 1 or more",
+            "line 2: requests: -1 .* 1 or more",
         ),
         (
             "workload: small.yaml\nalso: [ttft.p95]\narms:\n  a: {url: http://x}\n  b: {url: http://y}\n",
-            "line 2: also[0]: ttft.p95 is no figure",
+            r"line 2: also\[0\]: ttft\.p95 is no figure",
         ),
-        ("workload: small.yaml\norder: random\narms: {}\n", "line 2: order: Invalid enum value 'random'"),
+        ("workload: small.yaml\norder: random\narms: {}\n", "line 2: order: .*'random'"),
     ],
 )
-def test_a_mistake_is_told_with_its_line(tmp_path, text, sentence):
+def test_a_mistake_is_told_with_its_line(tmp_path, text, pattern):
     path = written(tmp_path, text)
     with pytest.raises(BadConfig) as told:
         experiment.load(path)
     assert str(path) in str(told.value)
-    assert sentence in str(told.value)
+    assert re.search(pattern, str(told.value))
     assert "\n" not in str(told.value)
 
 
@@ -150,8 +140,7 @@ def test_workload_is_looked_up_beside_the_file_only(tmp_path, monkeypatch):
     (elsewhere / "smal.yaml").write_text(SMALL)
     monkeypatch.chdir(elsewhere)
     with pytest.raises(
-        BadConfig,
-        match=r"experiment\.yaml, line 4: workload: .*/smal\.yaml is no file, and smal\.yaml no included workload; ",
+        BadConfig, match=r"experiment\.yaml, line 4: workload: \S+/smal\.yaml .*\bsmal\.yaml .*; .*\bshort-short\b"
     ):
         experiment.load(path)
 
@@ -236,19 +225,15 @@ def test_only_what_is_named_is_run(only, loads):
 
 
 @pytest.mark.parametrize(
-    ("only", "requests", "sentence"),
+    ("only", "requests", "pattern"),
     [
-        (("two", "c4"), None, "--only two --only c4 leaves nothing: two has no such load"),
-        (
-            ("c9",),
-            None,
-            "--only c9 is neither a workload nor a load of this file; there are c2, c4, c8, one, talk, two",
-        ),
-        ((), 4, r"with 4 requests in a run, workloads\[2\].requests: 4 is no multiple of turns \(3\); 6 would be"),
+        (("two", "c4"), None, "--only two --only c4 .*: two "),
+        (("c9",), None, "--only c9 .* c2, c4, c8, one, talk, two$"),
+        ((), 4, r" 4 requests .* workloads\[2\]\.requests: 4 .* turns \(3\); 6 "),
     ],
 )
-def test_what_leaves_nothing_to_run_is_refused(only, requests, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_what_leaves_nothing_to_run_is_refused(only, requests, pattern):
+    with pytest.raises(ValueError, match=pattern):
         chosen(opened(SEVERAL), only, None, None, requests)
 
 
@@ -303,7 +288,7 @@ def test_two_standing_engines_take_turns_and_are_compared(tmp_path):
             "--json",
         )
     assert 0 == told.exit_code, told.output
-    assert "off -> on, as the engines report it: cache_config.enable_prefix_caching False -> True" in told.stderr
+    assert re.search(r"off -> on, .*: cache_config\.enable_prefix_caching False -> True", told.stderr)
     assert "small c4: 6 runs of 8 requests x 2 variants" in told.stderr
     bench = result.read(tmp_path / "o")
     ran = [run.variant for run in bench.runs]
@@ -342,17 +327,16 @@ def test_runs_are_excluded_by_hand_and_the_comparison_says_so(tmp_path):
     compared = CliRunner().invoke(main, ["compare", str(tmp_path / "o"), "--exclude-run", "7", "--json"])
     (judgement,) = json.loads(compared.stdout)["judgements"]
     variant = result.read(tmp_path / "o").runs[6].variant
-    assert f"excluded by the user: run 7 of {variant}" in judgement["caveats"]
+    assert any(re.fullmatch(f"excluded .*: run 7 of {variant}", caveat) for caveat in judgement["caveats"])
     assert (
         "better" == next(each for each in judgement["findings"] if each["metric"]["figure"] == "ttft_ms.p50")["verdict"]
     )
     unknown = CliRunner().invoke(main, ["compare", str(tmp_path / "o"), "--exclude-run", "13"])
-    assert (2, True) == (
-        unknown.exit_code,
-        "has no such run of these variants; there are 1, 2, 3," in last_line(unknown),
-    ), unknown.output
+    assert 2 == unknown.exit_code, unknown.output
+    assert re.search(r"--exclude-run 13: .* 1, 2, 3, .* 12$", last_line(unknown))
     two = CliRunner().invoke(main, ["compare", str(tmp_path / "o"), str(tmp_path), "--exclude-run", "1"])
-    assert "--exclude-run goes with the folder of one bench" in last_line(two)
+    assert 2 == two.exit_code, two.output
+    assert re.search("--exclude-run .* one bench", last_line(two))
 
 
 def test_an_experiment_is_an_event_with_its_verdict(tmp_path):
@@ -370,7 +354,7 @@ def test_an_experiment_is_an_event_with_its_verdict(tmp_path):
     bench = result.read(tmp_path / "o")
     (event,), bad = log.read(tmp_path / "events.jsonl")
     assert (0, bench.id, (bench.id,), "note") == (bad, event.id, bench.events, event.kind)
-    assert event.what.startswith("experiment caching; on against off (small c4): ")
+    assert re.match(r"experiment caching; on .* off \(small c4\): ", event.what)
     assert (("tuning", "better"), ("False", "True")) == (event.tags, event.diff["enable_prefix_caching"])
     assert event.at_s <= bench.runs[0].started_s < bench.runs[-1].ended_s <= (event.end_s or 0)
 
@@ -409,27 +393,22 @@ def test_sequential_runs_are_uncontrolled(tmp_path):
     off, on = FakeEngine(), FakeEngine()
     off.caching = "False"
     with standing(off, on) as urls:
-        told = told_by(str(written(tmp_path, two_variants(urls, "order: sequential\n"))), "--out", str(tmp_path / "o"))
+        path = written(tmp_path, two_variants(urls, "order: sequential\n"))
+        told = told_by(str(path), "--out", str(tmp_path / "o"), "--json")
     assert 0 == told.exit_code, told.output
     assert ["off", "off", "on", "on"] == [run.variant for run in result.read(tmp_path / "o").runs], (
         "as many runs as the workload says"
     )
-    assert "uncontrolled: other changes of the same time" in told.output
+    (judgement,) = json.loads(told.stdout)["judgements"]
+    assert not judgement["controlled"]
+    assert any(caveat.startswith("uncontrolled: sequential: ") for caveat in judgement["caveats"])
 
 
 @pytest.mark.parametrize(
-    ("settings", "same", "sentence"),
-    [
-        (
-            (DEV, DEV | {"instance_id": "b"}),
-            False,
-            "off and on report the same configuration, so there is nothing to compare",
-        ),
-        ((DEV, DEV), True, None),
-        ((None, None), False, None),
-    ],
+    ("settings", "same", "refused"),
+    [((DEV, DEV | {"instance_id": "b"}), False, True), ((DEV, DEV), True, False), ((None, None), False, False)],
 )
-def test_variants_that_should_differ_and_do_not_are_refused(tmp_path, settings, same, sentence):
+def test_variants_that_should_differ_and_do_not_are_refused(tmp_path, settings, same, refused):
     engines = FakeEngine(), FakeEngine()
     for engine, said in zip(engines, settings, strict=True):
         engine.settings = said
@@ -439,15 +418,12 @@ def test_variants_that_should_differ_and_do_not_are_refused(tmp_path, settings, 
             "--out",
             str(tmp_path / "o"),
         )
-    if sentence:
-        assert (2, True) == (told.exit_code, sentence in last_line(told)), told.output
+    if refused:
+        assert 2 == told.exit_code, told.output
+        assert re.search("off and on .*nothing to compare; .*`same: true`", last_line(told))
         assert not (tmp_path / "o" / result.BENCH).exists()
     else:
-        assert 0 == told.exit_code, told.output
-        assert (
-            same
-            or "off and on report the same cache configuration and no other settings, so the difference" in told.output
-        )
+        assert (0, not same) == (told.exit_code, "not verified" in told.output), told.output
 
 
 def test_one_more_talkative_engine_is_no_difference(tmp_path):
@@ -456,8 +432,8 @@ def test_one_more_talkative_engine_is_no_difference(tmp_path):
     one.settings = DEV
     with standing(one, other) as urls:
         told = told_by(str(written(tmp_path, two_variants(urls, "runs: 1\n"))), "--out", str(tmp_path / "o"))
-    assert "the difference between them is not verified" in told.output
-    assert "as the engines report it" not in told.output
+    assert re.search("off and on .*not verified", told.output)
+    assert "off -> on" not in told.output
 
 
 @pytest.mark.parametrize("slash", ["", "/"])
@@ -465,10 +441,8 @@ def test_one_engine_twice_is_refused_unless_it_is_meant(tmp_path, slash):
     with standing(FakeEngine()) as (url,):
         path = written(tmp_path, two_variants([url, url + slash], "runs: 1\n"))
         told = told_by(str(path), "--out", str(tmp_path / "o"))
-        assert (2, f"Error: variants off and on are the same engine ({url}); `same: true` if meant") == (
-            told.exit_code,
-            last_line(told),
-        )
+        assert 2 == told.exit_code, told.output
+        assert re.search(rf"off and on .*same engine \({url}/?\); `same: true`", last_line(told))
         path.write_text(f"same: true\n{path.read_text()}")
         assert 0 == told_by(str(path), "--out", str(tmp_path / "o")).exit_code
 
@@ -479,25 +453,23 @@ def test_a_prompt_fits_into_the_shortest_context_of_all_variants(tmp_path):
     with standing(long, short) as urls:
         told = told_by(str(written(tmp_path, two_variants(urls))), "--out", str(tmp_path / "o"))
     assert 2 == told.exit_code
-    assert "are more than the engine's context of 16; --scale" in last_line(told)
+    assert re.search(" context of 16; --scale ", last_line(told))
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "pattern"),
     [
-        (
-            two_variants(["http://127.0.0.1:9", "http://127.0.0.1:9/x"]),
-            "no server answers at http://127.0.0.1:9/x/v1/models",
-        ),
+        (two_variants(["http://127.0.0.1:9", "http://127.0.0.1:9/x"]), "no server .* http://127.0.0.1:9/x/v1/models "),
         (
             two_variants(["http://u:word@127.0.0.1:9", "http://u:word@127.0.0.1:9"]),
-            "the address http://127.0.0.1:9 came with a login",
+            " http://127.0.0.1:9 .* login, .*--api-key",
         ),
     ],
 )
-def test_no_engine_is_one_sentence_without_the_login(tmp_path, text, sentence):
+def test_no_engine_is_one_sentence_without_the_login(tmp_path, text, pattern):
     told = told_by(str(written(tmp_path, text)), "--out", str(tmp_path / "o"), *AS_WRITTEN)
-    assert (2, True) == (told.exit_code, sentence in last_line(told)), told.output
+    assert 2 == told.exit_code, told.output
+    assert re.search(pattern, last_line(told))
     assert "word" not in told.output
 
 
@@ -558,7 +530,9 @@ def test_a_bench_that_was_killed_says_that_it_did_not_end(tmp_path):
             .invoke(main, ["bench", "run", str(tmp_path / "w.yaml"), "--engine", url, "--out", str(tmp_path / "o")])
             .exit_code
         )
-    assert ({"it did not come to its end"}, None) == (seen, result.read(tmp_path / "o").cut)
+    (cut,) = seen
+    assert "its end" in cut
+    assert result.read(tmp_path / "o").cut is None
     with (tmp_path / "o" / result.REQUESTS).open("ab") as file:
         file.write(b'{"request_id":"half of a li')
     assert 16 == len(list(result.requests(tmp_path / "o")))
@@ -637,7 +611,8 @@ def test_run_stopped_during_counter_reading_is_kept(tmp_path):
         bench.send_signal(signal.SIGINT)
         assert 1 == bench.wait(60)
     (only,) = result.read(tmp_path / "o").runs
-    assert (8, "it was stopped by hand before the engine's counters were read") == (only.ok, only.cut)
+    assert 8 == only.ok
+    assert re.search("stopped by hand .*counters", only.cut or "")
     assert 8 == len(list(result.requests(tmp_path / "o")))
 
 
@@ -659,7 +634,7 @@ workloads:
     ("program", "score", "caveat"),
     [
         ("import sys; print(len(sys.stdin.read()))", 3.0, None),
-        ("raise SystemExit('no idea')", None, "printed no number: no idea"),
+        ("raise SystemExit('puzzled')", None, "no number: puzzled"),
     ],
 )
 def test_a_command_may_score_answers(tmp_path, program, score, caveat):
@@ -692,7 +667,7 @@ time.sleep(its.start_s)
 starts = sum(line.startswith(f"{{its.caching}} ") for line in open(its.pids))
 if its.die and starts == int(its.die):
     print("loading")
-    raise ValueError("no such model: m")
+    raise ValueError("no-such-model")
 from aiohttp import web
 from tests.support.fake_engine import FakeEngine
 engine = FakeEngine()
@@ -743,7 +718,7 @@ def test_engines_are_started_for_their_turns_and_none_is_left(tmp_path):
     }
     assert all(0 < start.seconds for variant in bench.variants for start in variant.starts)
     eventually(lambda: not alive(tmp_path), "the end of every process")
-    assert any("each variant's engine was started anew for its turns" in caveat for caveat in bench.caveats)
+    assert any("started anew" in caveat for caveat in bench.caveats)
     assert 0.5 == bench.runs[1].figures["hit_ratio"]
     written_down = (tmp_path / "o" / result.BENCH).read_text()
     assert "--caching" in written_down
@@ -765,8 +740,7 @@ def test_engine_dying_at_start_shows_its_last_lines(tmp_path):
     """An engine that dies while it starts is told by its last words."""
     told = told_by(str(started_variants(tmp_path, on="--die 1")), "--out", str(tmp_path / "o"), *AS_WRITTEN)
     assert 2 == told.exit_code, told.output
-    assert "on ended with status 1" in last_line(told)
-    assert "its last words: ValueError: no such model: m (all of them: " in last_line(told)
+    assert re.search(r"\bon .* status 1\b.* ValueError: no-such-model \(.*\.log\)", last_line(told))
     assert not (tmp_path / "o" / result.BENCH).exists()
     eventually(lambda: not alive(tmp_path), "the end of every process")
 
@@ -779,7 +753,7 @@ def test_engine_not_coming_back_leaves_measurements(tmp_path):
     assert 1 == told.exit_code, told.output
     bench = result.read(tmp_path / "o")
     assert ["off"] == [run.variant for run in bench.runs]
-    assert "no such model: m" in (bench.cut or "")
+    assert "ValueError: no-such-model" in (bench.cut or "")
     assert f"NOT WHOLE: {bench.cut}" in told.output
     assert (tmp_path / "o" / "verdicts.json").exists()
     eventually(lambda: not alive(tmp_path), "the end of every process")
@@ -792,10 +766,8 @@ def test_a_program_that_is_not_there_is_one_sentence(tmp_path):
         " x'}\n",
     )
     told = told_by(str(path), "--out", str(tmp_path / "o"), *AS_WRITTEN)
-    assert (2, "Error: b cannot be started: no-such-program: No such file or directory") == (
-        told.exit_code,
-        last_line(told),
-    )
+    assert 2 == told.exit_code, told.output
+    assert re.fullmatch(f"Error: b .*: no-such-program: {os.strerror(errno.ENOENT)}", last_line(told))
 
 
 @pytest.mark.parametrize(
@@ -839,7 +811,7 @@ def test_ctrl_c_at_any_time_leaves_no_process(tmp_path, moment, variant, again, 
         bench = result.read(tmp_path / "o")
         assert 1 <= len(bench.runs)
         assert "stopped by hand" in (bench.cut or "")
-        assert "NOT WHOLE: it was stopped by hand" in rest
+        assert f"NOT WHOLE: {bench.cut}" in rest
 
 
 def listening(folder: Path) -> bool:

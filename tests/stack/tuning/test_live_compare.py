@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import re
 import sys
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 from exporters.requests.record import RequestRecord, timestamp, to_line
 from stack.tuning import live
 from stack.tuning.comparison import BadComparison, Check, ComparedMetric, Comparison, Finding
-from stack.tuning.live import DAY_S, HOUR_S, WEEK_S, around_event, between_variants, consistent
+from stack.tuning.live import DAY_S, HOUR_S, TOO_LITTLE, WEEK_S, around_event, between_variants, consistent
 from stack.tuning.samples import RequestSample, SampleLog, collect_samples, read_samples
 from stack.tuning.series import LIVE_METRICS
 
@@ -212,9 +213,9 @@ def test_a_step_in_traffic_without_noise_is_told_to_the_digit():
 
 def test_nothing_that_changed_is_no_sign_of_a_change():
     told = around(steady())
-    assert "no sign of a change beyond 5 %" == consistent(finding(told, "ttft_ms"))
-    assert "no sign of a change beyond 5 points" == consistent(finding(told, "hit_ratio"))
-    assert "no sign of a change beyond 1 ms" == consistent(finding(told, "queue_ms"))
+    for figure, margin in (("ttft_ms", "5 %"), ("hit_ratio", "5 points"), ("queue_ms", "1 ms")):
+        assert "equivalent" == finding(told, figure).verdict
+        assert consistent(finding(told, figure)).endswith(f" {margin}")
     assert {"equivalent", "inconclusive"} == {each.verdict for each in told.findings}
 
 
@@ -223,7 +224,7 @@ def test_live_traffic_around_an_event_is_never_controlled():
     assert not told.controlled
     assert "nothing was interleaved" in told.caveats[0]
     assert ("before", "after", "live traffic") == (told.a, told.b, told.workload)
-    assert "2026-05-12T13:00:00.000Z, 4 h on each side" == told.point
+    assert told.point.startswith("2026-05-12T13:00:00.000Z, 4 h ")
 
 
 def test_fewer_cache_hits_are_told_in_points():
@@ -246,11 +247,8 @@ def test_no_errors_in_few_requests_say_little():
 def test_baseline_is_last_week_then_days_then_a_line():
     """The same hours a week before come first then days then a line."""
     week, day = (steady(at_s=EVENT_S - shift) for shift in (WEEK_S, DAY_S))
-    assert "the same hours of the week, 1 week before" in check(around(week + day + steady()), "baseline").what
-    assert (
-        "the same hours of the day, on other days of the week, 1 day before"
-        in check(around(day + steady()), "baseline").what
-    )
+    assert " 1 week " in check(around(week + day + steady()), "baseline").what
+    assert " 1 day " in check(around(day + steady()), "baseline").what
     alone = check(around(steady()), "baseline")
     assert not alone.ok
     assert "a straight line" in alone.what
@@ -289,10 +287,8 @@ def test_long_window_has_a_baseline_without_overlap():
 
 def test_another_event_in_the_hours_compared_is_said():
     told = around(steady(), other_events_s=(EVENT_S, EVENT_S + HOUR_S))
-    assert (
-        "1 other events lie in the hours compared, the first at 2026-05-12T14:00:00.000Z"
-        == check(told, "other events").what
-    )
+    assert re.fullmatch(r"1 .* 2026-05-12T14:00:00\.000Z", check(told, "other events").what)
+    assert not check(told, "other events").ok
     assert check(told, "other events").what in told.caveats
     assert check(around(steady(), other_events_s=(EVENT_S - 30 * DAY_S,)), "other events").ok
 
@@ -307,7 +303,7 @@ def test_a_team_on_one_side_is_left_out_and_its_share_told():
     assert pytest.approx(1.0) == finding(told, "ttft_ms").effect
     assert not check(told, "teams").ok
     assert not check(told, "compared").ok
-    assert check(told, "compared").what.startswith("67 % of the requests have their like")
+    assert check(told, "compared").what.startswith("67 % ")
     assert not check(told, "load").ok
 
 
@@ -324,7 +320,7 @@ def test_a_shift_to_longer_prompts_is_no_effect():
     told = around(records)
     assert "equivalent" == finding(told, "ttft_ms").verdict
     assert not check(told, "mix").ok
-    assert "prompts differ in length (median 100 before and 4000 after" in check(told, "mix").what
+    assert "(median 100 before and 4000 after" in check(told, "mix").what
 
 
 def test_longer_prompts_within_a_stratum_may_be_all_of_an_effect():
@@ -338,7 +334,7 @@ def test_longer_prompts_within_a_stratum_may_be_all_of_an_effect():
         "ttft_ms",
     )
     assert "inconclusive" == found.verdict
-    assert "prompts that were compared as alike became 71 % longer, which may be all of it" in found.why
+    assert " 71 % longer" in found.why
 
 
 @pytest.mark.parametrize(
@@ -366,7 +362,7 @@ def test_longer_answers_are_no_effect_on_the_time_they_take():
 def test_twice_the_traffic_may_be_all_of_an_effect():
     slow = later(steady(), ttft_ms=120.0)
     told = around(slow + [each for each in slow if each.ts >= timestamp(EVENT_S)])
-    assert "2 times as many requests, which alone can do this" in finding(told, "ttft_ms").why
+    assert " 2 times as many " in finding(told, "ttft_ms").why
     assert "inconclusive" == finding(told, "ttft_ms").verdict
 
 
@@ -413,55 +409,44 @@ def test_requests_in_flight_and_the_first_minute_are_left_out():
     ]
     told = around(steady() + across)
     assert pytest.approx(1.0) == finding(told, "ttft_ms").effect
-    assert "4 requests in flight across the event, or within 60 s of it, are left out" in told.caveats
+    assert any(re.match("4 requests in flight .* 60 s ", caveat) for caveat in told.caveats)
 
 
 def test_records_without_a_time_are_counted_and_said():
     told = around([*steady(), record(0, ts=None), record(0, ts=None)])
-    assert "2 records without ts are left out" in told.caveats
+    assert any(caveat.startswith("2 records without ts ") for caveat in told.caveats)
 
 
 def test_too_little_traffic_is_said_and_gets_no_verdict():
     told = around(steady(after_h=2.0))
     found = finding(told, "ttft_ms")
-    assert ("inconclusive", None, "too little traffic to say") == (found.verdict, found.effect, consistent(found))
-    assert "too little traffic to say: 11 of 18 blocks of 10 minutes that can be compared" == found.why
+    assert ("inconclusive", None, TOO_LITTLE) == (found.verdict, found.effect, consistent(found))
+    assert ["11", "18", "10"] == re.findall(r"\d+", found.why)
 
 
 def test_p95_is_shown_without_a_verdict():
     told = around(later(steady(every_s=20.0), ttft_ms=150.0))
     found = finding(told, "ttft_ms.p95")
-    assert (pytest.approx(1.5), "shown without a verdict", "inconclusive", None) == (
-        found.effect,
-        found.why,
-        found.verdict,
-        found.p_holm,
-    )
+    assert (pytest.approx(1.5), "inconclusive", None) == (found.effect, found.verdict, found.p_holm)
+    assert not found.has_verdict
 
 
 @pytest.mark.parametrize(
-    ("records", "at_s", "message"),
+    ("records", "at_s", "pattern"),
     [
-        ([], EVENT_S, "the log holds no request with a time"),
-        ([record(0, ts=None)], EVENT_S, "the log holds no request with a time: its 1 records have no ts"),
+        ([], EVENT_S, "no request .* time$"),
+        ([record(0, ts=None)], EVENT_S, r"no request .*: .*\b1 .* no ts"),
         (
             steady(1, 1),
             EVENT_S + DAY_S,
-            (
-                "the event at 2026-05-13T13:00:00.000Z has no traffic on both sides; the log holds"
-                " 2026-05-12T12:00:31.000Z to "
-            ),
+            r"2026-05-13T13:00:00\.000Z .* both sides; .* 2026-05-12T12:00:31\.000Z to 2026-05-12T13:59:31\.000Z",
         ),
-        (steady(1, 1), EVENT_S - DAY_S, "has no traffic on both sides"),
-        (
-            steady(1, 0.1),
-            EVENT_S,
-            "the log has no whole 10 minutes of traffic on both sides of 2026-05-12T13:00:00.000Z; it holds ",
-        ),
+        (steady(1, 1), EVENT_S - DAY_S, r"2026-05-11T13:00:00\.000Z .* both sides; "),
+        (steady(1, 0.1), EVENT_S, r" 10 minutes .* 2026-05-12T13:00:00\.000Z; .* 2026-05-12T12:00:31"),
     ],
 )
-def test_an_event_that_cannot_be_compared_is_one_sentence(records: list[RequestRecord], at_s: float, message: str):
-    with pytest.raises(BadComparison, match=message.replace(".", "[.]")):
+def test_an_event_that_cannot_be_compared_is_one_sentence(records: list[RequestRecord], at_s: float, pattern: str):
+    with pytest.raises(BadComparison, match=pattern):
         around(records, at_s)
 
 
@@ -481,7 +466,7 @@ def test_two_variants_at_the_same_time_are_controlled():
     told = between(variants(ttft_ms=90.0))
     assert told.controlled
     assert all(each.ok for each in told.checks)
-    assert "whether requests were routed by lot" in told.caveats[0]
+    assert "routed by lot" in told.caveats[0]
     found = finding(told, "ttft_ms")
     assert (pytest.approx(100), pytest.approx(90), "better") == (found.a, found.b, found.verdict)
     assert consistent(found).startswith("consistent with 10 % lower")
@@ -533,7 +518,7 @@ def test_a_canary_with_little_load_may_be_faster_for_that():
         )
         for n, each in enumerate(variants())
     ]
-    assert "0.33 times as many requests, which alone can do this" in finding(between(records), "ttft_ms").why
+    assert " 0.33 times as many " in finding(between(records), "ttft_ms").why
 
 
 def test_a_small_share_is_compared_like_a_large_one():
@@ -549,23 +534,23 @@ def test_a_small_share_is_compared_like_a_large_one():
 
 
 @pytest.mark.parametrize(
-    ("records", "names", "message"),
+    ("records", "names", "pattern"),
     [
-        (variants(), ("a", "c"), r"no request of variant c is in the log; there are requests of a \(480\), b \(480\)"),
-        (variants(), ("c", "d"), "no request of variant c or d is in the log"),
-        (steady(), ("a", "b"), "there are requests of none that names a variant"),
-        (variants(), ("a", "a"), "'a' is compared with itself; name two variants"),
-        ([], ("a", "b"), "the log holds no request with a time"),
+        (variants(), ("a", "c"), r"variant c .* a \(480\), b \(480\)"),
+        (variants(), ("c", "d"), r" c or d .* \(480\)"),
+        (steady(), ("a", "b"), "none that names"),
+        (variants(), ("a", "a"), "'a' .* itself"),
+        ([], ("a", "b"), "no request .* time$"),
     ],
 )
-def test_missing_variants_are_named(records: list[RequestRecord], names: tuple[str, str], message: str):
+def test_missing_variants_are_named(records: list[RequestRecord], names: tuple[str, str], pattern: str):
     """Variants that are not there are named beside those that are."""
-    with pytest.raises(BadComparison, match=message):
+    with pytest.raises(BadComparison, match=pattern):
         between(records, *names)
 
 
 def test_too_few_blocks_of_variants_are_too_little():
-    assert "too little traffic to say" == consistent(finding(between(variants()[:400]), "ttft_ms"))
+    assert TOO_LITTLE == consistent(finding(between(variants()[:400]), "ttft_ms"))
 
 
 # ---- reading
@@ -595,7 +580,7 @@ def test_large_log_is_sampled_and_says_so():
     assert 0.25 == log.share
     assert 500 < len(log.samples) < 1000
     assert len(log.samples) / 3024 == pytest.approx(0.25, rel=0.15)
-    assert "the log is large: one request in 4 was looked at, drawn by lot" in around(log).caveats
+    assert any("one request in 4 " in caveat for caveat in around(log).caveats)
 
 
 def test_a_request_is_placed_by_when_it_began():

@@ -215,7 +215,7 @@ def test_uncontrolled_verdicts_say_so(two):
     sequential = [dataclasses.replace(one, controlled=False) for one in two.comparisons]
     page = read_page(Material(bench=two.bench, comparisons=sequential))
     assert "better (uncontrolled)" in page.row("TTFT p50")[4]
-    assert "at most consistent with these verdicts" in page.text
+    assert re.search("Not controlled: .*consistent with", page.text)
 
 
 def test_many_comparisons_begin_with_one_table_and_are_folded():
@@ -228,7 +228,7 @@ def test_many_comparisons_begin_with_one_table_and_are_folded():
 
 def test_one_variant_has_figures_and_no_verdict():
     page = read_page(material(*made(variants=("base",), runs=3)))
-    assert "No verdict: there is one variant." in page.text
+    assert re.search(r"No verdict: .*\bone variant\.", page.text)
     assert re.fullmatch(r"\d+ ms \(\d+ to \d+ ms\)", page.row("TTFT p50")[1])
 
 
@@ -243,10 +243,10 @@ def test_a_bench_without_runs_is_a_page_too():
         runs=(),
         workloads=(),
         workload_hash="",
-        cut="the engine did not answer",
+        cut="no answer",
     )
     page = read_page(Material(bench=bench))
-    assert "The bench broke off: the engine did not answer." in page.text
+    assert ": no answer. " in page.text
     assert "pictures" not in page.sections
     assert "b1" not in report.markdown(Material(bench=bench))
 
@@ -254,8 +254,8 @@ def test_a_bench_without_runs_is_a_page_too():
 def test_a_cut_run_is_kept_marked_and_left_out_of_medians():
     bench, records = made(cut=True)
     page = read_page(material(bench, records))
-    assert "The bench broke off: stopped." in page.text
-    assert "6, 1 of them cut and left out" in page.row("runs")
+    assert ": stopped. " in page.text
+    assert any(cell.startswith("6, 1 ") and cell.endswith(" left out") for cell in page.row("runs"))
     assert "cut: stopped" == page.row("12")[-1]
     only = derived.RunGroup(
         "w",
@@ -305,7 +305,7 @@ def test_options_are_read_as_they_were_written(arguments, expected):
 
 def test_the_hit_ratio_stands_beside_what_was_expected(two):
     off, on = section(two, "Cache hits against expectation")[0].rows
-    assert ("0 %", "70 to 95 %", "prefix caching is off") == (off[3], off[4], off[5].text)
+    assert ("0 %", "70 to 95 %", True) == (off[3], off[4], off[5].text.endswith(" off"))
     assert ("80 %", "within the band") == (on[3], on[5].text)
     dots = next(one for one in charts.drawn(two)["groups"][0]["dots"] if one["title"] == "cache hits")
     assert [70, 95] == dots["band"]
@@ -350,14 +350,15 @@ def test_checks_that_found_something_stand_open(two):
 
 def test_a_scaled_workload_says_so(two):
     bench = result.msgspec.structs.replace(two.bench, scale=0.25)
-    assert "Prompt and answer lengths were scaled by 0.25" in read_page(Material(bench=bench)).text
+    assert 2 == read_page(Material(bench=bench)).text.count("scaled by 0.25"), "a fact, and a warning at the verdict"
+    assert "scaled by" not in read_page(two).text
 
 
 def test_the_definitions_are_pinned(two):
     page = read_page(two)
     assert "(end to end - TTFT) / (output tokens - 1)" in page.row("TPOT")[1]
-    assert "first token with content" in page.row("TTFT")[1]
-    assert "The unit is the run, not the request" in page.text
+    assert "token with content" in page.row("TTFT")[1]
+    assert "not the request: " in page.text
 
 
 # --- pictures
@@ -389,10 +390,11 @@ def test_classes_of_requests_are_groups_of_their_own():
 def test_twenty_thousand_requests_are_thinned_and_counted():
     told = material(*made(requests=1700, failing=0.05))
     time = charts.drawn(told)["time"]
-    shown, whole = re.match(r"([\d,]+) of ([\d,]+) answers are drawn: one in 7 of each run", time["note"]).groups()
+    shown, whole = re.match(r"([\d,]+) of ([\d,]+) answers .*\b7 ", time["note"]).groups()
     assert shown == f"{sum(len(points['at']) for points in time['points']):,}"
     assert whole == f"{sum(run.ok for run in told.bench.runs):,}"
-    assert "failed requests are marked" in time["note"]
+    failed = sum(run.asked - run.ok for run in told.bench.runs)
+    assert re.search(rf"\b[\d,]+ of {failed:,} failed requests", time["note"])
     slowest = max(record.ttft_ms for record in told.records if record.ttft_ms)
     assert float(f"{slowest:.5g}") == max(max(points["value"]) for points in time["points"])
     assert len(report.page(told)) < 6e6
@@ -455,9 +457,7 @@ def test_the_last_load_within_the_slo_is_named_and_ringed():
     told = with_p95(loads(variants=("base",)), c1=100.0, c4=390.0, c16=900.0)
     (sentence,) = texts(told)
     assert re.fullmatch(
-        r"base, short \(at once\): the last load within the SLO is c4 with \d+ output tokens/s; c16 exceeds it with"
-        r" TTFT p95 900 ms, at most 400 ms\.",
-        sentence,
+        r"base, short \(at once\): .* c4 .* \d+ output tokens/s; c16 .* TTFT p95 900 ms, .* 400 ms\.", sentence
     )
     (group,) = charts.drawn(told)["curves"]
     ttft, tpot, _ = group["charts"]
@@ -481,20 +481,18 @@ def test_the_last_load_within_the_slo_is_named_and_ringed():
 def test_a_limit_that_is_not_reached_or_never_kept_is_reported():
     told = loads(variants=("base",))
     (all_within,) = texts(with_p95(told, c1=1.0, c4=1.0, c16=1.0))
-    assert "every load is within the SLO, up to c16" in all_within
-    assert "measure higher loads" in all_within
+    assert re.search(" up to c16 .*not reached", all_within)
     (none,) = texts(with_p95(told, c1=401.0, c4=402.0, c16=403.0))
-    assert "no load is known to be within the SLO; c1 exceeds it with TTFT p95 401 ms" in none
+    assert re.search("no load .*; c1 .* TTFT p95 401 ms", none)
     first, again = texts(with_p95(told, c1=1.0, c4=401.0, c16=399.0))
-    assert "the last load within the SLO is c1" in first
-    assert "c16 within the SLO again above it" in again
+    assert re.search(" c1 .*; c4 .* TTFT p95 401 ms", first)
+    assert re.search(": c16 .* again ", again)
 
 
 def test_without_an_slo_loads_are_drawn_only():
     told = loads({}, variants=("base",))
-    assert ["No SLO is known, so no load is assessed: give one with --limit, such as --limit ttft_ms=500."] == texts(
-        told
-    )
+    (sentence,) = texts(told)
+    assert re.match("No SLO .*--limit ttft_ms=500", sentence)
     (group,) = charts.drawn(told)["curves"]
     assert {None} == {chart["slo"] for chart in group["charts"]} | {
         line["last"] for line in group["charts"][0]["lines"]
@@ -515,7 +513,7 @@ def test_variants_are_lines_of_one_chart():
 
 def test_an_slo_that_was_not_measured_is_said():
     (sentence,) = texts(loads({"e2e_ms": 1.0, "ttft_ms": 1e6}, variants=("base",)))
-    assert "c1 exceeds it with end to end p95" in sentence
+    assert re.search("no load .*; c1 .* end to end p95 ", sentence)
     told = loads({"tpot_ms": 100.0}, variants=("base",))
     runs = [
         result.msgspec.structs.replace(
@@ -577,7 +575,7 @@ def test_markdown_fits_a_comment():
     bench, records = made(workloads=tuple((f"w{n}", "c1") for n in range(40)), requests=3)
     text = report.markdown(material(bench, records))
     assert len(text) < 65_536
-    assert "Left out, because a comment has an end: " in text
+    assert re.search(r"^Left out, .*: Verdict, .*\bRuns\.", text, re.M)
 
 
 FINITE = st.floats(-1e9, 1e9, allow_nan=False)
@@ -670,7 +668,7 @@ def test_a_broken_folder_is_named(tmp_path):
         report.gather(tmp_path)
     result.write(tmp_path, made(runs=1)[0])
     (tmp_path / result.REQUESTS).write_text("nonsense\n")
-    with pytest.raises(BadBench, match=r"requests\.jsonl cannot be read"):
+    with pytest.raises(BadBench, match=r"/requests\.jsonl "):
         report.gather(tmp_path)
 
 
@@ -705,7 +703,7 @@ def test_one_start_alone_is_no_record_of_both(two):
     variant = result.msgspec.structs.replace(two.bench.variants[0], starts=(Start("cold", 90.0),))
     bench = result.msgspec.structs.replace(two.bench, variants=(variant,))
     assert "fail" == states(Material(bench=bench))["Model loading"]
-    assert "no warm start is recorded" in evidence(Material(bench=bench), "Model loading")
+    assert "no warm start" in evidence(Material(bench=bench), "Model loading")
 
 
 def runs_of(*each: tuple[str, int, dict[str, int]]) -> Material:
@@ -790,9 +788,9 @@ def test_a_record_that_lacks_something_fails_observability(two, lacks, told):
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"prices": None}, "no prices were given"),
+        ({"prices": None}, "no prices"),
         ({"gpus": None}, "number of GPUs"),
-        ({"prices": Prices(gpu_hour=1.0)}, "no API price of this model"),
+        ({"prices": Prices(gpu_hour=1.0)}, "no API price"),
     ],
 )
 def test_a_cost_without_both_sides_is_not_measured(two, given, why):
@@ -842,13 +840,13 @@ def test_admission_needs_a_logged_rejection(two, log, policy, expected):
 
 def test_statements_count_only_without_measurement(two):
     """What is stated counts only where nothing was measured and needs evidence."""
-    stated = {"Security": (True, "egress is blocked"), "Stability": (False, "I saw it fall over")}
+    stated = {"Security": (True, "egress blocked"), "Stability": (False, "I saw it fall over")}
     told = states(two, stated=stated)
     assert ("pass", "pass") == (told["Security"], told["Stability"])
-    assert "stated: egress is blocked" == evidence(two, "Security", stated=stated)
-    with pytest.raises(ValueError, match="Security: what is stated needs evidence"):
+    assert "stated: egress blocked" == evidence(two, "Security", stated=stated)
+    with pytest.raises(ValueError, match=r"^Security: .*evidence"):
         lab_rows(two, stated={"Security": (True, " ")})
-    with pytest.raises(ValueError, match="the lab has no row 'Safety'"):
+    with pytest.raises(ValueError, match=r"'Safety'; .* Security"):
         lab_rows(two, stated={"Safety": (True, "x")})
 
 

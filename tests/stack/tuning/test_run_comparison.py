@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -122,13 +123,13 @@ def test_a_sure_difference_that_is_small_is_equivalent_too():
     )
     assert "equivalent" == small.verdict
     assert small.p < 0.0001
-    assert small.why.startswith("the difference is there but too small to matter: the interval +1.")
+    assert re.search(r" \+1\.\d % to \+2\.\d % .* 5 %$", small.why)
 
 
 def test_noise_is_inconclusive_never_equivalent():
     loud = found(of_two(LOUD, LOUD[::-1]))
     assert "inconclusive" == loud.verdict
-    assert "the interval -23.3 % to +25.8 % holds both no change and one beyond 5 %" == loud.why
+    assert re.search(r" -23\.3 % to \+25\.8 % .* 5 %$", loud.why)
 
 
 def test_chance_p_of_one_of_many_is_inconclusive():
@@ -143,35 +144,33 @@ def test_chance_p_of_one_of_many_is_inconclusive():
     assert "worse" == alone.verdict
     assert 0.007 < alone.p < 0.05
     assert "inconclusive" == among.verdict
-    assert "leaves out no change, but among 7 metrics chance does that" in among.why
+    assert among.p < 0.05 < among.p_holm
+    assert "among 7 metrics" in among.why
 
 
 def test_five_runs_of_a_variant_are_too_few_for_any_verdict():
-    comparison = of_two(times(STILL[:5], 100), times(STILL, 200))
-    assert ("inconclusive", "too few runs with this figure: 5 of 6") == (
-        found(comparison).verdict,
-        found(comparison).why,
-    )
-    assert 2.0 == pytest.approx(found(comparison).effect, rel=0.02)
-    assert found(comparison).p_holm is None
+    few = found(of_two(times(STILL[:5], 100), times(STILL, 200)))
+    assert ("inconclusive", (5, 6), None) == (few.verdict, few.runs, few.p_holm)
+    assert few.why.endswith(" 5 of 6")
+    assert 2.0 == pytest.approx(few.effect, rel=0.02)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_very_few_runs_still_show_what_they_say(count):
     order = "ABBAABBA"[: 2 * count]
     few = found(of_two(times(STILL[:count], 100), times(STILL[:count], 200), order=order))
-    assert f"too few runs with this figure: {count} of 6" == few.why
+    assert few.why.endswith(f" {count} of 6")
     assert 2.0 == pytest.approx(few.effect, rel=0.05)
     assert (few.low is None) is (count == 1)
 
 
 def test_what_was_not_measured_is_not_zero():
     comparison = of_two(STILL, ())
-    assert ("inconclusive", "not measured in B", 1.0, None, None) == tuple(
-        getattr(found(comparison), name) for name in ("verdict", "why", "a", "b", "effect")
-    )
-    assert "not measured in A" == found(of_two((), STILL)).why
-    assert "not measured" == found(comparison, "queue_ms.mean").why
+    only_a, only_b, neither = found(comparison), found(of_two((), STILL)), found(comparison, "queue_ms.mean")
+    assert ("inconclusive", 1.0, None, None) == (only_a.verdict, only_a.a, only_a.b, only_a.effect)
+    assert only_a.why.endswith(" B")
+    assert only_b.why.endswith(" A")
+    assert ((0, 0), "not measured") == (neither.runs, neither.why)
 
 
 def test_a_figure_that_is_no_number_was_not_measured():
@@ -181,10 +180,9 @@ def test_a_figure_that_is_no_number_was_not_measured():
 def test_values_that_never_vary_are_equal_or_not():
     """No errors at all in both variants is equivalent; a memory peak that is always 10 and always 12 is a difference
     without noise."""
-    assert (
-        "every run of both variants gave the same value"
-        == found(of_two([0.0] * 6, [0.0] * 6, "error_ratio"), "error_ratio").why
-    )
+    errors = found(of_two([0.0] * 6, [0.0] * 6, "error_ratio"), "error_ratio")
+    assert ("equivalent", 0.0) == (errors.verdict, errors.effect)
+    assert "same value" in errors.why
     assert "equivalent" == found(of_two([10.0] * 6, [10.0] * 6, "memory_peak_gb"), "memory_peak_gb").verdict
     more = found(of_two([10.0] * 6, [12.0] * 6, "memory_peak_gb"), "memory_peak_gb")
     assert ("worse", pytest.approx(1.2)) == (more.verdict, more.effect)
@@ -244,7 +242,7 @@ def test_other_figures_get_no_verdict_unless_asked_for():
     slower = {"short:ttft_ms.p95": times(STILL, 600), "goodput_qps": STILL}
     comparison = compare_runs(variant("A", figures), variant("B", slower))
     p95 = found(comparison, "short:ttft_ms.p95")
-    assert ("inconclusive", "shown without a verdict", False) == (p95.verdict, p95.why, p95.has_verdict)
+    assert ("inconclusive", False) == (p95.verdict, p95.has_verdict)
     assert (None, True, "short: TTFT p95") == (p95.p_holm, p95.p < 0.001, p95.metric.title)
     assert "higher" == found(comparison, "goodput_qps").metric.better
     asked = found(
@@ -327,9 +325,8 @@ def test_sequential_runs_are_uncontrolled():
     """Sequential runs are called uncontrolled and no drift is taken out."""
     comparison = of_two(STILL, times(STILL, 1.3), order=SEQUENTIAL)
     assert not comparison.controlled
-    assert comparison.caveats[0].startswith(
-        "uncontrolled: sequential: one variant ran after the other, and a drift cannot be separated from the change"
-    )
+    assert comparison.caveats[0].startswith("uncontrolled: sequential: ")
+    assert "no drift" in comparison.caveats[0]
     assert ("worse", pytest.approx(1.3)) == (found(comparison).verdict, found(comparison).effect)
     assert "worse (uncontrolled)" == table_rows(comparison)[0].verdict
 
@@ -352,7 +349,7 @@ def test_interleaved_is_what_shares_every_slow_drift(order, controlled):
 
 
 def test_blocks_are_shown_as_they_were():
-    assert "in blocks (AAABBBBBBAAA, A is A)" in check(of_two(STILL, STILL, order="AAABBBBBBAAA"), "order").what
+    assert "(AAABBBBBBAAA, " in check(of_two(STILL, STILL, order="AAABBBBBBAAA"), "order").what
 
 
 @pytest.mark.parametrize(
@@ -365,7 +362,7 @@ def test_order_with_a_period_is_reported(order, period):
     comparison = of_two(a, b, order=order)
     assert (order == INTERLEAVED) is (found(comparison).verdict == "worse")
     assert (period is None) is check(comparison, "period").ok
-    assert period is None or f"with a period of {period:g} runs" in check(comparison, "period").what
+    assert period is None or f" {period:g} runs" in check(comparison, "period").what
 
 
 def test_stalled_run_is_named_and_counts():
@@ -377,13 +374,12 @@ def test_stalled_run_is_named_and_counts():
     assert "inconclusive" == found(comparison).verdict
     said = check(comparison, "stalls")
     assert not said.ok
-    assert said.what.startswith(
-        f"run {number} of B: TTFT p50 was 3.06 times higher than the other runs predict; nothing was left out here"
-    )
+    assert said.what.startswith(f"run {number} of B: TTFT p50 ")
+    assert " 3.06 times higher " in said.what
     assert f"`vllm-watch compare FOLDER --exclude-run {number}`" in said.what
     without = compare_runs(a, b, excluded={number})
     assert ("worse", (6, 5)) == (found(without).verdict, found(without).runs)
-    assert f"excluded by the user: run {number} of B" == check(without, "runs").what
+    assert re.fullmatch(rf"excluded .*: run {number} of B", check(without, "runs").what)
     assert check(without, "stalls").ok
 
 
@@ -395,14 +391,17 @@ def test_two_stalls_do_not_hide_each_other():
 
 def test_more_than_one_excluded_run_of_a_variant_leaves_too_few():
     a, b = variant("A", {"ttft_ms.p50": STILL}, DRAWN), variant("B", {"ttft_ms.p50": times(STILL, 2)}, DRAWN)
-    assert "too few runs with this figure: 4 of 5" == found(compare_runs(a, b, excluded={b[0].number, b[1].number})).why
+    few = found(compare_runs(a, b, excluded={b[0].number, b[1].number}))
+    assert ("inconclusive", (6, 4)) == (few.verdict, few.runs)
+    assert few.why.endswith(" 4 of 5")
 
 
 def test_separate_benches_are_uncontrolled():
     """Benches that were saved apart are uncontrolled even if their times mix."""
     comparison = of_two(STILL, STILL, setting=Setting(one_bench=False))
     assert not comparison.controlled
-    assert "uncontrolled: sequential: the benches were run apart" in comparison.caveats[0]
+    assert comparison.caveats[0].startswith("uncontrolled: sequential: ")
+    assert "run apart" in comparison.caveats[0]
 
 
 def test_variants_that_run_at_the_same_time_are_controlled():
@@ -419,20 +418,19 @@ def test_runs_that_broke_off_are_left_out_and_named():
     a, b = variant("A", {"ttft_ms.p50": STILL}), variant("B", {"ttft_ms.p50": [*STILL[:5], 900.0]})
     b[5] = msgspec.structs.replace(b[5], cut="the engine died")
     comparison = compare_runs(a, b)
-    said = (
-        "left out because they broke off: run 10 of B (the engine died); 6 whole runs of A and 5 of B, where a verdict"
-        " needs 6 of each"
-    )
-    assert said == check(comparison, "runs").what
+    said = check(comparison, "runs").what
+    assert "run 10 of B (the engine died)" in said
+    assert ["10", "6", "5", "6"] == re.findall(r"\d+", said)
     assert said in comparison.caveats
-    assert "too few runs with this figure: 5 of 6" == found(comparison).why
+    assert (6, 5) == found(comparison).runs
     assert found(comparison).b < 2
 
 
 def test_variants_that_broke_off_whole_are_not_measured():
     a = variant("A", {"ttft_ms.p50": STILL}, cut="the engine died")
     comparison = compare_runs(a, variant("B", {"ttft_ms.p50": STILL}))
-    assert "not measured in A" == found(comparison).why
+    assert ((0, 6), None) == (found(comparison).runs, found(comparison).a)
+    assert found(comparison).why.endswith(" A")
     assert not comparison.controlled
 
 
@@ -445,7 +443,7 @@ def test_a_drift_is_seen(shape):
     drifted = check(of_two(slower["A"], slower["B"]), "drift")
     assert not drifted.ok
     assert drifted.what.startswith("TTFT p50 drifted by ")
-    assert "taken out as far as it was smooth" in drifted.what
+    assert "is taken out" in drifted.what
     assert check(of_two(STILL, STILL), "drift").ok
 
 
@@ -456,7 +454,7 @@ def test_a_drift_in_sequential_order_is_seen_and_not_taken_out():
     )
     drifted = check(of_two(of_a, of_b, order=SEQUENTIAL), "drift")
     assert not drifted.ok
-    assert drifted.what.endswith("which cannot be separated from the change")
+    assert "cannot be separated" in drifted.what
 
 
 def test_a_seed_used_again_is_the_warm_cache_trap():
@@ -465,9 +463,9 @@ def test_a_seed_used_again_is_the_warm_cache_trap():
     warm = {"ttft_ms.p50": [100.0, *times(STILL[1:], 2)], "hit_ratio": [0.0, *[0.98] * 5]}
     comparison = compare_runs(variant("A", warm, seed=42), variant("B", warm, seed=42))
     assert not check(comparison, "cache").ok
-    assert "runs of A used the same seed" in check(comparison, "cache").what
+    assert re.search(r"\bA .*same seed", check(comparison, "cache").what)
     assert "inconclusive" == found(comparison).verdict
-    assert found(comparison).why.startswith("no verdict, because runs of A used the same seed")
+    assert found(comparison).why.endswith(check(comparison, "cache").what)
     assert check(
         compare_runs(variant("A", warm, seed=42), variant("B", warm, seed=42), setting=Setting(repeated=True)), "cache"
     ).ok
@@ -480,10 +478,7 @@ def test_rising_hits_are_the_trap_with_other_seeds():
         {"ttft_ms.p50": times(STILL, 3), "hit_ratio": [0.1] * 6},
     )
     comparison = compare_runs(variant("A", cold), variant("B", warm))
-    assert (
-        "cache hits rose from run to run: 10 % in the first run of B and 90 % in later ones"
-        in check(comparison, "cache").what
-    )
+    assert re.search(r": 10 % .* B .* 90 % ", check(comparison, "cache").what)
     assert "inconclusive" == found(comparison).verdict
     prefix = {"ttft_ms.p50": STILL, "hit_ratio": [0.8] * 6}
     assert check(compare_runs(variant("A", cold), variant("B", prefix)), "cache").ok, (
@@ -500,10 +495,9 @@ def test_same_prompts_are_a_trap_in_one_cache_only():
     one_cache = Setting(shared_engine=True)
     fine = (compare_runs(a, one_round), compare_runs(a, again), compare_runs(a, one_round, setting=one_cache))
     assert all(check(comparison, "cache").ok for comparison in fine)
-    assert (
-        "B was asked what the same engine had been asked as A"
-        in check(compare_runs(a, again, setting=one_cache), "cache").what
-    )
+    trap = check(compare_runs(a, again, setting=one_cache), "cache")
+    assert not trap.ok
+    assert re.match(r"B .*same engine.* A;", trap.what)
 
 
 def test_hits_rising_across_variants_are_the_trap():
@@ -512,10 +506,8 @@ def test_hits_rising_across_variants_are_the_trap():
         variant("A", {"ttft_ms.p50": STILL, "hit_ratio": [0.0, *[0.9] * 5]}),
         variant("B", {"ttft_ms.p50": STILL, "hit_ratio": [0.9] * 6}),
     )
-    assert (
-        "0 % in the first run of both variants and 90 %"
-        in check(compare_runs(a, b, setting=Setting(shared_engine=True)), "cache").what
-    )
+    trap = check(compare_runs(a, b, setting=Setting(shared_engine=True)), "cache")
+    assert re.search(r": 0 % .*both variants.* 90 % ", trap.what)
 
 
 def test_prompts_of_another_length_make_no_verdict():
@@ -523,22 +515,23 @@ def test_prompts_of_another_length_make_no_verdict():
     alike = of_two(STILL, times(STILL, 2), setting=Setting(lengths=(lengths, lengths[::-1])))
     longer = of_two(STILL, times(STILL, 2), setting=Setting(lengths=(lengths, [length + 20 for length in lengths])))
     assert (True, "worse") == (check(alike, "mix").ok, found(alike).verdict)
-    assert "A and B got prompts of different lengths (distance 0.40, 0 is alike)" == check(longer, "mix").what
-    assert "inconclusive" == found(longer).verdict
+    assert (False, "inconclusive") == (check(longer, "mix").ok, found(longer).verdict)
+    assert "(distance 0.40, " in check(longer, "mix").what
 
 
 def test_where_no_lengths_are_given_the_engines_own_tokens_tell():
     figures = {"ttft_ms.p50": STILL, "prompt_tokens": [10_000] * 6, "completion_tokens": [5_000] * 6}
     other = {"ttft_ms.p50": STILL, "prompt_tokens": [20_000] * 6, "completion_tokens": [4_000] * 6}
     comparison = compare_runs(variant("A", figures), variant("B", other))
-    assert (
-        "prompts had 100 tokens in A and 200 in B, so the variants did different work" == check(comparison, "mix").what
+    prompts, answers, unknown = (
+        check(comparison, "mix"),
+        check(comparison, "answers"),
+        check(of_two(STILL, STILL), "mix"),
     )
-    assert (
-        "answers had 50 tokens in A and 40 in B, so the variants did different work"
-        == check(comparison, "answers").what
-    )
-    assert "not checked: the lengths of prompts were not measured" == check(of_two(STILL, STILL), "mix").what
+    assert (False, False, True) == (prompts.ok, answers.ok, unknown.ok)
+    assert re.match(r"prompts .*\b100 tokens in A .*\b200 in B,", prompts.what)
+    assert re.match(r"answers .*\b50 tokens in A .*\b40 in B,", answers.what)
+    assert unknown.what.startswith("not checked: ")
 
 
 def test_other_answer_lengths_are_a_remark():
@@ -555,10 +548,8 @@ def test_failures_and_other_numbers_of_requests_are_told():
     comparison = compare_runs(
         variant("A", {"ttft_ms.p50": STILL}), variant("B", {"ttft_ms.p50": STILL}, asked=50, ok=45)
     )
-    assert (
-        "runs of A asked 100 times, those of B 50; 30 of 300 requests of B failed, so its latencies are those of the"
-        " others" == check(comparison, "load").what
-    )
+    assert not check(comparison, "load").ok
+    assert re.match(r"runs of A .*\b100 .* B 50; 30 of 300 requests of B ", check(comparison, "load").what)
     assert check(of_two(STILL, STILL), "load").ok
 
 
@@ -566,7 +557,8 @@ def test_a_p95_of_a_dozen_answers_is_told():
     few = compare_runs(
         variant("A", {"ttft_ms.p50": STILL}, asked=12, ok=12), variant("B", {"ttft_ms.p50": STILL}, asked=12, ok=12)
     )
-    assert "a p95 of fewer than 20 answers is the slowest one: run 0 of A had 12" == check(few, "requests").what
+    assert not check(few, "requests").ok
+    assert re.search(r"\b20 .*: run 0 of A .*\b12$", check(few, "requests").what)
 
 
 def test_what_the_runs_say_themselves_is_told_once():
@@ -579,17 +571,9 @@ def test_what_the_runs_say_themselves_is_told_once():
 @pytest.mark.parametrize(
     ("a", "b", "said"),
     [
-        ([], variant("B", {}), "a has no runs; a comparison needs 6 of each variant"),
-        (
-            variant("A", {}),
-            [*variant("A", {}), *variant("B", {})],
-            r"the runs of b are of several variants \(A, B\); give those of one",
-        ),
-        (
-            variant("A", {}),
-            variant("B", {}, point="c16"),
-            r"the runs are of several loads \(chat at c16, chat at c8\); compare one at a time",
-        ),
+        ([], variant("B", {}), "^a .*no runs.* 6 "),
+        (variant("A", {}), [*variant("A", {}), *variant("B", {})], r" b .*\(A, B\)"),
+        (variant("A", {}), variant("B", {}, point="c16"), r"\(chat at c16, chat at c8\)"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(a, b, said):
@@ -624,37 +608,39 @@ def test_gate_closes_by_point_estimate_with_confidence():
     """A gate closes by the point estimate and says how sure it is."""
     sure, unsure = gates(gated(times(STILL, 130)), GATES)[0], gates(gated(times(LOUD, 117)), GATES)[0]
     assert ("max-p95-regression", "ttft_ms.p95", True) == (sure.limit, sure.figure, sure.sure)
-    assert (
-        "ttft_ms.p95: 29.9 % slower, where 15 % is allowed; the interval 27.4 % to 32.4 % is all beyond it" == sure.what
-    )
+    assert (pytest.approx(0.299, abs=0.001), 0.15) == (sure.value, sure.most)
+    assert ["29.9 %", "15 %", "27.4 %", "32.4 %"] == re.findall(r"[\d.]+ %", sure.what)
+    _, _, low, high = re.findall(r"(-?[\d.]+) %", unsure.what)
     assert not unsure.sure
-    assert unsure.what.endswith("also holds what is allowed")
+    assert float(low) < 15 < 100 * unsure.value < float(high)
 
 
 def test_the_error_gate_looks_at_b_alone_over_all_its_runs():
     """A median would miss two bad runs of six."""
     broken = gates(gated(times(STILL, 100), (0.0, 0.0, 0.0, 0.0, 0.06, 0.06)), GATES)
-    assert ["max-error-rate"] == [each.limit for each in broken]
-    assert (
-        "error_ratio: 2 % of the requests of B failed, where 0.5 % is allowed; the interval 0 % to 5.25 % also holds"
-        " what is allowed" == broken[0].what
-    )
+    assert [("max-error-rate", pytest.approx(0.02), 0.005, False)] == [
+        (each.limit, each.value, each.most, each.sure) for each in broken
+    ]
+    assert ["2 %", "0.5 %", "0 %", "5.25 %"] == re.findall(r"[\d.]+ %", broken[0].what)
+    assert "requests of B" in broken[0].what
     assert gates(gated(times(STILL, 100), (0.02,) * 6), GATES)[0].sure
 
 
 def test_a_gate_that_measured_nothing_is_not_open():
-    said = [each.what for each in gates(of_two(STILL, STILL), GATES)]
-    assert [
-        "max-p95-regression: p95 was not measured in both variants, so the limit of 15 % cannot be checked",
-        "max-error-rate: error_ratio was not measured in both variants, so the limit of 0.5 % cannot be checked",
-    ] == said
+    p95, errors = gates(of_two(STILL, STILL), GATES)
+    assert ("max-p95-regression", "p95", None, 0.15, False) == (p95.limit, p95.figure, p95.value, p95.most, p95.sure)
+    assert ("max-error-rate", "error_ratio", None, 0.005) == (errors.limit, errors.figure, errors.value, errors.most)
+    assert re.search(r"^max-p95-regression: p95 .*not measured.* 15 %", p95.what)
+    assert re.search(r"^max-error-rate: error_ratio .*not measured.* 0\.5 %", errors.what)
 
 
 def test_a_single_run_can_break_a_gate_without_an_interval():
     comparison = compare_runs(
         variant("A", {"ttft_ms.p95": (100.0,)}, "AB"), variant("B", {"ttft_ms.p95": (130.0,)}, "AB")
     )
-    assert gates(comparison, Limits(0.15))[0].what.endswith("too few runs for an interval")
+    (broken,) = gates(comparison, Limits(0.15))
+    assert (pytest.approx(0.3), False) == (broken.value, broken.sure)
+    assert "too few runs" in broken.what
 
 
 def test_the_table_has_a_row_for_every_finding_in_plain_words():
