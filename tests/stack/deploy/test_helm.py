@@ -1,7 +1,7 @@
 """The Helm chart: the objects of `vllm-watch kubernetes export` for the same options, and values that are checked.
 
-Its templates are rendered by Go's text/template and Sprig (stack/lab/chart_renderer); test_helm_sdk.py compares that with
-Helm itself."""
+Its templates are rendered by Go's text/template and Sprig (stack/lab/chart_renderer); test_helm_sdk.py compares that
+with Helm itself."""
 
 from __future__ import annotations
 
