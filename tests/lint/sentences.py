@@ -1,8 +1,8 @@
 """Count the tests that compare sentences: a better wording should break the recorded outputs only, never a test.
 
 A sentence is a literal of four words or more in a row. A test compares one if it stands in the condition of an `assert`
-or in a `match=`, directly or behind a name: of a parameter, of a local variable or of a constant of the file. An
-f-string counts as one literal. The message of an `assert` is not compared. Run in the root:
+or in a `match=`, directly or behind a name: of a parameter, of a local variable, of a loop over a table or of a
+constant of the file. An f-string counts as one literal. The message of an `assert` is not compared. Run in the root:
 `python -m tests.lint.sentences [-v]`."""
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 # Tests that may compare one.
-LIMIT = 80
+LIMIT = 120
 WORD = r"[A-Za-z][A-Za-z'-]*"
 SENTENCE = re.compile(rf"(?<![\w./-]){WORD}(?:[,;:.]?\s+{WORD}){{3}}(?!\w)")
 Test = ast.FunctionDef | ast.AsyncFunctionDef
@@ -34,40 +34,61 @@ def literals(node: ast.AST, names: Names) -> Iterator[str]:
             yield from literals(child, names)
 
 
-def assigned(body: list[ast.stmt]) -> Names:
-    """Return the text literals that are assigned to each name. A call's arguments are input, and left out."""
+def rows_of(node: ast.expr, tables: Mapping[str, ast.expr]) -> list[ast.expr]:
+    """Return the rows of a table: of a literal, or of a constant of the file. Of a dict, the pairs."""
+    node = tables.get(node.id, node) if isinstance(node, ast.Name) else node
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
+        inner = tables.get(node.func.value.id)
+        if isinstance(inner, ast.Dict):
+            kinds: dict[str, list[ast.expr]] = {
+                "items": [ast.Tuple([key, value]) for key, value in zip(inner.keys, inner.values, strict=True) if key],
+                "keys": [key for key in inner.keys if key],
+                "values": list(inner.values),
+            }
+            return kinds.get(node.func.attr, [])
+    if isinstance(node, ast.Dict):
+        return [key for key in node.keys if key]
+    return list(node.elts) if isinstance(node, ast.List | ast.Tuple | ast.Set) else []
+
+
+def by_column(columns: list[str], rows: list[ast.expr]) -> Names:
+    """Return the text literals of each column of a table."""
     names: Names = {}
-    for statement in body:
-        if isinstance(statement, ast.Assign) and isinstance(
-            statement.value, ast.Constant | ast.JoinedStr | ast.Tuple | ast.List | ast.BinOp
-        ):
-            for target in statement.targets:
-                if isinstance(target, ast.Name):
-                    names.setdefault(target.id, []).extend(literals(statement.value, {}))
+    for row in rows:
+        cells = row.args if isinstance(row, ast.Call) else [row]
+        cells = list(row.elts) if isinstance(row, ast.Tuple | ast.List) and len(columns) > 1 else cells
+        for column, cell in zip(columns, cells, strict=False):
+            names.setdefault(column, []).extend(literals(cell, {}))
     return names
 
 
-def parameters(test: Test) -> Names:
+def assigned(body: Iterable[ast.AST], tables: Mapping[str, ast.expr]) -> Names:
+    """Return the text literals that names stand for: assigned, or taken from a table by a loop. A call's arguments are
+    input, and left out."""
+    names: Names = {}
+    for node in body:
+        if isinstance(node, ast.Assign) and not isinstance(node.value, ast.Call):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    names.setdefault(target.id, []).extend(literals(node.value, {}))
+        elif isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
+            target = node.target
+            columns = (
+                [ast.unparse(one) for one in target.elts] if isinstance(target, ast.Tuple) else [ast.unparse(target)]
+            )
+            for column, texts in by_column(columns, rows_of(node.iter, tables)).items():
+                names.setdefault(column, []).extend(texts)
+    return names
+
+
+def parameters(test: Test, tables: Mapping[str, ast.expr]) -> Names:
     """Return the text literals that `parametrize` gives to each name of a test."""
     names: Names = {}
     for decorator in test.decorator_list:
-        if (
-            isinstance(decorator, ast.Call)
-            and ast.unparse(decorator.func).endswith("parametrize")
-            and len(decorator.args) >= 2
-        ):
-            keys, rows = decorator.args[:2]
-            columns = [name.strip() for text in literals(keys, {}) for name in text.split(",")]
-            for row in rows.elts if isinstance(rows, ast.List | ast.Tuple) else ():
-                cells = (
-                    row.args
-                    if isinstance(row, ast.Call)
-                    else row.elts
-                    if isinstance(row, ast.Tuple) and len(columns) > 1
-                    else [row]
-                )
-                for column, cell in zip(columns, cells, strict=False):
-                    names.setdefault(column, []).extend(literals(cell, {}))
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func).endswith("parametrize"):
+            given = [*decorator.args, *(each.value for each in decorator.keywords if each.arg == "argvalues")]
+            columns = [name.strip() for text in literals(given[0], {}) for name in text.split(",")]
+            names |= by_column(columns, rows_of(given[1], tables))
     return names
 
 
@@ -76,9 +97,9 @@ def unescaped(pattern: str) -> str:
     return re.sub(r"\\([^\w])", r"\1", re.sub(r"\.[*+]\??|\[[^]]*\][*+]?", "|", re.sub(r"\\s[*+]?", " ", pattern)))
 
 
-def sentences(test: Test, constants: Names) -> list[str]:
+def sentences(test: Test, constants: Names, tables: Mapping[str, ast.expr]) -> list[str]:
     """Return the sentences that a test compares."""
-    names = constants | assigned([node for node in ast.walk(test) if isinstance(node, ast.stmt)]) | parameters(test)
+    names = constants | assigned(ast.walk(test), tables) | parameters(test, tables)
     found = []
     for node in ast.walk(test):
         if isinstance(node, ast.Assert):
@@ -93,10 +114,19 @@ def comparing(root: Path) -> dict[str, list[str]]:
     tests = {}
     for path in sorted((root / "tests").rglob("test_*.py")):
         tree = ast.parse(path.read_text())
-        constants = assigned(tree.body)
-        for node in ast.walk(tree):
-            if isinstance(node, Test) and node.name.startswith("test_") and (found := sentences(node, constants)):
-                tests[f"{path.relative_to(root)}::{node.name}"] = found
+        tables = {
+            target.id: node.value
+            for node in tree.body
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
+            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+            if isinstance(target, ast.Name)
+        }
+        constants = assigned(tree.body, tables)
+        for test in ast.walk(tree):
+            if not isinstance(test, Test) or not test.name.startswith("test_"):
+                continue
+            if found := sentences(test, constants, tables):
+                tests[f"{path.relative_to(root)}::{test.name}"] = found
     return tests
 
 

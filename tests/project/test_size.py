@@ -35,13 +35,17 @@ def test_few_tests_compare_sentences():
         ("expected = 'a sentence behind a name'\nassert expected in out", 1),
         ("text = 'a sentence that is input'\nassert 3 == count", 0),
         ("assert CONSTANT in out", 1),
+        ("for text in TABLE:\n    assert text in out", 1),
+        ("for given, text in PAIRS.items():\n    assert text in f(given)", 1),
         ("pytest.raises(ValueError, match='no such file here')", 1),
         ("pytest.raises(ValueError, match=r'a\\.yaml: .*limt.*limit')", 0),
     ],
 )
 def test_sentences_are_found_where_they_are_compared(body: str, count: int, tmp_path):
     (tmp_path / "tests").mkdir()
-    text = "CONSTANT = 'a sentence of this file'\n\n\ndef test_one():\n" + textwrap.indent(body, "    ")
+    constants = "CONSTANT = 'a sentence of this file'\nTABLE = ['x', CONSTANT, 'a sentence of a table']\n"
+    constants += "PAIRS = {'key': 'a sentence of a pair'}\n"
+    text = constants + "\n\ndef test_one():\n" + textwrap.indent(body, "    ")
     (tmp_path / "tests/test_one.py").write_text(text)
     assert count == len(sentences.comparing(tmp_path))
 
