@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
-import hashlib
 import logging
 import os
 import re
@@ -34,7 +33,7 @@ from click.testing import CliRunner
 from stack.cli import main as command_line
 from stack.root import ROOT
 from tests.outputs import scenes
-from tests.outputs.normalise import Normaliser, canonical, objects, readable, referring, without_libraries
+from tests.outputs.normalise import Normaliser, canonical, digest, objects, readable, referring, without_libraries
 
 FOLDER = Path(__file__).parent
 RECORDED = FOLDER / "recorded"
@@ -146,7 +145,7 @@ def _digest(name: str, text: str, known: dict[str, str]) -> str:
     with contextlib.suppress(ValueError, yaml.YAMLError):
         text = canonical(objects(name, text))
         known.setdefault(text, name)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return digest(text)
 
 
 # ---- comparing
@@ -221,8 +220,10 @@ def main() -> int:
     size = sum(len(text.encode()) for text in after.values())
     slowest = ", ".join(f"{part} {took:.0f} s" for part, took in sorted(times.items(), key=lambda one: -one[1])[:3])
     changed = len(summary(before, after))
-    verb = "recorded anew" if given.accept else "differ; `make outputs ARGS=--accept` records them"
+    verb = "recorded anew" if given.accept else "differ"
     sys.stdout.write(f"outputs: {len(after)} of {size / 1e6:.1f} MB, {changed} {verb} ({slowest})\n")
+    if changed and not given.accept:
+        sys.stdout.write(f"if that is meant: make outputs ARGS='--accept {' '.join(given.parts)}'\n".replace(" '", "'"))
     return bool(changed) and not given.accept
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
 import json
 import re
 import time
@@ -13,7 +14,8 @@ from typing import Any
 
 import yaml
 
-LINE = 100
+LINE = 100  # characters
+LARGE = 10_000  # characters of an embedded document
 NEAR_S = 3 * 3600  # a time so close to the run is a time of the run; inputs are months older
 _FIXED: tuple[tuple[str, str], ...] = (
     (
@@ -94,7 +96,7 @@ def _identity(one: Any) -> tuple[str, ...]:
 
 def referring(value: Any, known: Mapping[str, str], name: str = "") -> Any:
     """Return a parsed value whose embedded documents are parsed as well. known: names of documents by their canonical
-    text; such a document is named instead of repeated. name: key of the value."""
+    text; such a document is named instead of repeated, and another large one is hashed. name: key of the value."""
     if isinstance(value, dict):
         if seen := known.get(canonical(value)):
             return f"= {seen}"
@@ -104,8 +106,15 @@ def referring(value: Any, known: Mapping[str, str], name: str = "") -> Any:
     if not isinstance(value, str) or ("\n" not in value and not name.endswith((".json", ".yaml", ".yml"))):
         return value
     with contextlib.suppress(ValueError, yaml.YAMLError):
-        return referring(objects(name, value), known)
+        parsed = objects(name, value)
+        text = canonical(parsed)
+        return f"sha256 {digest(text)}" if len(text) > LARGE and text not in known else referring(parsed, known)
     return value.splitlines()
+
+
+def digest(text: str) -> str:
+    """Return the beginning of a SHA-256."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def canonical(value: Any) -> str:
