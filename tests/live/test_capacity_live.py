@@ -133,7 +133,7 @@ def test_unfollowed_plan_is_said_and_engine_counts():
     measured = re.sub(r'kv_cache_memory_bytes="[^"]*"', 'kv_cache_memory_bytes="None"', golden("0.32.0-before"))
     found = compare(measured, "Available KV cache memory: 1.00 GiB\n", tiny(), plan, kv_bytes=1.1 * GIB)
     options = re.compile(
-        r".*max_model_len 512, \w+ 4096; block_size 128, \w+ 16; gpu_memory_utilization 0\.92, \w+ 0\.8 .*"
+        r".*max_model_len 512, \w+ 4096; block_size 128, \w+ 16; gpu_memory_utilization 0\.92, \w+ 0\.8 as assumed: .*"
     )
     assert any(map(options.fullmatch, found.said))
     rows = {name: off for name, _, _, off, _ in found.rows()}
@@ -200,7 +200,10 @@ def test_a_log_of_another_start_is_told_and_the_page_counts():
         "CPU KV cache size: 4,096 tokens, Maximum concurrency for 512 tokens per request: 8.00x",
         tiny(),
     )
-    assert any("4,096 tokens" in sentence and "2,097,152" in sentence for sentence in found.said)
+    assert any(
+        "4,096 tokens" in sentence and "2,097,152" in sentence and "another start" in sentence
+        for sentence in found.said
+    )
     assert 2097152 == told(found)["KV cache tokens"][1]
 
 

@@ -439,9 +439,9 @@ def test_a_whole_book_has_no_fault(folder):
         ("<!-- printed: rule -->", "", "<!-- printed: rule -->"),
         ("VLLMEngineDown.md#meaning", "VLLMX.md", "links to VLLMX.md"),
         ("VLLMEngineDown.md#meaning", "VLLMEngineDown.md#gist", "no heading"),
-        ("VLLMEngineDown.md#meaning", "#gist", "links to #gist"),
-        ("VLLMEngineDown.md#meaning", "../README.md", "links to ../README.md"),
-        ("3. the engine is gone:", "4. the engine is gone:", "no condition for"),
+        ("VLLMEngineDown.md#meaning", "#gist", "#gist, where no"),
+        ("VLLMEngineDown.md#meaning", "../README.md", "README.md, which is"),
+        ("3. the engine is gone:", "4. the engine is gone:", "no condition for 'the engine"),
         ("1. Check if", "Check if", "one to three"),
         ("```bash\n   curl", "```promql\n   curl", "without PromQL"),
         ("Mitigation 2, then 1", "Mitigation 2, then 3", "to Mitigation 3"),
@@ -462,7 +462,8 @@ def test_pages_and_alerts_match_one_to_one(folder):
     """Pages and alerts match one to one and free pages are checked too."""
     (folder / "rollback.md").write_text("# Going back\n\n[gone](VLLMGone.md) TBD\n")
     found = list(page_check.faults(["VLLMEngineDown", "VLLMMissing"], folder))
-    assert {"VLLMMissing", "VLLMKVCacheNearlyFull.md"} <= {fault.partition(" ")[0] for fault in found}
+    assert any(re.fullmatch("VLLMMissing .*no page", fault) for fault in found)
+    assert any(fault.startswith("VLLMKVCacheNearlyFull.md belongs") for fault in found)
     assert "rollback.md holds a TBD" in found
     assert "rollback.md links to VLLMGone.md" in "\n".join(found)
 

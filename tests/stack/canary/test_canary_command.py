@@ -132,6 +132,7 @@ def test_a_run_over_is_over_after_a_restart(tmp_path: Path, monkeypatch: pytest.
     assert [4, 4] == [one.exit_code for one in done]
     assert done[0].stdout == done[1].stdout
     assert done[0].stdout.startswith("undecided: ")
+    assert "enough requests;" in done[0].stdout
     assert done[0].stdout.endswith(f" {tmp_path / 'canary-report.html'}\n")
     assert 2 == len(Path("events.jsonl").read_text().splitlines())
     assert Path("reloaded").exists()

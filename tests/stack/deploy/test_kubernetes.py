@@ -1753,9 +1753,11 @@ def test_next_steps_are_the_lines_to_type_and_hold_no_secret(tmp_path, few):
         "--tls-secret",
         "watch-tls",
     ).stdout
-    assert "secret generic vllm-watch-teams --from-file=teams.yaml --from-file=gateway.secret" in told
+    assert re.search(
+        r"kubectl -n vllm \w+ secret generic vllm-watch-teams --from-file=teams\.yaml --from-file=gateway\.secret", told
+    )
     assert f"kubectl apply --server-side -k {tmp_path}/base" in told
-    assert "  a:\n    url: http://a:8000\n  b:\n    url: http://b.c:8000" in told
+    assert re.search(r"upstreams:\n {2}a:\n {4}url: http://a:8000\n {2}b:\n {4}url: http://b\.c:8000", told)
     assert re.search(r"\bwatch-tls .*\btls\.crt, tls\.key and ca\.crt\b", told)
 
 

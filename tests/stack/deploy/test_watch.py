@@ -108,8 +108,8 @@ def test_files_name_the_same_engines(tmp_path: Path, capsys: pytest.CaptureFixtu
     ] == json.loads(volumes.targets.read_text())
     assert 0o644 == stat.S_IMODE(volumes.targets.stat().st_mode), "Prometheus runs as another user"
     here, there = capsys.readouterr().out.splitlines()
-    assert here.startswith(f"localhost:1: http://{HOST}:1/metrics ")
-    assert there.startswith("vllm.invalid:2: https://vllm.invalid:2/metrics ")
+    assert here.startswith(f"localhost:1: http://{HOST}:1/metrics does not answer (")
+    assert there.startswith("vllm.invalid:2: https://vllm.invalid:2/metrics does not answer (")
     assert ("0.0.0.0" in here, "0.0.0.0" in there) == (True, False), "how to bind is for engines of this host"  # noqa: S104
     assert here.endswith("without it")
 

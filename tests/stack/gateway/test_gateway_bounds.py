@@ -495,7 +495,7 @@ SECRET = "s3cret"
         ("is empty", b" \r\n", None),
         (r"JSON: .*\bbyte 24 \(line 2, column 7\)", b'{"user":"s3cret",\n "n": NaN}', None),
         (r"JSON: .*':' .*\bbyte 10 \(line 1, column 11\)", b'{"s3cret" "a"}', None),
-        (r"JSON: .*\bbyte 15\b", b'{"user":"s3cret', None),
+        (r"JSON: it ends .*\bbyte 15,", b'{"user":"s3cret', None),
         ("surrogate pair", b'{"user":"s3cret\\ud800"}', None),
         (r"UTF-8: byte 8 \(line 1, column 9\)", b'{"s3cret\xff":1}', None),
         (r"UTF-8: byte 0\b", '{"user":"s3cret"}'.encode("utf-16"), None),

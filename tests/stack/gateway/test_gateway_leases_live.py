@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import re
@@ -297,7 +298,7 @@ async def test_a_gateway_that_stops_before_it_joins_stays_unready(tmp_path: Path
 
 
 MEANINGS = {
-    "refused": "no connection: ",
+    "refused": f"no connection: {os.strerror(errno.ECONNREFUSED)}",
     "password": r".*; set sharing\.store\.password_file",
     "type": r".*vw:default:leases belongs to .*sharing\.store\.fleet",
     "full": ".*maxmemory",

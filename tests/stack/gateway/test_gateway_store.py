@@ -187,7 +187,7 @@ async def test_a_store_with_tls(program: Path, free_port, certified: Path, tmp_p
             await client._call(b"SELECT", b"0")
             assert b"0" == await client._call(b"EXISTS", KEY)
         wrong = {
-            "certificate is not accepted": replace(right, ca_file=str(certified / "other.pem")),
+            "not accepted": replace(right, ca_file=str(certified / "other.pem")),
             "valid for 'localhost'": replace(right, url=f"rediss://localhost:{port}/3"),
             "rediss:// or valkeys://": replace(right, url=f"redis://127.0.0.1:{port}/3"),
             "no such database": replace(right, url=f"rediss://127.0.0.1:{port}/99"),
@@ -229,7 +229,7 @@ async def test_what_is_no_store_is_named(free_port):
     with pytest.raises(StoreLost, match=r"^no connection: .*refused"):
         await client.connect()
     client = LeaseClient(LeaseStore(url="redis://no-such-host.invalid"), None, lambda: None)
-    with pytest.raises(StoreLost, match=r"^no (connection: |answer )"):
+    with pytest.raises(StoreLost, match=r"^no (connection: [A-Z][a-z ]+|answer within 1 s)$"):
         await client.connect()
 
 

@@ -612,7 +612,7 @@ def test_run_stopped_during_counter_reading_is_kept(tmp_path):
         assert 1 == bench.wait(60)
     (only,) = result.read(tmp_path / "o").runs
     assert 8 == only.ok
-    assert re.search("stopped by hand .*counters", only.cut or "")
+    assert "counters were read" in (only.cut or "")
     assert 8 == len(list(result.requests(tmp_path / "o")))
 
 

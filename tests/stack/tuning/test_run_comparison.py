@@ -168,6 +168,7 @@ def test_what_was_not_measured_is_not_zero():
     comparison = of_two(STILL, ())
     only_a, only_b, neither = found(comparison), found(of_two((), STILL)), found(comparison, "queue_ms.mean")
     assert ("inconclusive", 1.0, None, None) == (only_a.verdict, only_a.a, only_a.b, only_a.effect)
+    assert ((6, 0), (0, 6)) == (only_a.runs, only_b.runs)
     assert only_a.why.endswith(" B")
     assert only_b.why.endswith(" A")
     assert ((0, 0), "not measured") == (neither.runs, neither.why)
