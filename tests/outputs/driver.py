@@ -1,7 +1,7 @@
 """Record what the program puts out, and compare it with what is recorded.
 
-manifest.yaml names the parts, their entries, and the commands of each; scenes.py has what is no command. Every entry is
-recorded below `recorded/PART/`: its commands with their output as one text, and each file that they write, JSON and
+manifest.yaml names the parts, their entries, and the commands of each; scenes.py has what no command makes. Every entry
+is recorded below `recorded/PART/`: its commands with their output as one text, and each file that they write, JSON and
 YAML as sorted parsed objects. Commands run in this process, in a copy of inputs/.
 
 `make outputs ARGS="[--accept] [--days-ahead N] [--timezone NAME] [PART ...]"`. Exit 1 where something differs."""
@@ -31,14 +31,16 @@ import yaml
 from click.testing import CliRunner
 
 from stack.cli import main as command_line
+from stack.lab.install.cache import cache_dir
 from stack.root import ROOT
 from tests.outputs import scenes
-from tests.outputs.normalise import Normaliser, canonical, digest, objects, readable, referring, without_libraries
+from tests.outputs.normalise import Normaliser, canonical, digest, objects, readable, with_references, without_libraries
 
 FOLDER = Path(__file__).parent
 RECORDED = FOLDER / "recorded"
 INPUTS = FOLDER / "inputs"
 WIDTH = "240"  # of tables; no cell is cut
+KEPT = ("PATH", "TMPDIR", "LD_LIBRARY_PATH")
 Recording = dict[str, str]  # path below recorded/ -> text
 
 
@@ -50,13 +52,14 @@ class Setting:
     timezone: str = "UTC"
 
     @contextlib.contextmanager
-    def entered(self) -> Iterator[None]:
-        """Move the clock and the time zone of this process, and keep the user's own settings out."""
-        own = {name for name in os.environ if name.startswith(("VLLM_WATCH_", "AWS_", "OTEL_"))} - {"VLLM_WATCH_CACHE"}
-        with patch.dict(os.environ, TZ=self.timezone, COLUMNS=WIDTH, NO_COLOR="1"), contextlib.ExitStack() as stack:
-            for name in own:
-                del os.environ[name]
+    def entered(self, home: Path) -> Iterator[None]:
+        """Move the clock and the time zone of this process; of its environment keep what programs need to run."""
+        environment = {name: value for name, value in os.environ.items() if name in KEPT or name.startswith("PYTHON")}
+        environment |= {"HOME": str(home), "VLLM_WATCH_CACHE": str(cache_dir()), "TZ": self.timezone}
+        environment |= {"COLUMNS": WIDTH, "NO_COLOR": "1", "LANG": "C.UTF-8"}
+        with contextlib.ExitStack() as stack:
             stack.callback(time.tzset)
+            stack.enter_context(patch.dict(os.environ, environment, clear=True))
             time.tzset()
             if self.days_ahead:
                 ahead_s = time.time() + 86400 * self.days_ahead
@@ -71,44 +74,49 @@ def manifest() -> dict[str, dict[str, Any]]:
 
 
 def record(part: str, setting: Setting) -> Recording:
-    """Run the entries of a part one after the other in one folder; return what they put out."""
-    with tempfile.TemporaryDirectory() as name, setting.entered():
-        work = Path(name).resolve() / "work"
+    """Run the entries of a part; return what they put out. A document that is repeated is named after the first."""
+    made: Recording = {}
+    known: dict[str, str] = {}
+    for entry, content in manifest()[part].items():
+        made |= _record_entry(f"{part}/{entry}", content, setting, known)
+    return made
+
+
+def _record_entry(name: str, content: Any, setting: Setting, known: dict[str, str]) -> Recording:
+    content = content if isinstance(content, dict) else {"run": content}
+    with tempfile.TemporaryDirectory() as folder:
+        work, out = Path(folder).resolve() / "work", Path(folder).resolve() / "out"
         shutil.copytree(INPUTS, work)
         (work / "repo").symlink_to(ROOT)
-        with contextlib.chdir(work):
-            made: Recording = {}
-            known: dict[str, str] = {}
-            for entry, content in manifest()[part].items():
-                made |= _record_entry(f"{part}/{entry}", content, work, known)
+        out.mkdir()
+        with contextlib.chdir(work), setting.entered(work / "home"):
+            normal = Normaliser({str(out): "OUT", str(work): ".", str(ROOT): "<root>"}, content.get("replace", ()))
+            transcript, files = _made(content, work, out)
+            made = {f"{name}.txt": normal(transcript)} if transcript else {}
+            if content.get("digest"):
+                hashed = [f"{_digest(f'{name}/{file}', normal(text), known)}  {file}\n" for file, text in files.items()]
+                return made | {f"{name}.digests": "".join(hashed)}
+            for file, text in files.items():
+                made |= _recording(f"{name}/{file}", text, known, normal)
             return made
 
 
-def _record_entry(name: str, content: Any, work: Path, known: dict[str, str]) -> Recording:
-    content = content if isinstance(content, dict) else {"run": content}
-    out = work / "OUT" / name.replace("/", "-")
-    folders = {str(out): "OUT", str(work): ".", str(ROOT): "<root>", str(Path.home()): "<home>"}
-    normal = Normaliser(folders, tuple(map(tuple, content.get("replace", ()))))
-    out.mkdir(parents=True)
-    made: Recording = {}
+def _made(content: Mapping[str, Any], work: Path, out: Path) -> tuple[str, dict[str, str]]:
+    """Return what the commands of an entry print, and the files that they or a scene make."""
     if scene := content.get("scene"):
-        files = scenes.SCENES[scene](work)
-    elif patterns := content.get("files"):
+        return "", scenes.SCENES[scene](work)
+    if patterns := content.get("files"):
         paths = sorted({path for pattern in patterns for path in ROOT.glob(pattern)})
-        files = {str(path.relative_to(ROOT)): path.read_text() for path in paths}
-    else:
-        with scenes.serving(content.get("with"), work) as addresses, _clock(content.get("at")):
-            outputs = [f"$ vllm-watch {line}\n{_output(line, out, addresses)}" for line in content["run"]]
-        made[f"{name}.txt"] = normal("\n".join(outputs))
-        files = {str(path.relative_to(out)): path.read_text() for path in sorted(out.rglob("*")) if path.is_file()}
-    if content.get("digest"):
-        made[f"{name}.digests"] = "".join(
-            f"{_digest(f'{name}/{file}', text, known)}  {file}\n" for file, text in files.items()
-        )
-        return made
-    for file, text in files.items():
-        made |= _recording(f"{name}/{file}", text, known, normal)
-    return made
+        return "", {str(path.relative_to(ROOT)): path.read_text() for path in paths}
+    with scenes.serving(content.get("with"), work) as addresses, _clock(content.get("at")):
+        printed = [f"$ vllm-watch {line}\n{_run(line, out, addresses)}" for line in content["run"]]
+    return "\n".join(printed), _texts(out)
+
+
+def _texts(folder: Path) -> Recording:
+    """Return the text of each file below a folder, with its line ends as they are."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()] if folder.is_dir() else []
+    return {str(path.relative_to(folder)): path.read_bytes().decode() for path in paths}
 
 
 def _clock(at: str | None) -> contextlib.AbstractContextManager[object]:
@@ -116,7 +124,7 @@ def _clock(at: str | None) -> contextlib.AbstractContextManager[object]:
     return time_machine.travel(at, tick=False) if at else contextlib.nullcontext()
 
 
-def _output(line: str, out: Path, addresses: Mapping[str, str]) -> str:
+def _run(line: str, out: Path, addresses: Mapping[str, str]) -> str:
     places = {"OUT": str(out)} | {name.upper(): address for name, address in addresses.items()}
     pattern = re.compile(rf"\b({'|'.join(places)})\b")
     words = [pattern.sub(lambda found: places[found[1]], word) for word in shlex.split(line)]
@@ -135,7 +143,7 @@ def _recording(name: str, text: str, known: dict[str, str], normal: Normaliser) 
         return {name: normal(without_libraries(text))}
     if not isinstance(parsed, dict | list):
         return {name: normal(text)}
-    shown = readable(referring(parsed, known)) + "\n"
+    shown = readable(with_references(parsed, known)) + "\n"
     known.setdefault(canonical(parsed), name)
     return {name if name.endswith(".json") else f"{name}.json": normal(shown)}
 
@@ -153,8 +161,7 @@ def _digest(name: str, text: str, known: dict[str, str]) -> str:
 
 def recorded(part: str) -> Recording:
     """Return what is recorded of a part."""
-    folder = RECORDED / part
-    return {str(path.relative_to(RECORDED)): path.read_text() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {f"{part}/{name}": text for name, text in _texts(RECORDED / part).items()}
 
 
 def difference(before: Recording, after: Recording) -> list[str]:
@@ -163,9 +170,8 @@ def difference(before: Recording, after: Recording) -> list[str]:
     for name in sorted(before.keys() | after.keys()):
         old, new = before.get(name, ""), after.get(name, "")
         if old != new:
-            lines += difflib.unified_diff(
-                old.splitlines(), new.splitlines(), f"recorded/{name}", f"now/{name}", lineterm=""
-            )
+            before_lines, after_lines = (text.replace("\r", "<CR>").split("\n") for text in (old, new))
+            lines += difflib.unified_diff(before_lines, after_lines, f"recorded/{name}", f"now/{name}", lineterm="")
     return lines
 
 
@@ -187,7 +193,7 @@ def write(part: str, made: Recording) -> None:
     for name, text in made.items():
         path = RECORDED / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_bytes(text.encode())
 
 
 def _arguments() -> argparse.Namespace:
@@ -207,30 +213,38 @@ def main() -> int:
     setting, parts = Setting(given.days_ahead, given.timezone), given.parts or list(manifest())
     before: Recording = {}
     after: Recording = {}
+    failures: list[str] = []
     times = {}
     with ProcessPoolExecutor(max_workers=2, max_tasks_per_child=1) as pool:
-        for part, (made, took_s) in zip(parts, pool.map(_timed, parts, [setting] * len(parts)), strict=True):
+        for part, (made, failure, took_s) in zip(parts, pool.map(_timed, parts, [setting] * len(parts)), strict=True):
+            times[part] = took_s
+            if failure:
+                failures.append(f"{part}: {failure}")
+                continue
             before |= recorded(part)
             after |= made
-            times[part] = took_s
             if given.accept:
                 write(part, made)
     lines = summary(before, after) if given.accept else difference(before, after)
-    sys.stdout.writelines(f"{line}\n" for line in lines)
+    sys.stdout.writelines(f"{line}\n" for line in (*lines, *failures))
     size = sum(len(text.encode()) for text in after.values())
     slowest = ", ".join(f"{part} {took:.0f} s" for part, took in sorted(times.items(), key=lambda one: -one[1])[:3])
     changed = len(summary(before, after))
     verb = "recorded anew" if given.accept else "differ"
     sys.stdout.write(f"outputs: {len(after)} of {size / 1e6:.1f} MB, {changed} {verb} ({slowest})\n")
     if changed and not given.accept:
-        sys.stdout.write(f"if that is meant: make outputs ARGS='--accept {' '.join(given.parts)}'\n".replace(" '", "'"))
-    return bool(changed) and not given.accept
+        sys.stdout.write(f"if that is meant: make outputs ARGS='{' '.join(('--accept', *given.parts))}'\n")
+    return bool(failures) or (bool(changed) and not given.accept)
 
 
-def _timed(part: str, setting: Setting) -> tuple[Recording, float]:
+def _timed(part: str, setting: Setting) -> tuple[Recording, str, float]:
+    """Return the recording of a part, or why there is none, and the seconds that it took."""
     logging.getLogger().addHandler(logging.NullHandler())  # the output of commands alone is recorded
     began = time.perf_counter()
-    return record(part, setting), time.perf_counter() - began
+    try:
+        return record(part, setting), "", time.perf_counter() - began
+    except Exception as error:  # of whatever a changed program does
+        return {}, f"{type(error).__name__}: {error}", time.perf_counter() - began
 
 
 if __name__ == "__main__":

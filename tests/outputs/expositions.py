@@ -27,7 +27,7 @@ SIDECAR = {
     "requests_log": ["requests.jsonl"], "events": "events.jsonl", "state": "sidecar.state",
     "prices": {"gpu_hour": 2.0, "currency": "EUR"},
     "teams": {"configured": ["chat", "batch"]}, "golden": ["golden-result.json"],
-    "engine_interval_s": 0.1, "gpu_interval_s": 0.1, "patience_s": 0.1,
+    "engine_interval_s": 0.1, "gpu_interval_s": 1.0, "patience_s": 0.1,
 }  # fmt: skip
 
 
@@ -81,8 +81,11 @@ async def _replayed(formats: Mapping[str, Format]) -> dict[str, str]:
                 lambda: _values(running, "vllm_watch_source_up") == {1.0}, "a sidecar that has read all its sources"
             )
             engine.text = (GOLDEN / "0.32.0-after-probe.prom").read_text()
-            restarted = 'vllm_watch_tuning_events_total{kind="restart"} 1'
-            await until(lambda: restarted in running.page(), "the event of the engine's restart")
+            event = 'vllm_watch_tuning_events_total{kind="restart"} 1'
+            await until(lambda: event in running.page(), "the event of the restart")
+            await until(
+                lambda: 1.0 in _values(running, "vllm_watch_engine_restarts_total"), "the restart of the engine"
+            )
             return {name: readable(running.answer(form.value)[0], form) for name, form in formats.items()}
         finally:
             await running.stop()

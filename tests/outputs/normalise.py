@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,50 +18,57 @@ LINE = 100  # characters
 LARGE = 10_000  # characters of an embedded document
 NEAR_S = 3 * 3600  # a time so close to the run is a time of the run; inputs are months older
 _FIXED: tuple[tuple[str, str], ...] = (
-    (
-        r"\b(127\.0\.0\.1|localhost):[1-9]\d{4}\b",
-        r"\1:<port>",
-    ),  # listeners on a free port; documented ones have four digits
+    # listeners on a free port; documented ones have four digits
+    (r"\b(127\.0\.0\.1|localhost):[1-9]\d{4}\b", r"\1:<port>"),
     (r"\b(vw-[a-z-]+?)-[A-Za-z0-9_-]{32}\b", r"\1-<key>"),
     (r"\bsha256:[0-9a-f]{64}\b", "sha256:<hash>"),
     (r"\b[A-Z][a-z]{2}, \d\d [A-Z][a-z]{2} \d{4} \d\d:\d\d:\d\d GMT\b", "<now>"),
 )
-_LONG = re.compile(r"(?<![\w.])\d+\.\d{10,}(?![\w.])")  # the last digits of a sum depend on its order
-_DATE = re.compile(r"\b(\d{4})-(\d\d)-(\d\d)(?:[T ](\d\d):(\d\d)(?::(\d\d)(?:\.\d+)?)?)?(Z|\+00:00)?")
+# The last digits of a sum depend on its order, and on the release of Python.
+_DECIMAL = re.compile(r"(?<![\w.])\d+\.\d+(?:e[+-]?\d+)?(?![\w.])")
+DIGITS = 12
+_TIME = re.compile(r"\b(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d)(?::(\d\d)(?:\.\d+)?)?(Z|\+00:00)?")
 _UNIX = re.compile(r"\b(1[5-9]\d{8})(\d{3})?(\.\d+)?\b")
 
 
 @dataclass(frozen=True)
 class Normaliser:
-    """Replaces what differs. folders: by their path, longest first; rules: pattern and replacement of one entry."""
+    """Replaces what differs. folders: names by path, the inner ones first; rules: patterns and replacements of an
+    entry."""
 
-    folders: dict[str, str]
-    rules: tuple[tuple[str, str], ...] = ()
+    folders: Mapping[str, str]
+    rules: Sequence[Sequence[str]] = ()
     started_s: float = field(default_factory=time.time)
 
     def __call__(self, text: str) -> str:
-        for folder, name in sorted(self.folders.items(), key=lambda item: -len(item[0])):
-            text = text.replace(folder, name)
+        for folder, name in self.folders.items():
+            text = re.sub(rf"{re.escape(folder)}(?![\w-])", name, text)
         for pattern, replacement in (*self.rules, *_FIXED):
             text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
-        text = _LONG.sub(lambda found: f"{float(found[0]):.9g}", text)
-        return _UNIX.sub(self._unix, _DATE.sub(self._date, text))
+        return _UNIX.sub(self._unix, _TIME.sub(self._time, _DECIMAL.sub(_rounded, text)))
 
-    def _date(self, found: re.Match[str]) -> str:
+    def _time(self, found: re.Match[str]) -> str:
         try:
             parts = [int(part or 0) for part in found.groups()[:6]]
             at_s = datetime.datetime(*parts, tzinfo=datetime.UTC).timestamp()  # type: ignore[misc,arg-type]
         except ValueError:
             return found[0]
-        if found[4]:
-            return "<now>" if self._near(at_s) else found[0]
-        return "<today>" if self._near(at_s, 86400) else found[0]
+        return "<now>" if self._near(at_s) else found[0]
 
     def _unix(self, found: re.Match[str]) -> str:
         return "<now>" if self._near(float(found[1])) else found[0]
 
-    def _near(self, at_s: float, more_s: float = 0.0) -> bool:
-        return self.started_s - NEAR_S - more_s <= at_s <= time.time() + NEAR_S + more_s
+    def _near(self, at_s: float) -> bool:
+        return self.started_s - NEAR_S <= at_s <= time.time() + NEAR_S
+
+
+def _rounded(found: re.Match[str]) -> str:
+    mantissa = found[0].partition("e")[0]
+    return (
+        repr(float(f"{float(found[0]):.{DIGITS}g}"))
+        if len(mantissa.replace(".", "").lstrip("0")) > DIGITS
+        else found[0]
+    )
 
 
 def objects(name: str, text: str) -> Any:
@@ -94,21 +101,21 @@ def _identity(one: Any) -> tuple[str, ...]:
     )
 
 
-def referring(value: Any, known: Mapping[str, str], name: str = "") -> Any:
+def with_references(value: Any, known: Mapping[str, str], name: str = "") -> Any:
     """Return a parsed value whose embedded documents are parsed as well. known: names of documents by their canonical
     text; such a document is named instead of repeated, and another large one is hashed. name: key of the value."""
     if isinstance(value, dict):
         if seen := known.get(canonical(value)):
             return f"= {seen}"
-        return {key: referring(item, known, str(key)) for key, item in value.items()}
+        return {key: with_references(item, known, str(key)) for key, item in value.items()}
     if isinstance(value, list):
-        return [referring(item, known) for item in value]
+        return [with_references(item, known) for item in value]
     if not isinstance(value, str) or ("\n" not in value and not name.endswith((".json", ".yaml", ".yml"))):
         return value
     with contextlib.suppress(ValueError, yaml.YAMLError):
         parsed = objects(name, value)
         text = canonical(parsed)
-        return f"sha256 {digest(text)}" if len(text) > LARGE and text not in known else referring(parsed, known)
+        return f"sha256 {digest(text)}" if len(text) > LARGE and text not in known else with_references(parsed, known)
     return value.splitlines()
 
 

@@ -39,7 +39,7 @@ def failure(code: int) -> dict[str, Any]:
     return {"error": {"message": "the engine says no", "type": "EngineError", "param": None, "code": code}}
 
 
-async def held(request: web.BaseRequest) -> web.StreamResponse:
+async def hold_later_ones(request: web.BaseRequest) -> web.StreamResponse:
     """Answer what comes earlier; hold the rest."""
     if request.headers["X-Request-Id"].startswith("earlier"):
         return web.json_response(gateways.REPLY)
@@ -48,7 +48,7 @@ async def held(request: web.BaseRequest) -> web.StreamResponse:
 
 @dataclass(frozen=True)
 class Case:
-    """A request, and the gateway and engine that it meets. running: requests before it that stay in flight. earlier:
+    """A request, and the gateway and engine that it meets. held: requests before it that stay in flight. earlier:
     requests before it that are answered. raw: bytes of a request head, sent as they are. draining: the gateway is
     stopping."""
 
@@ -58,7 +58,7 @@ class Case:
     policy: Mapping[str, Any] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
-    running: int = 0
+    held: int = 0
     earlier: int = 0
     raw: bytes = b""
     draining: bool = False
@@ -83,7 +83,7 @@ CASES: dict[str, Case] = {
     "body_too_large": Case(b"x" * 2000, settings={"limits": GatewayLimits(body_bytes=1500)}),
     "bad_body": Case(b"{"),
     "bodies_full": Case(
-        gateways.ASK | {"user": "x" * 150_000}, answer=gateways.never, policy=_policy(capacity=_ONE_SLOT), running=2,
+        gateways.ASK | {"user": "x" * 150_000}, answer=gateways.never, policy=_policy(capacity=_ONE_SLOT), held=2,
         settings={"limits": GatewayLimits(body_bytes=200_000, bodies_bytes=400_000)},
     ),
     "uncountable": Case(gateways.ASK | {"n": 100_000}),
@@ -96,16 +96,16 @@ CASES: dict[str, Case] = {
     "context_too_long": Case(
         gateways.ASK | {"max_tokens": 41}, policy=_policy(models={"tiny": {"max_model_len": 40}})
     ),
-    "team_limit": Case(team="batch", answer=gateways.never, policy=_policy(REFUSED), running=1),
-    "queue_full": Case(answer=gateways.never, policy=_policy(capacity=_ONE_SLOT | {"queue": 0}), running=1),
+    "team_limit": Case(team="batch", answer=gateways.never, policy=_policy(REFUSED), held=1),
+    "queue_full": Case(answer=gateways.never, policy=_policy(capacity=_ONE_SLOT | {"queue": 0}), held=1),
     "est_wait": Case(
-        answer=held, policy=_policy({"demo": {"band": "impatient"}}, capacity=_ONE_SLOT), earlier=1, running=1
+        answer=hold_later_ones, policy=_policy({"demo": {"band": "impatient"}}, capacity=_ONE_SLOT), earlier=1, held=1
     ),
     "queue_ttl": Case(
-        answer=gateways.never, running=1,
+        answer=gateways.never, held=1,
         policy=_policy(capacity=_ONE_SLOT) | {"bands": {"default": {"rank": 0, "max_wait_s": 0.2}}},
     ),
-    "draining": Case(answer=gateways.never, running=1, draining=True, settings={"timeouts": Timeouts(drain_s=0.2)}),
+    "draining": Case(answer=gateways.never, held=1, draining=True, settings={"timeouts": Timeouts(drain_s=0.2)}),
     "engine_busy": Case(answer=gateways.says(failure(429), 429)),
     "bad_request": Case(answer=gateways.says(failure(400), 400)),
     "upstream_auth": Case(answer=gateways.says(failure(401), 401)),
@@ -128,57 +128,60 @@ async def _replies(work: Path) -> dict[str, str]:
     for name, case in CASES.items():
         folder = work / f"gateway-{name}"
         folder.mkdir()
-        running = gateways.gateway(folder, case.answer, dict(case.policy or _policy()), **case.settings)
-        with open_listener() if case.draining else contextlib.nullcontext():
-            async with running as gateway:
-                texts[f"{name}.txt"] = await _reply(gateway, name, case)
-                if name == "admitted":
-                    texts |= await _other_routes(gateway)
-                if name == "stream_with_usage":
-                    texts |= {f"exposition/{file}": await _scraped(gateway, form) for file, form in FORMATS.items()}
+        async with gateways.gateway(folder, case.answer, dict(case.policy or _policy()), **case.settings) as running:
+            texts[f"{name}.txt"] = await _reply(running, name, case)
+            if name == "admitted":
+                texts |= await _other_routes(running)
+            if name == "stream_with_usage":
+                for file, form in FORMATS.items():
+                    texts[f"exposition/{file}"] = await _scraped(running, form)
     return texts
 
 
-async def _reply(running: gateways.Running, name: str, case: Case) -> str:
+async def _reply(gateway: gateways.Running, name: str, case: Case) -> str:
     """Return the reply and the line of the request log."""
     for number in range(case.earlier):
-        await _posted(running, case, f"earlier-{number}")
+        await _posted(gateway, case, f"earlier-{number}")
     tasks = []
-    for number in range(case.running):
-        tasks.append(asyncio.create_task(_posted(running, case, f"held-{number}")))
-        await until(functools.partial(_in_flight, running, number + 1), "a request in flight")
-    if case.draining:
-        running.stop.set()
-    reply = await (_raw(running, case, name) if case.raw else _posted(running, case, f"recorded-{name}"))
+    for number in range(case.held):
+        tasks.append(asyncio.create_task(_posted(gateway, case, f"held-{number}")))
+        await until(functools.partial(_in_flight, gateway, number + 1), "a request in flight")
+    with open_listener() if case.draining else contextlib.nullcontext():
+        if case.draining:
+            gateway.stop.set()
+        reply = await (_raw(gateway, case, name) if case.raw else _posted(gateway, case, f"recorded-{name}"))
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    line = "" if name == "head_too_large" else await _logged(running, f"recorded-{name}")
+    line = "" if name == "head_too_large" else await _logged(gateway, f"recorded-{name}")
     return f"{reply}\n\n-- request log\n{line}"
 
 
 @contextlib.contextmanager
 def open_listener() -> Iterator[None]:
-    """Let a gateway that stops take new connections for as long as it drains."""
-    close = Listening.close
+    """Let a gateway that stops take new connections until the end of the block."""
+    close, ended = Listening.close, asyncio.Event()
 
     async def close_later(listening: Listening) -> None:
-        await asyncio.sleep(0.2)
+        await ended.wait()
         await close(listening)
 
     with patch.object(Listening, "close", close_later):
-        yield
+        try:
+            yield
+        finally:
+            ended.set()
 
 
-async def _in_flight(running: gateways.Running, count: int) -> bool:
-    found = await running.figures()
+async def _in_flight(gateway: gateways.Running, count: int) -> bool:
+    found = await gateway.figures()
     return count <= sum(value for key, value in found.items() if key[0] in (RUNNING.name, WAITING.name))
 
 
-async def _posted(running: gateways.Running, case: Case, request_id: str) -> str:
+async def _posted(gateway: gateways.Running, case: Case, request_id: str) -> str:
     headers = {"X-Request-Id": request_id} | dict(case.headers)
     body = gateways.ASK if case.body is None else case.body
-    async with running.post(body, team=case.team, **headers) as answer:
+    async with gateway.post(body, team=case.team, **headers) as answer:
         return await _head_and_body(answer)
 
 
@@ -191,8 +194,8 @@ async def _head_and_body(answer: ClientResponse) -> str:
     return "\n".join((*head, "", body))
 
 
-async def _raw(running: gateways.Running, case: Case, name: str) -> str:
-    url = urlsplit(running.started.url)
+async def _raw(gateway: gateways.Running, case: Case, name: str) -> str:
+    url = urlsplit(gateway.started.url)
     reader, writer = await asyncio.open_connection(url.hostname, url.port)
     key = gateways.KEYS[case.team][0]
     writer.write(
@@ -205,25 +208,35 @@ async def _raw(running: gateways.Running, case: Case, name: str) -> str:
     return reply.replace("\r\n", "\n")
 
 
-async def _logged(running: gateways.Running, request_id: str) -> str:
+async def _logged(gateway: gateways.Running, request_id: str) -> str:
     def lines() -> list[str]:
-        return [line for line in running.path.read_text().splitlines(keepends=True) if request_id in line]
+        return [line for line in gateway.path.read_text().splitlines(keepends=True) if request_id in line]
 
     await until(lambda: any(line.endswith("\n") for line in lines()), f"the log line of {request_id}")
     return "".join(lines())
 
 
-async def _other_routes(running: gateways.Running) -> dict[str, str]:
+async def _other_routes(gateway: gateways.Running) -> dict[str, str]:
     texts = {}
     for path in ROUTES:
-        async with running.session.get(
-            running.started.url + path,
+        async with gateway.session.get(
+            gateway.started.url + path,
             headers={"Authorization": f"Bearer {gateways.KEYS['demo'][0]}", "X-Request-Id": "recorded-route"},
         ) as answer:
             texts[f"GET{path.replace('/', '-')}.txt"] = await _head_and_body(answer)
     return texts
 
 
-async def _scraped(running: gateways.Running, form: Format) -> str:
-    async with running.session.get(running.started.metrics_url + "/metrics", headers={"Accept": form.value}) as answer:
-        return readable(await answer.read(), form)
+async def _scraped(gateway: gateways.Running, form: Format) -> str:
+    """Return an exposition once the gateway has assessed its engine."""
+    text = ""
+
+    async def assessed() -> bool:
+        nonlocal text
+        where = gateway.started.metrics_url + "/metrics"
+        async with gateway.session.get(where, headers={"Accept": form.value}) as answer:
+            text = readable(await answer.read(), form)
+        return 'evidence="no_work"' in text
+
+    await until(assessed, "an engine without work")
+    return text

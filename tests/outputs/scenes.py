@@ -1,4 +1,4 @@
-"""Outputs that no single command makes, and what the commands of the manifest ask."""
+"""Outputs that no single command makes, and the servers that commands of the manifest ask."""
 
 from __future__ import annotations
 
@@ -110,12 +110,12 @@ def _answer(kind: str, path: Path) -> str:
     return "accepted"
 
 
-# ---- what commands ask
+# ---- servers that commands ask
 
 
 @contextlib.contextmanager
 def serving(names: list[str] | None, work: Path) -> Iterator[dict[str, str]]:
-    """Start what the commands of an entry ask; yield the addresses by name."""
+    """Start the servers of an entry; yield their addresses by name."""
     with contextlib.ExitStack() as stack:
         yield {name: stack.enter_context(_SERVERS[name](work)) for name in names or ()}
 

@@ -19,6 +19,10 @@ def test_docstrings_count_once_and_comments_never():
     assert len(('"""..."""', "x", "=", "f", "(", "1", ")")) == size.tokens(text)
 
 
+def test_f_strings_count_once():
+    assert len(("x", "=", "f-string")) == size.tokens("x = f'a {b + f(c)} {f\"{d}\"}'\n")
+
+
 def test_few_tests_compare_sentences():
     tests = sentences.comparing(ROOT)
     assert sentences.LIMIT >= len(tests), "\n".join(tests)
