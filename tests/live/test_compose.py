@@ -746,7 +746,8 @@ class TestReplicated:
             while not restarted.done():
                 answers.append(replicated.ask())
             restarted.result()
-        assert {(200, "")} == set(answers)
+        logs = ("logs", "--no-color", "--timestamps", "--tail", "60", "haproxy", "gateway")
+        assert {(200, "")} == set(answers), replicated.project(*logs)
         assert len(answers) > 10, "there was load while it stopped"
 
     def test_the_password_of_the_store_is_seen_by_nobody_else(self, replicated: SimpleNamespace) -> None:

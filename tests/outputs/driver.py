@@ -34,7 +34,7 @@ from stack.cli import main as command_line
 from stack.lab.install.cache import cache_dir
 from stack.root import ROOT
 from tests.outputs import scenes
-from tests.outputs.normalise import Normaliser, canonical, digest, objects, readable, with_references, without_libraries
+from tests.outputs.normalise import Normaliser, canonical, digest, objects, readable, with_references, without_assets
 
 FOLDER = Path(__file__).parent
 RECORDED = FOLDER / "recorded"
@@ -140,7 +140,7 @@ def _recording(name: str, text: str, known: dict[str, str], normal: Normaliser) 
     try:
         parsed = objects(name, text)
     except (ValueError, yaml.YAMLError):
-        return {name: normal(without_libraries(text))}
+        return {name: normal(without_assets(text))}
     if not isinstance(parsed, dict | list):
         return {name: normal(text)}
     shown = readable(with_references(parsed, known)) + "\n"
