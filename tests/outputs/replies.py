@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,6 +65,16 @@ class Case:
     draining: bool = False
 
 
+def _then_silent(*parts: bytes) -> gateways.Answer:
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"".join(parts))
+        return await gateways.never(request)
+
+    return answer
+
+
 _STREAM = gateways.events(gateways.ROLE, gateways.TOKEN, gateways.LAST, gateways.USAGE, gateways.DONE)
 _USAGE_ASKED = gateways.STREAM | {"stream_options": {"include_usage": True}}
 _ONE_SLOT = {"slots": 1}
@@ -110,6 +121,14 @@ CASES: dict[str, Case] = {
     "bad_request": Case(answer=gateways.says(failure(400), 400)),
     "upstream_auth": Case(answer=gateways.says(failure(401), 401)),
     "engine_error": Case(answer=gateways.says(failure(500), 500)),
+    "engine_abort": Case(
+        answer=gateways.says(gateways.REPLY | {"choices": [{"index": 0, "finish_reason": "abort"}]})
+    ),
+    "decode_timeout": Case(
+        gateways.STREAM, answer=_then_silent(gateways.ROLE, gateways.TOKEN),
+        settings={"timeouts": Timeouts(decode_s=0.2)},
+    ),
+    "body_timeout": Case(raw=b"Content-Length: 9\r\n", settings={"timeouts": Timeouts(body_s=0.2)}),
     "upstream_reset": Case(answer=gateways.then_breaks(None)),
     "upstream_down": Case(settings={"upstream": "http://127.0.0.1:9"}),
     "prefill_timeout": Case(gateways.STREAM, answer=gateways.never, settings={"timeouts": Timeouts(prefill_s=0.2)}),
@@ -198,14 +217,26 @@ async def _raw(gateway: gateways.Running, case: Case, name: str) -> str:
     url = urlsplit(gateway.started.url)
     reader, writer = await asyncio.open_connection(url.hostname, url.port)
     key = gateways.KEYS[case.team][0]
+    length = b"" if b"Content-Length" in case.raw else b"Content-Length: 2\r\n"
     writer.write(
         f"POST {gateways.CHAT} HTTP/1.1\r\nHost: here\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n"
         f"X-Request-Id: recorded-{name}\r\nContent-Type: application/json\r\n".encode() + case.raw
-        + b"Content-Length: 2\r\n\r\n{}"
+        + length + b"\r\n{}"
     )  # fmt: skip
-    reply = (await gateways.everything(reader)).decode()
+    reply = bytearray()
+    while not _complete(reply):  # the gateway reads on for a while before it closes
+        part = await asyncio.wait_for(reader.read(1 << 16), 30)
+        if not part:
+            raise ConnectionError(f"{name}: the gateway closed after {bytes(reply)!r}")
+        reply += part
     writer.close()
-    return reply.replace("\r\n", "\n")
+    return reply.decode().replace("\r\n", "\n")
+
+
+def _complete(reply: bytes | bytearray) -> bool:
+    head, end, body = bytes(reply).partition(b"\r\n\r\n")
+    length = re.search(rb"content-length: (\d+)", head.lower())
+    return bool(end) and len(body) >= int(length[1] if length else 0)
 
 
 async def _logged(gateway: gateways.Running, request_id: str) -> str:
