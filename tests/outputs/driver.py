@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import difflib
 import logging
+import multiprocessing
 import os
 import re
 import shlex
@@ -215,7 +216,8 @@ def main() -> int:
     after: Recording = {}
     failures: list[str] = []
     times = {}
-    with ProcessPoolExecutor(max_workers=2, max_tasks_per_child=1) as pool:
+    forked = multiprocessing.get_context("fork")  # with all that is imported here
+    with ProcessPoolExecutor(max_workers=2, mp_context=forked) as pool:
         for part, (made, failure, took_s) in zip(parts, pool.map(_timed, parts, [setting] * len(parts)), strict=True):
             times[part] = took_s
             if failure:

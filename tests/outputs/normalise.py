@@ -20,7 +20,7 @@ NEAR_S = 3 * 3600  # a time so close to the run is a time of the run; inputs are
 _FIXED: tuple[tuple[str, str], ...] = (
     # listeners on a free port; documented ones have four digits
     (r"\b(127\.0\.0\.1|localhost):[1-9]\d{4}\b", r"\1:<port>"),
-    (r"\b(vw-[a-z-]+?)-[A-Za-z0-9_-]{32}\b", r"\1-<key>"),
+    (r"\b(vw-[a-z0-9_-]+?)-[A-Za-z0-9_-]{32}(?![A-Za-z0-9_-])", r"\1-<key>"),
     (r"\bsha256:[0-9a-f]{64}\b", "sha256:<hash>"),
     (r"\b[A-Z][a-z]{2}, \d\d [A-Z][a-z]{2} \d{4} \d\d:\d\d:\d\d GMT\b", "<now>"),
 )

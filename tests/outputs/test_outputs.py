@@ -99,6 +99,7 @@ def test_each_rejection_is_recorded():
         ("2025-11-24T16:00:00Z", "2025-11-24T16:00:00Z"),
         ("1764000000.5", "1764000000.5"),
         ("key vw-chat-" + "k" * 32, "key vw-chat-<key>"),
+        ("key vw-chat-" + "-" * 32 + " ", "key vw-chat-<key> "),
     ],
 )
 def test_what_differs_between_machines_is_replaced(text: str, expected: str):
