@@ -100,13 +100,13 @@ def unescaped(pattern: str) -> str:
 def sentences(test: Test, constants: Names, tables: Mapping[str, ast.expr]) -> list[str]:
     """Return the sentences that a test compares."""
     names = constants | assigned(ast.walk(test), tables) | parameters(test, tables)
-    found = []
+    texts = []
     for node in ast.walk(test):
         if isinstance(node, ast.Assert):
-            found += [text for text in literals(node.test, names) if SENTENCE.search(text)]
+            texts += [text for text in literals(node.test, names) if SENTENCE.search(text)]
         elif isinstance(node, ast.keyword) and node.arg == "match":
-            found += [text for text in literals(node.value, names) if SENTENCE.search(unescaped(text))]
-    return found
+            texts += [text for text in literals(node.value, names) if SENTENCE.search(unescaped(text))]
+    return texts
 
 
 def comparing(root: Path) -> dict[str, list[str]]:
@@ -125,16 +125,16 @@ def comparing(root: Path) -> dict[str, list[str]]:
         for test in ast.walk(tree):
             if not isinstance(test, Test) or not test.name.startswith("test_"):
                 continue
-            if found := sentences(test, constants, tables):
-                tests[f"{path.relative_to(root)}::{test.name}"] = found
+            if texts := sentences(test, constants, tables):
+                tests[f"{path.relative_to(root)}::{test.name}"] = texts
     return tests
 
 
 def main() -> int:
     tests = comparing(Path.cwd())
     if "-v" in sys.argv:
-        for name, found in tests.items():
-            print(name, *(f"    {text!r}" for text in found), sep="\n")
+        for name, texts in tests.items():
+            print(name, *(f"    {text!r}" for text in texts), sep="\n")
     print(f"{len(tests)} tests compare sentences; at most {LIMIT} may")
     return len(tests) > LIMIT
 

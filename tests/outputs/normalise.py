@@ -48,27 +48,27 @@ class Normaliser:
             text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
         return _UNIX.sub(self._unix, _TIME.sub(self._time, _DECIMAL.sub(_rounded, text)))
 
-    def _time(self, found: re.Match[str]) -> str:
+    def _time(self, match: re.Match[str]) -> str:
         try:
-            parts = [int(part or 0) for part in found.groups()[:6]]
+            parts = [int(part or 0) for part in match.groups()[:6]]
             at_s = datetime.datetime(*parts, tzinfo=datetime.UTC).timestamp()  # type: ignore[misc,arg-type]
         except ValueError:
-            return found[0]
-        return "<now>" if self._near(at_s) else found[0]
+            return match[0]
+        return "<now>" if self._near(at_s) else match[0]
 
-    def _unix(self, found: re.Match[str]) -> str:
-        return "<now>" if self._near(float(found[1])) else found[0]
+    def _unix(self, match: re.Match[str]) -> str:
+        return "<now>" if self._near(float(match[1])) else match[0]
 
     def _near(self, at_s: float) -> bool:
         return self.started_s - NEAR_S <= at_s <= time.time() + NEAR_S
 
 
-def _rounded(found: re.Match[str]) -> str:
-    mantissa = found[0].partition("e")[0]
+def _rounded(match: re.Match[str]) -> str:
+    mantissa = match[0].partition("e")[0]
     return (
-        repr(float(f"{float(found[0]):.{DIGITS}g}"))
+        repr(float(f"{float(match[0]):.{DIGITS}g}"))
         if len(mantissa.replace(".", "").lstrip("0")) > DIGITS
-        else found[0]
+        else match[0]
     )
 
 
@@ -145,4 +145,4 @@ def readable(value: Any, depth: int = 0) -> str:
 
 def without_assets(page: str) -> str:
     """Return an HTML page with a hash in place of each long script and style, which are files of their own."""
-    return _ASSET.sub(lambda found: f"{found[1]}sha256 {digest(found[3])}{found[4]}", page)
+    return _ASSET.sub(lambda match: f"{match[1]}sha256 {digest(match[3])}{match[4]}", page)
