@@ -48,8 +48,11 @@ class ClosedMonth(msgspec.Struct, frozen=True):
     method: str
     digest: str = ""
 
-    def expected_digest(self) -> str:
-        return hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(self, digest=""), order="sorted")).hexdigest()
+
+def _digest(content: bytes) -> str:
+    """Return the digest of a month as JSON: of what stands there, so that a later field of a row changes no old one."""
+    plain = msgspec.json.decode(content) | {"digest": ""}
+    return hashlib.sha256(msgspec.json.encode(plain, order="sorted")).hexdigest()
 
 
 def month_path(folder: Path, month: str) -> Path:
@@ -67,7 +70,7 @@ def close_month(found: SourceTotals, folder: Path, now_s: float) -> Path:
         raise ValueError(f"{period.month} has no cost, so it stays open; give --prices FILE")
     path = month_path(folder, period.month)
     content = _content(found, period.month, now_s)
-    content = msgspec.structs.replace(content, digest=content.expected_digest())
+    content = msgspec.structs.replace(content, digest=_digest(msgspec.json.encode(content)))
     folder.mkdir(parents=True, exist_ok=True)
     try:
         write_atomically(path, msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n", 0o444, once=True)
@@ -80,14 +83,15 @@ def read_month(folder: Path, month: str) -> SourceTotals | None:
     """Return the totals of a closed month, or None if it is open. Raises ValueError, OSError."""
     path = month_path(folder, month)
     try:
-        content = msgspec.json.decode(path.read_bytes(), type=ClosedMonth)
+        text = path.read_bytes()
+        content = msgspec.json.decode(text, type=ClosedMonth)
     except FileNotFoundError:
         return None
     except msgspec.MsgspecError as error:
         raise ValueError(f"{path} is no closed month ({error}); restore it from a backup") from None
     if content.format != FORMAT or content.month != month:
         raise ValueError(f"{path} holds month {content.month} in format {content.format}, not {month} in {FORMAT}")
-    if content.digest != content.expected_digest():
+    if content.digest != _digest(text):
         raise ValueError(f"{path} was changed after the month was closed; restore it from a backup")
     period = BillingPeriod(content.from_s, content.to_s, content.timezone, content.month)
     found = SourceTotals(

@@ -31,7 +31,7 @@ class TeamUse:
     """Usage of one model by one team. Seconds of a full GPU; cost in the report's currency.
 
     aborted_seconds, aborted_cost: parts of seconds and of cost_usage spent on aborted requests. est_...: tokens of
-    requests without usage; not in other values."""
+    requests without usage; not in other values. unreadable_requests: answers that could not be read."""
 
     seconds: float = 0.0
     aborted_seconds: float = 0.0
@@ -44,6 +44,7 @@ class TeamUse:
     completion_tokens: float = 0.0
     est_prompt_tokens: float = 0.0
     est_completion_tokens: float = 0.0
+    unreadable_requests: float = 0.0
     api_cost: float = 0.0
 
     def add(self, other: TeamUse) -> None:
@@ -80,8 +81,8 @@ class CostPart:
 class SourceTotals:
     """Totals from one source, by part.
 
-    method: how shared GPU time is split, in FOCUS rows. known: which of cost, api, joules, estimates it has. notes:
-    assumptions. price_versions: content of each version by name. spread: rows whose cost others carry."""
+    method: how shared GPU time is split, in FOCUS rows. known: which of cost, api, joules, estimates and unreadable it
+    has. notes: assumptions. price_versions: content of each version by name. spread: rows whose cost others carry."""
 
     source: str
     period: BillingPeriod
@@ -176,6 +177,7 @@ def figures(use: TeamUse, total: TeamUse, known: Collection[str]) -> dict[str, f
         "completion_tokens": use.completion_tokens,
         "est_prompt_tokens": use.est_prompt_tokens if "estimates" in known else None,
         "est_completion_tokens": use.est_completion_tokens if "estimates" in known else None,
+        "unreadable_requests": use.unreadable_requests if "unreadable" in known else None,
         "api_cost": use.api_cost if "api" in known else None,
     }
 

@@ -22,22 +22,23 @@ from exporters.accounting.billing_period import PriceSegment
 from exporters.accounting.cost import TeamUse
 from exporters.accounting.cost_from_log import SegmentUse
 from exporters.dataset.query import RequestData
+from exporters.dataset.views import ESTIMATED
 from exporters.requests.bounded_names import UNKNOWN_MODEL
+from exporters.requests.read import BadLines
 from exporters.requests.record import UNKNOWN_TEAM
 
 _RAN = "outcome IS DISTINCT FROM 'rejected'"
 _BUSY_MS = "greatest(0, e2e_ms - coalesce(queue_ms, 0))"
 _START_US = f"epoch_us(ts) - CAST(round({_BUSY_MS} * 1000) AS BIGINT)"
 _FIRST_AND_LAST_S = f"min(epoch(ts) - {_BUSY_MS} / 1000), epoch(max(ts))"  # rounded as Python does
-_GUESSED = "completion_tokens IS NULL AND est_completion_tokens IS NOT NULL"  # as record.estimated_tokens
-_TOKENS = {
+_COUNTS = {
     "prompt_tokens": "prompt_tokens",
     "cached_tokens": "cached_tokens",
     "completion_tokens": "completion_tokens",
-    "est_prompt_tokens": f"CASE WHEN {_GUESSED} AND prompt_tokens IS NULL THEN est_prompt_tokens END",
-    "est_completion_tokens": f"CASE WHEN {_GUESSED} THEN est_completion_tokens END",
+    **{f"est_{kind}_tokens": sql for kind, sql in ESTIMATED.items()},
+    "unreadable_requests": "CASE WHEN unreadable IS NOT NULL THEN 1 END",
 }
-_SUMS = ", ".join(f"coalesce(sum({sql}), 0)" for sql in _TOKENS.values())
+_SUMS = ", ".join(f"coalesce(sum({sql}), 0)" for sql in _COUNTS.values())
 _BIGINT_BITS = 63
 
 Name = str | None
@@ -51,16 +52,16 @@ class CostData:
     name: str
     opened: Callable[[], AbstractContextManager[RequestData]]
 
-    def covered(self) -> tuple[float, float, int]:
+    def covered(self) -> tuple[float, float, BadLines]:
         with self.opened() as data:
             sql = f"SELECT {_FIRST_AND_LAST_S} FROM recorded WHERE {_RAN} AND e2e_ms IS NOT NULL"
             ((first_s, last_s),) = data.select(sql)[1]
-        return (float("inf"), float("-inf"), 0) if first_s is None else (first_s, last_s, 0)
+        return (*((float("inf"), float("-inf")) if first_s is None else (first_s, last_s)), BadLines())
 
-    def uses(self, segments: Sequence[PriceSegment]) -> tuple[list[SegmentUse], int, int]:
+    def uses(self, segments: Sequence[PriceSegment]) -> tuple[list[SegmentUse], int, BadLines]:
         with self.opened() as data:
             reading = _Reading(data, segments)
-            return reading.uses(), reading.untimed, 0
+            return reading.uses(), reading.untimed, BadLines()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +167,8 @@ class _Reading:
                 self.untimed += count
                 continue
             names.add((team, model))
-            tokens = {name: float(total) for name, total in zip(_TOKENS, sums, strict=True)}
-            use.tokens[team or UNKNOWN_TEAM, model or UNKNOWN_MODEL].add(TeamUse(**tokens))
+            counts = {name: float(total) for name, total in zip(_COUNTS, sums, strict=True)}
+            use.tokens[team or UNKNOWN_TEAM, model or UNKNOWN_MODEL].add(TeamUse(**counts))
             use.first_s, use.last_s = min(use.first_s, first_s), max(use.last_s, last_s)
         return use, names
 

@@ -50,13 +50,13 @@ class CostSource(Protocol):
     def name(self) -> str:
         """Return where they are, for messages."""
 
-    def covered(self) -> tuple[float, float, int]:
-        """Return the first start, the last end and the number of bad lines; without a time the start is infinite.
+    def covered(self) -> tuple[float, float, BadLines]:
+        """Return the first start, the last end and the bad lines; without a time the start is infinite.
 
         Raises ValueError, OSError."""
 
-    def uses(self, segments: Sequence[PriceSegment]) -> tuple[list[SegmentUse], int, int]:
-        """Return the use of each segment, and the numbers of requests without a time and of bad lines.
+    def uses(self, segments: Sequence[PriceSegment]) -> tuple[list[SegmentUse], int, BadLines]:
+        """Return the use of each segment, the number of requests without a time, and the bad lines.
 
         Raises ValueError, OSError."""
 
@@ -88,10 +88,16 @@ class CostLog(SegmentUse):
         for hour in range(int(max(start_s, from_s) // HOUR_S), int(min(end_s, to_s) // HOUR_S) + 1):
             self.spans[model, hour].append((start_s, end_s, (team, broke_off)))
         if end_s <= to_s:
-            result = record.prompt_tokens, record.cached_tokens, record.completion_tokens, *estimated_tokens(record)
-            names = "prompt_tokens", "cached_tokens", "completion_tokens", "est_prompt_tokens", "est_completion_tokens"
+            est_prompt, est_completion = estimated_tokens(record)
             self.tokens[team, model].add(
-                TeamUse(**{name: float(tokens or 0) for name, tokens in zip(names, result, strict=True)})
+                TeamUse(
+                    prompt_tokens=float(record.prompt_tokens or 0),
+                    cached_tokens=float(record.cached_tokens or 0),
+                    completion_tokens=float(record.completion_tokens or 0),
+                    est_prompt_tokens=float(est_prompt or 0),
+                    est_completion_tokens=float(est_completion or 0),
+                    unreadable_requests=float(record.unreadable is not None),
+                )
             )
         self.first_s, self.last_s = min(self.first_s, start_s), max(self.last_s, end_s)
 
@@ -118,14 +124,14 @@ class LogFiles:
     def name(self) -> str:
         return ", ".join(map(str, self.paths))
 
-    def covered(self) -> tuple[float, float, int]:
+    def covered(self) -> tuple[float, float, BadLines]:
         log, bad = CostLog(), BadLines()
         for record in read_records(self.paths, bad, self.fields):
             log.add(record, float("-inf"), float("inf"))
             log.spans.clear()
-        return log.first_s, log.last_s, bad.total
+        return log.first_s, log.last_s, bad
 
-    def uses(self, segments: Sequence[PriceSegment]) -> tuple[list[SegmentUse], int, int]:
+    def uses(self, segments: Sequence[PriceSegment]) -> tuple[list[SegmentUse], int, BadLines]:
         logs, outside, bad = [CostLog() for _ in segments], CostLog(), BadLines()
         edges = [segment.from_s for segment in segments]
         for record in read_records(self.paths, bad, self.fields):
@@ -138,7 +144,7 @@ class LogFiles:
                 logs[number].add(record, segments[number].from_s, segments[number].to_s)
         for log, segment in zip(logs, segments, strict=True):
             log.settle(segment)
-        return [*logs], outside.untimed, bad.total
+        return [*logs], outside.untimed, bad
 
 
 def from_log(
@@ -158,16 +164,16 @@ def from_log(
     if period is None:
         first_s, last_s, bad = source.covered()
         if first_s > last_s:
-            raise ValueError(f"{name} holds no request with a time (ts and e2e_ms); {bad} bad lines")
+            raise ValueError(f"{name} holds no request with a time (ts and e2e_ms); {bad.total} bad lines{bad.why}")
         period = BillingPeriod(first_s, max(last_s, first_s + 0.001))
     cut = segments(period, prices)
     logs, untimed, bad = source.uses(cut)
     if not any(log.busy for log in logs):
         raise ValueError(
             f"{name} holds no request with a time (ts and e2e_ms) in this period; name one in which it has;"
-            f" {bad} bad lines"
+            f" {bad.total} bad lines{bad.why}"
         )
-    found = SourceTotals(name, period, method="request-time", known={"estimates"})
+    found = SourceTotals(name, period, method="request-time", known={"estimates", "unreadable"})
     count = {"": 1.0, **(gpus or {})}
     models = {model for log in logs for model in log.busy}
     absent = count.keys() - models - {""}
@@ -220,7 +226,7 @@ def _add_cost(found: SourceTotals, uses: Uses, prices: Prices) -> None:
 
 
 def _log_notes(
-    untimed: int, bad: int, count: Mapping[str, float], with_idle: bool, prices: Prices | None
+    untimed: int, bad: BadLines, count: Mapping[str, float], with_idle: bool, prices: Prices | None
 ) -> Iterator[str]:
     result = ", ".join(
         f"{gpus:g} for {model}" if model else f"{gpus:g} for each {'other ' * (len(count) > 1)}model"
@@ -239,8 +245,8 @@ def _log_notes(
         yield "the log does not name the GPUs: each costs the default gpu_hour"
     if untimed:
         yield f"{untimed} requests without ts or e2e_ms are not included"
-    if bad:
-        yield f"{bad} lines are no request records"
+    if bad.total:
+        yield f"{bad.total} lines are no request records{bad.why}"
 
 
 def parse_gpus(given: Iterable[str]) -> dict[str, float]:

@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 
 from exporters.accounting.attribution import ABANDONED
 from exporters.accounting.billing_period import BillingPeriod, PriceSegment, segments
@@ -108,6 +109,7 @@ async def from_prometheus(
             usage.read(attributed.TEAM_ENERGY, _add_joules),
             usage.read(sidecar.TOKENS, _add_tokens),
             usage.read(sidecar.ESTIMATED_TOKENS, _Estimates(found)),
+            usage.read(sidecar.UNREADABLE, partial(_add_unreadable, found)),
             *(() if prices else _recorded_cost(usage)),
         )
     if prices:
@@ -142,6 +144,11 @@ class _Estimates:
         name = f"est_{labels.get('type')}_tokens"
         if name in {each.name for each in fields(TeamUse)}:
             setattr(use, name, getattr(use, name) + amount)
+
+
+def _add_unreadable(found: SourceTotals, use: TeamUse, _: Mapping[str, str], amount: float) -> None:
+    found.known.add("unreadable")
+    use.unreadable_requests += amount
 
 
 def _recorded_cost(usage: RecordedUsage) -> list[object]:

@@ -11,7 +11,7 @@ from exporters.engine.view import EngineTotals
 from exporters.requests.work import FinishedRequest
 
 KINDS = ("requests", "prompt", "completion")
-MISSING_CAUSES = ("no_usage", "unknown")
+MISSING_CAUSES = ("no_usage", "unreadable", "unknown")
 EXTRA_CAUSES = ("restart", "start", "unknown")
 
 
@@ -54,8 +54,10 @@ def _none(causes: Iterable[str]) -> dict[str, list[int]]:
 class ReconciledModel(msgspec.Struct):
     """State of a model: counters since its first scrape, by cause where there are causes.
 
-    skip: the log's counts at the first scrape, by name in it. suspected: by cause, the lines that may include extra
-    lines of that cause. suspecting: by cause, the log's counts when such lines may have begun; more may come."""
+    skip: the log's counts at the first scrape, by name in it. settled_missing, settled_unreadable: the log's counts at
+    the last exact comparison; of unreadable answers also how many were recorded as missing. suspected: by cause, the
+    lines that may include extra lines of that cause. suspecting: by cause, the log's counts when such lines may have
+    begun; more may come."""
 
     first_s: float
     skip: dict[str, FinishedRequest]
@@ -66,8 +68,12 @@ class ReconciledModel(msgspec.Struct):
     aborted: TokenPair = TokenPair()
     settled_s: float | None = None
     settled_missing: int = 0
+    settled_unreadable: tuple[int, int] = (0, 0)
     suspected: dict[str, FinishedRequest] = {}
     suspecting: dict[str, FinishedRequest] = {}
+
+    def __post_init__(self) -> None:
+        self.missing_in_log = _none(MISSING_CAUSES) | self.missing_in_log  # an older state has fewer causes
 
     def booked(self) -> list[int]:
         """Recorded gap, by kind."""
@@ -77,8 +83,21 @@ class ReconciledModel(msgspec.Struct):
         ]
 
     def book_missing_in_log(self, kind: int, amount: int) -> None:
-        tokens_unknown = kind > 0 and self.logged.missing > self.settled_missing
-        self.missing_in_log["no_usage" if tokens_unknown else "unknown"][kind] += amount
+        """Record missing work by cause. Unreadable answers explain at most as many requests."""
+        causes, (settled, booked) = self.missing_in_log, self.settled_unreadable
+        unreadable = self.logged.unreadable - settled
+        if kind > 0 and self.logged.missing > self.settled_missing:
+            causes["no_usage"][kind] += amount
+            return
+        part = (amount if unreadable else 0) if kind > 0 else min(amount, unreadable + booked - causes["unreadable"][0])
+        causes["unreadable"][kind] += part
+        causes["unknown"][kind] += amount - part
+
+    def settle_exactly(self) -> None:
+        """Settle all suspicions: the gap is known exactly."""
+        self.suspected.clear()
+        self.settled_missing = self.logged.missing
+        self.settled_unreadable = self.logged.unreadable, self.missing_in_log["unreadable"][0]
 
     def book_extra_in_log(self, kind: int, amount: int) -> None:
         for cause in ("restart", "start"):

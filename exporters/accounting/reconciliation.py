@@ -302,7 +302,7 @@ class Reconciler:
             before = seen.get(name, NOTHING)
             if now == before:
                 continue
-            if now.requests > before.requests:
+            if now > before:
                 seen[name] = now
                 if model := self._kept.placed.get(name):
                     self._kept.models[model].logged = self._kept.models[model].logged.plus(now.minus(before))
@@ -427,8 +427,7 @@ class Reconciler:
             elif exact and gap < booked:
                 model.book_extra_in_log(kind, booked - gap)
         if exact:
-            model.suspected.clear()
-            model.settled_missing = model.logged.missing
+            model.settle_exactly()
         if look.complete:
             model.settled_s = look.at_s
 

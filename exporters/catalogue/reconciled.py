@@ -35,7 +35,8 @@ MISSING_IN_LOG = Metric(
     Kind.COUNTER,
     Unit.COUNT,
     "Work finished by an engine and missing in the logs, once certain. Causes: no_usage (tokens of records without"
-    " usage), unknown (traffic that bypasses the gateway, such as golden checks without a probe log; lost lines).",
+    " usage), unreadable (requests that failed because the gateway could not read the answer), unknown (traffic that"
+    " bypasses the gateway, such as golden checks without a probe log; lost lines).",
     labels=("cause", *_EACH),
     needs=_BOTH,
     notes=(_KINDS,),

@@ -30,6 +30,15 @@ FINISHES = Metric(
     "Requests by finish reason: stop, length, abort, error, rejected, other.",
     labels=("finish_reason", "model_name", "team"),
 )  # fmt: skip
+UNREADABLE = Metric(
+    "vllm_watch_requests_unreadable_total",
+    Kind.COUNTER,
+    Unit.REQUESTS,
+    "Requests whose answer the gateway could not read, by the record's `unreadable`: redirect, content_type, encoding,"
+    " json, shape, empty (failed), usage, size (token counts unknown), other.",
+    labels=("model_name", "reason", "team"),
+    notes=("vllm_watch_gateway_unreadable_total counts attempts; this counts requests.",),
+)
 TOKENS = Metric(
     "vllm_watch_tokens_total",
     Kind.COUNTER,
@@ -47,11 +56,12 @@ ESTIMATED_TOKENS = Metric(
     "vllm_watch_estimated_tokens_total",
     Kind.COUNTER,
     Unit.TOKENS,
-    "Estimated tokens of requests without usage, such as aborted streams, by type: prompt, completion.",
+    "Estimated tokens of requests without usage, such as aborted streams and unreadable answers, by type: prompt,"
+    " completion.",
     labels=("model_name", "team", "type"),
     notes=(
         (
-            "Estimated by the gateway: prompt from its bytes, completion from streamed content events. Not in"
+            "Estimated by the gateway: prompt from its bytes, completion from the content. Not in"
             " vllm_watch_tokens_total."
         ),
     ),
@@ -109,8 +119,8 @@ TTFT_NEGATIVE = Metric(
     needs="--enable-per-request-metrics",
 )
 REQUEST_TRAFFIC = (
-    REQUESTS, REASONS, FINISHES, TOKENS, ESTIMATED_TOKENS, TTFT, TPOT, E2E, QUEUE, ENGINE_QUEUE, CACHE_LOOKUPS,
-    TTFT_OVERHEAD, TTFT_NEGATIVE,
+    REQUESTS, REASONS, FINISHES, UNREADABLE, TOKENS, ESTIMATED_TOKENS, TTFT, TPOT, E2E, QUEUE, ENGINE_QUEUE,
+    CACHE_LOOKUPS, TTFT_OVERHEAD, TTFT_NEGATIVE,
 )  # fmt: skip
 
 # Families of their own with few buckets: a further label on those above would multiply the series of every team.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from exporters.requests.record import RequestRecord
 
-SCHEMA = 2  # version that is written
+SCHEMA = 3  # version that is written
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,7 @@ COLUMNS: tuple[Column, ...] = (
     _of_record("content_events", COUNT, "events"),
     _of_record("est_completion_tokens", COUNT, "tokens"),
     _of_record("client_wait_ms", MEASURE, "ms", since=2),
+    _of_record("unreadable", TEXT, since=3),
 )
 BY_NAME = {column.name: column for column in COLUMNS}
 OF_RECORD = tuple(column for column in COLUMNS if column.source is not None)

@@ -31,6 +31,7 @@ GROUPS = FIELDS | {
     "route": "route",
     "engine_version": "engine_version",
     "finish_reason": "finish_reason",
+    "unreadable": "unreadable",
     "hour": "strftime(ts AT TIME ZONE 'UTC', '%Y-%m-%dT%H:00Z')",
     "day": "strftime(ts AT TIME ZONE 'UTC', '%Y-%m-%d')",
 }

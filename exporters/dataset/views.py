@@ -74,6 +74,13 @@ class DatasetView:
 # Routes that generate nothing, as in counters.py
 _ASIDE = ("/models", "/tokenize", "/detokenize", "/load_lora_adapter", "/unload_lora_adapter", "/health", "/version")
 _GOOD = "(outcome IS NULL OR outcome = 'ok')"
+# As record.estimated_tokens.
+_EST_COMPLETION = "CASE WHEN completion_tokens IS NULL THEN est_completion_tokens END"
+ESTIMATED = {
+    "prompt": f"CASE WHEN prompt_tokens IS NULL AND ({_EST_COMPLETION} IS NOT NULL OR (unreadable IS NOT NULL AND"
+    " outcome = 'ok')) THEN est_prompt_tokens END",
+    "completion": _EST_COMPLETION,
+}
 
 
 def _layers(source: str, layers: Sequence[Mapping[str, str]]) -> str:
@@ -164,16 +171,14 @@ def _count(condition: str) -> str:
 
 def _traffic(_: Dialect) -> str:
     outcomes = {name: _count(f"outcome_label = '{name}'") for name in (*OUTCOMES, "unknown")}
-    # only where usage lacks them, as record.estimated_tokens
-    guessed = "completion_tokens IS NULL AND est_completion_tokens IS NOT NULL"
     return _grouped(
         _BY_TEAM,
         {
             "requests": "count(*)",
             **outcomes,
             **{name: f"sum({name})" for name in _TOKENS},
-            "estimated_prompt_tokens": f"sum(CASE WHEN {guessed} AND prompt_tokens IS NULL THEN est_prompt_tokens END)",
-            "estimated_completion_tokens": f"sum(CASE WHEN {guessed} THEN est_completion_tokens END)",
+            **{f"estimated_{kind}_tokens": f"sum({sql})" for kind, sql in ESTIMATED.items()},
+            "unreadable_requests": _count("unreadable IS NOT NULL"),
         },
     )
 

@@ -53,6 +53,8 @@ class CounterRow(msgspec.Struct, array_like=True, frozen=True):
     overhead_negative: int
     estimated: tuple[int | None, int | None] = (None, None)
     abandoned: tuple[int, int] = (0, 0)
+    unreadable: dict[str, int] = {}
+    finished_unreadable: int = 0
 
 
 row_encoder = msgspec.msgpack.Encoder()
@@ -84,6 +86,8 @@ def _count_samples(row: CounterRow, who: Mapping[str, str]) -> Iterator[Sample]:
             )
     for finish, count in row.finishes.items():
         yield sidecar.FINISHES, {"finish_reason": finish, **who}, count
+    for reason, count in row.unreadable.items():
+        yield sidecar.UNREADABLE, {**who, "reason": reason}, count
     exact = (
         (sidecar.TOKENS, kind, tokens)
         for kind, tokens in zip(("prompt", "cached", "completion"), row.tokens, strict=True)

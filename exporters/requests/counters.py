@@ -32,7 +32,7 @@ from exporters.requests.counter_rows import (
     row_encoder,
     row_samples,
 )
-from exporters.requests.record import UNKNOWN_TEAM, Outcome, RequestRecord, estimated_tokens, unix_seconds
+from exporters.requests.record import UNKNOWN_TEAM, UNREADABLE, Outcome, RequestRecord, estimated_tokens, unix_seconds
 from exporters.requests.work import FinishedRequest, Work
 
 FINISH_REASONS = frozenset({"stop", "length", "abort", "error", "rejected", "tool_calls", "repetition"})
@@ -61,6 +61,7 @@ class _Finished:
     completion_tokens: int = 0
     missing: int = 0
     cached_tokens: int = 0
+    unreadable: int = 0
 
 
 class _Series:
@@ -69,7 +70,7 @@ class _Series:
     __slots__ = (
         "abandoned", "changed", "counts", "estimated", "exemplars", "finished", "finishes", "last", "lookups", "model",
         "negative",
-        "observed", "outcomes", "reasons", "sums_ms", "team", "tokens",
+        "observed", "outcomes", "reasons", "sums_ms", "team", "tokens", "unreadable",
     )  # fmt: skip
 
     def __init__(self, model: str, team: str) -> None:
@@ -78,6 +79,7 @@ class _Series:
         self.outcomes = dict.fromkeys(OUTCOMES, 0)
         self.reasons: dict[str, dict[str, int]] = {}
         self.finishes: dict[str, int] = {}
+        self.unreadable: dict[str, int] = {}
         self.tokens: list[int | None] = [None, None, None]
         self.lookups: list[int | None] = [None, None]
         self.finished = _Finished()
@@ -104,14 +106,14 @@ class _Series:
         for at, tokens in enumerate(sums):
             if tokens is not None:
                 self.tokens[at] = (self.tokens[at] or 0) + tokens
+        missing = prompt.count(None)
         if texts:
-            missing = prompt.count(None)
             self.finished.missing += missing
             self.finished.prompt_tokens += texts * (sums[0] or 0)
             self.finished.cached_tokens += texts * (sums[1] or 0)
             known = completion if not missing else [c for p, c in zip(prompt, completion, strict=True) if p is not None]
             self.finished.completion_tokens += _sum(known) or 0
-        if abandoned or None in completion:
+        if abandoned or missing or None in completion:
             self._estimate(alike, texts, abandoned)
         first = max(0, len(alike) - EXEMPLARS_OF)
         traced = [
@@ -209,7 +211,17 @@ class RequestCounters:
         kinds: defaultdict[tuple[Any, ...], list[RequestRecord]] = defaultdict(list)
         for r in records:
             kinds[
-                r.model, r.team, r.outcome, r.finish_reason, r.upstream, r.route, r.n, r.prompts, r.cache_hit, r.reason
+                r.model,
+                r.team,
+                r.outcome,
+                r.finish_reason,
+                r.upstream,
+                r.route,
+                r.n,
+                r.prompts,
+                r.cache_hit,
+                r.reason,
+                r.unreadable,
             ].append(r)
         groups: dict[tuple[_Series, int, int], list[RequestRecord]] = {}
         # Served requests first: they claim the rows of their models, before failures in the same batch.
@@ -235,6 +247,7 @@ class RequestCounters:
         prompts: int | None,
         hit: bool | None,
         reason: str | None,
+        unreadable: str | None,
     ) -> tuple[_Series, int, int]:
         """Count one kind. Return where its values belong.
 
@@ -259,6 +272,11 @@ class RequestCounters:
         whole = finish not in _UNFINISHED and (outcome in GOOD or (outcome == "client_abort" and finish is not None))
         each = (texts or 1) if self._is_compared(upstream, route) else 0
         abandoned = 0 if outcome in GOOD or outcome == "rejected" else each
+        if unreadable is not None:
+            name = unreadable if unreadable in UNREADABLE else "other"
+            cell.unreadable[name] = cell.unreadable.get(name, 0) + count
+            if outcome == "upstream_error" and name != "redirect":
+                cell.finished.unreadable += each * (prompts or 1) * count
         if not whole:
             return cell, 0, abandoned
         cell.finished.requests += each * (prompts or 1) * count
@@ -294,7 +312,8 @@ class RequestCounters:
             list(row.tokens),
             list(row.lookups),
         )
-        cell.finished, cell.negative = _Finished(*row.finished), row.overhead_negative
+        cell.finished, cell.negative = _Finished(*row.finished, row.finished_unreadable), row.overhead_negative
+        cell.unreadable = row.unreadable
         cell.estimated, cell.abandoned = list(row.estimated), list(row.abandoned)
         for at, fresh in enumerate(cell.counts):
             counts = row.counts[at] if at < len(row.counts) else []
@@ -308,12 +327,13 @@ class RequestCounters:
         """Return expected engine counts by model name in the log."""
         found: dict[str, FinishedRequest] = {}
         for (model, _), cell in self._cells.items():
-            mine, before = cell.finished, found.get(model, FinishedRequest(0, 0, 0, 0))
+            mine, before = cell.finished, found.get(model, FinishedRequest())
             found[model] = FinishedRequest(
                 before.requests + mine.requests,
                 before.prompt_tokens + mine.prompt_tokens,
                 before.completion_tokens + mine.completion_tokens,
                 before.missing + mine.missing,
+                before.unreadable + mine.unreadable,
             )
         return found
 
@@ -404,6 +424,8 @@ def _row(cell: _Series) -> CounterRow:
         overhead_negative=cell.negative,
         estimated=(cell.estimated[0], cell.estimated[1]),
         abandoned=(cell.abandoned[0], cell.abandoned[1]),
+        unreadable=cell.unreadable,
+        finished_unreadable=finished.unreadable,
     )
 
 

@@ -34,6 +34,11 @@ class BadLines:
     def total(self) -> int:
         return self.counts.total()
 
+    @property
+    def why(self) -> str:
+        """Return the messages, to be appended to a count; empty without one."""
+        return ": " + "; ".join(self.messages.values()) if self.messages else ""
+
 
 # Reads all records, from its beginning at each call; bad lines are added to its argument. Records of a data set come
 # in the order of their starts.

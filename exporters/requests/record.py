@@ -21,6 +21,8 @@ UNKNOWN_TEAM = "__unknown__"  # team of records without one
 PROBE_TEAM = "__probe__"  # team of the gateway's own probes of engines
 
 Outcome = Literal["ok", "client_abort", "rejected", "upstream_error", "timeout"]
+# Words of RequestRecord.unreadable. Requests fail (upstream_error) with all but the last two.
+UNREADABLE = ("redirect", "content_type", "encoding", "json", "shape", "empty", "usage", "size")
 
 # Limits checked on reading: larger values are writer errors and would distort every sum.
 Count = Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
@@ -43,10 +45,14 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     sampled. prefill_engine, decode_engine: the engines behind a prefill/decode router, as it names them. cache_hit:
     null unless the engine reports cached tokens. tried: upstreams that failed before, as name:reason.
 
-    prompt_tokens, cached_tokens, completion_tokens: from the engine's usage only. Without completion_tokens in the
-    usage, content_events is the number of stream events with content, and est_completion_tokens estimates their
-    tokens; both stay null without content. est_prompt_tokens: the prompt as estimated before admission, in every
-    record of an admitted request."""
+    prompt_tokens, cached_tokens, completion_tokens: from the engine's usage only; cached tokens are part of the prompt.
+    Without completion_tokens in the usage, est_completion_tokens estimates the tokens of the content, and
+    content_events is the number of stream events with content; both stay null without content. est_prompt_tokens: the
+    prompt as estimated before admission, in every record of an admitted request.
+
+    unreadable: why the upstream's answer could not be read; null: it was read, or there was none. redirect,
+    content_type, encoding, json, shape, empty: the request failed (engine_error). usage: token counts that cannot be,
+    taken as unknown. size: part of the answer is beyond what the gateway reads. Both leave the outcome as it is."""
 
     request_id: str
     ts: str | None = None
@@ -83,6 +89,7 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     finish_reason: str | None = None
     outcome: Outcome | None = None
     reason: str | None = None
+    unreadable: str | None = None
     retry_after_s: Measure | None = None
     est_prompt_tokens: Count | None = None
     content_events: Count | None = None
@@ -102,6 +109,7 @@ class BadLine(ValueError):
 
 Scalar = str | int | float | bool | None
 
+_FRESH, _WRITTEN, _ = _PROMPT_PARTS = "prompt_fresh_tokens", "prompt_written_tokens", "cached_tokens"
 _PER_S = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 IGNORE = "ignore"
 
@@ -137,7 +145,8 @@ class FieldMap:
     is needed: `latency: e2e_s` means seconds for e2e_ms (s, ms, us or ns), `ended: ts_s` a unix time. `ignore` drops
     a field that has one of our names with another meaning. If several map to one field, the first one present and
     not null is used. values: our field -> foreign word -> our word; unlisted words are kept. Missing values stay
-    unknown: an outcome is never guessed from a status."""
+    unknown: an outcome is never guessed from a status. prompt_fresh_tokens, prompt_written_tokens: input without cache
+    reads, and cache writes apart from it; prompt_tokens is then their sum with cached_tokens."""
 
     names: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, Mapping[str, Scalar]] = field(default_factory=dict)
@@ -149,6 +158,11 @@ class FieldMap:
             "leads",
             tuple(_lead(foreign_name, ours) for foreign_name, ours in self.names.items() if ours != IGNORE),
         )
+        targets = {lead.ours for lead in self.leads}
+        if _FRESH in targets and "prompt_tokens" in targets:
+            raise ValueError(f"field_names maps to prompt_tokens and to {_FRESH}, a part of it; keep one of them")
+        if _WRITTEN in targets and _FRESH not in targets:
+            raise ValueError(f"field_names maps to {_WRITTEN} without {_FRESH}; map the rest of the prompt too")
         for ours, words in self.values.items():
             if ours not in _OURS:
                 raise ValueError(f"field_values names {ours!r}, which no request record has{_nearest(ours, _OURS)}")
@@ -163,7 +177,9 @@ class FieldMap:
         return bool(self.names or self.values)
 
     def extract(self, line: bytes) -> dict[str, tuple[str, Any]]:
-        """Return our fields in a line: our name -> (foreign name, value). Raises what a decoder raises."""
+        """Return our fields in a line, and parts of prompt_tokens: our name -> (foreign name, value).
+
+        Raises what a decoder raises."""
         parts = _parts.decode(line)
         known = {
             name: (name, msgspec.json.decode(parts[name])) for name in _OURS if name in parts and name not in self.names
@@ -172,9 +188,10 @@ class FieldMap:
         for lead in self.leads:
             if lead.ours not in mapped and (given := _at(parts, lead.foreign_name)) is not None:
                 mapped[lead.ours] = lead.foreign_name, lead.value(given)
-        return {
-            ours: (foreign_name, self._word(ours, value)) for ours, (foreign_name, value) in (known | mapped).items()
-        }
+        found = known | mapped
+        if _FRESH in found:
+            found["prompt_tokens"] = _sum_prompt([found[name] for name in _PROMPT_PARTS if name in found])
+        return {ours: (foreign_name, self._word(ours, value)) for ours, (foreign_name, value) in found.items()}
 
     def record(self, line: bytes) -> RequestRecord:
         return msgspec.convert({ours: value for ours, (_, value) in self.extract(line).items()}, RequestRecord)
@@ -186,8 +203,19 @@ class FieldMap:
         )
 
 
+def _sum_prompt(parts: Iterable[tuple[str, Any]]) -> tuple[str, Any]:
+    """Return the foreign names and the sum of a prompt's parts; the first part that is no count, which is rejected."""
+    known, total = [part for part in parts if part[1] is not None], 0
+    for name, value in known:
+        try:
+            total += msgspec.convert(value, Count)
+        except msgspec.ValidationError:
+            return name, value
+    return " + ".join(name for name, _ in known), total
+
+
 def _lead(foreign_name: str, ours: str) -> FieldMapping:
-    if ours in _OURS:
+    if ours in _OURS or ours in _PROMPT_PARTS:
         return FieldMapping(foreign_name, ours)
     stem, _, unit = ours.rpartition("_")
     if unit in _PER_S:
@@ -196,7 +224,7 @@ def _lead(foreign_name: str, ours: str) -> FieldMapping:
         for target_unit in ("ms", "s"):
             if f"{stem}_{target_unit}" in _OURS:
                 return FieldMapping(foreign_name, f"{stem}_{target_unit}", (_PER_S[target_unit], _PER_S[unit]))
-    raise ValueError(f"field_names maps to {ours!r}, which no request record has{_nearest(ours, (*_OURS, IGNORE))}")
+    raise ValueError(f"field_names maps to {ours!r}, which no request record has{_nearest(ours, _TARGETS)}")
 
 
 def _at(parts: Mapping[str, msgspec.Raw], name: str) -> Any:
@@ -219,6 +247,7 @@ def _nearest(word: str, words: Iterable[str]) -> str:
 
 
 _OURS = RequestRecord.__struct_fields__
+_TARGETS = (*_OURS, *_PROMPT_PARTS, IGNORE)
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(RequestRecord)
 _well_formed = msgspec.json.Decoder(msgspec.Raw)
@@ -301,7 +330,17 @@ def parse_line(line: bytes, names: FieldMap | Mapping[str, str] | None = None) -
         raise BadLine("json", f"{error}") from error
     if record.ts is not None and ended_at(record) is None:
         raise BadLine("type", "ts is no RFC 3339 time such as 2026-05-12T09:30:00.123Z")
+    if record.cached_tokens and _exceeds_prompt(record):
+        raise BadLine(
+            "range",
+            "cached_tokens is more than prompt_tokens, which includes it; a log that has them apart needs"
+            f" field_names: {{their_name: {_FRESH}}}",
+        )
     return record
+
+
+def _exceeds_prompt(record: RequestRecord) -> bool:
+    return record.prompt_tokens is not None and (record.cached_tokens or 0) > record.prompt_tokens
 
 
 def parse_block(
@@ -317,6 +356,8 @@ def parse_block(
             for record in records:
                 if (ts := record.ts) is not None:
                     _time(ts)
+                if record.cached_tokens and _exceeds_prompt(record):
+                    raise ValueError
         except (*_DECODE_ERRORS, ValueError):
             pass
         else:
@@ -378,13 +419,13 @@ def _bad(error: msgspec.ValidationError, line: bytes) -> BadLine:
 
 
 def estimated_tokens(record: RequestRecord) -> tuple[int | None, int | None]:
-    """Return estimated prompt and completion tokens; None where usage or content is missing.
+    """Return estimated prompt and completion tokens; None for values that usage reports.
 
-    None for values that usage reports. Content proves that the prompt was computed; without it the estimate is no
-    work."""
-    if record.completion_tokens is not None or record.est_completion_tokens is None:
-        return None, None
-    return record.est_prompt_tokens if record.prompt_tokens is None else None, record.est_completion_tokens
+    Content, or an answer that was delivered without being read, proves that the prompt was computed; otherwise the
+    estimate is no work. As dataset.views.ESTIMATED."""
+    completion = None if record.completion_tokens is not None else record.est_completion_tokens
+    computed = completion is not None or (record.unreadable is not None and record.outcome == "ok")
+    return record.est_prompt_tokens if computed and record.prompt_tokens is None else None, completion
 
 
 def ended_at(record: RequestRecord) -> float | None:

@@ -9,12 +9,15 @@ import msgspec
 
 
 class FinishedRequest(NamedTuple):
-    """Finished requests, counted as an engine counts them: each of n, each prompt. missing: records without usage."""
+    """Finished requests, counted as an engine counts them: each of n, each prompt. missing: records without usage.
+
+    unreadable: requests that failed because the answer could not be read, which an engine may have finished."""
 
     requests: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     missing: int = 0
+    unreadable: int = 0
 
     def plus(self, other: FinishedRequest) -> FinishedRequest:
         return FinishedRequest._make(mine + its for mine, its in zip(self, other, strict=True))

@@ -112,7 +112,7 @@ _FIELDS = {
     "vllm_watch.decode_engine": "decode_engine", "vllm_watch.variant": "variant",
     "vllm_watch.engine_version": "engine_version",
     "vllm_watch.attempt": "attempt", "vllm_watch.tried": "tried", "vllm_watch.outcome": "outcome",
-    "vllm_watch.reason": "reason",
+    "vllm_watch.reason": "reason", "vllm_watch.unreadable": "unreadable",
     "vllm_watch.est_prompt_tokens": "est_prompt_tokens", "vllm_watch.est_completion_tokens": "est_completion_tokens",
     "vllm_watch.content_events": "content_events", "vllm_watch.retry_after_s": "retry_after_s",
 }  # fmt: skip

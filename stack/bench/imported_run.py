@@ -69,10 +69,10 @@ def outcome_of(error: str | None) -> tuple[Outcome, str | None]:
 
 
 def tpot_ms(ttft_ms: float | None, e2e_ms: float | None, tokens: int | None) -> float | None:
-    """Return (e2e - TTFT) / (tokens - 1), the one definition that all imports use."""
-    if ttft_ms is None or e2e_ms is None or not tokens or tokens < 2:
+    """Return (e2e - TTFT) / (tokens - 1), the one definition that all imports use; None where no time is between."""
+    if ttft_ms is None or e2e_ms is None or not tokens or tokens < 2 or e2e_ms <= ttft_ms:
         return None
-    return round(max(0.0, e2e_ms - ttft_ms) / (tokens - 1), 3)
+    return round((e2e_ms - ttft_ms) / (tokens - 1), 3)
 
 
 def milliseconds(seconds: float) -> float:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from exporters.dataset.request_story import RequestStory
 
 _SHOWN = (
-    "ts", "team", "model", "upstream", "variant", "attempt", "outcome", "reason", "prompt_tokens", "cached_tokens",
-    "completion_tokens", "finish_reason", "trace_id",
+    "ts", "team", "model", "upstream", "variant", "attempt", "outcome", "reason", "unreadable", "prompt_tokens",
+    "cached_tokens", "completion_tokens", "finish_reason", "trace_id",
 )  # fmt: skip
 
 

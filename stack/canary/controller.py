@@ -281,7 +281,7 @@ def samples_of(
     without_times = sample._replace(outcome="upstream_error", ttft_ms=None, tpot_ms=None, e2e_ms=None)
     for tried in (record.tried or "").split(","):
         if upstream := file.policy.upstreams.get(tried.partition(":")[0]):
-            yield without_times._replace(variant=upstream.variant)
+            yield without_times._replace(variant=upstream.variant, unreadable=False)
     if sample.variant is None:
         return
     if record.reason in REFUSED:

@@ -19,7 +19,7 @@ import msgspec
 
 from exporters.statistics import LEAST_LOOKS, CountSpread, SequentialSeries, coin_evidence
 from stack.gateway.policy import Canary
-from stack.tuning.comparison import ComparedMetric, Finding, Verdict, margin_text, within_margin
+from stack.tuning.comparison import ComparedMetric, Finding, Verdict, margin_text, unreadable_answers, within_margin
 from stack.tuning.samples import RequestSample
 from stack.tuning.series import LIVE_METRICS
 
@@ -70,12 +70,13 @@ class LogSums(msgspec.Struct):
 
 class CanaryMinute(msgspec.Struct):
     """Requests that ended in one block_s. start_s: unix seconds. requests, errors: of the canary, and of the others;
-    rejections and clients that left are neither."""
+    rejections and clients that left are neither. unreadable: answers that the gateway could not read."""
 
     start_s: float
     requests: tuple[int, int] = (0, 0)
     errors: tuple[int, int] = (0, 0)
     sums: dict[str, LogSums] = {}
+    unreadable: tuple[int, int] = (0, 0)
 
     def add(self, sample: RequestSample, canary: bool) -> None:
         """Count a request."""
@@ -86,6 +87,11 @@ class CanaryMinute(msgspec.Struct):
         bad_canary, bad_others = self.errors
         self.requests = of_canary + canary, of_others + (not canary)
         self.errors = bad_canary + (failed and canary), bad_others + (failed and not canary)
+        unread_canary, unread_others = self.unreadable
+        self.unreadable = (
+            unread_canary + (sample.unreadable and canary),
+            unread_others + (sample.unreadable and not canary),
+        )
         for figure, (_, value_of) in VALUES.items():
             if (value := value_of(sample)) is not None:
                 sums, log = self.sums.setdefault(figure, LogSums()), math.log(max(value, 1e-3))
@@ -189,6 +195,7 @@ class CanaryEvidence(msgspec.Struct):
     metrics: dict[str, MetricEvidence] = {}
     errors: ErrorEvidence = msgspec.field(default_factory=ErrorEvidence)
     recent: list[CanaryMinute] = []
+    unreadable: tuple[int, int] = (0, 0)
 
     def add(self, samples: Iterable[RequestSample], policy: Canary, settled_s: float) -> None:
         """Add requests in the order of their ends. settled_s: minutes that start earlier are warm-up."""
@@ -218,6 +225,7 @@ class CanaryEvidence(msgspec.Struct):
             return True
         self.minutes += 1
         self.requests = self.requests[0] + minute.requests[0], self.requests[1] + minute.requests[1]
+        self.unreadable = self.unreadable[0] + minute.unreadable[0], self.unreadable[1] + minute.unreadable[1]
         for figure, sums in minute.sums.items():
             self.metrics.setdefault(figure, MetricEvidence()).add(sums, policy.block_requests)
         self.errors.add(minute)
@@ -259,7 +267,8 @@ def assess(evidence: CanaryEvidence, policy: Canary) -> list[MetricAssessment]:
             required = measured.all.canary >= ASKED * evidence.errors.requests[0]
             level = alpha / max(len(policy.steps), evidence.share)
             found.append(_latency(replace(metric, margin=policy.margin), measured, level)._replace(required=required))
-    return [*found, MetricAssessment(_errors(evidence, alpha))]
+    a, b = ((evidence.unreadable[side], evidence.requests[side]) for side in (1, 0))
+    return [*found, *map(MetricAssessment, (_errors(evidence, alpha), *unreadable_answers(a, b)))]
 
 
 def _latency(metric: ComparedMetric, evidence: MetricEvidence, alpha: float) -> MetricAssessment:

@@ -222,7 +222,8 @@ def _labels(result: Mapping[str, Any]) -> list[str]:
 
 
 def sheet(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return table head and rows, total last; columns without data and estimates of 0 are omitted."""
+    """Return table head and rows, total last; columns without data, and estimates and unreadable
+    answers of 0, are omitted."""
     money = result["currency"] or ""
     columns = {
         "gpu_hours": ("GPU hours", 4, 1.0), "aborted_gpu_hours": ("of which aborted", 4, 1.0),
@@ -232,11 +233,13 @@ def sheet(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         "prompt_tokens": ("prompt", 0, 1.0), "cached_tokens": ("cached", 0, 1.0),
         "completion_tokens": ("completion", 0, 1.0),
         "est_prompt_tokens": ("est. prompt", 0, 1.0), "est_completion_tokens": ("est. completion", 0, 1.0),
+        "unreadable_requests": ("unreadable", 0, 1.0),
         "api_cost": (f"{money} at API prices", 4, 1.0),
     }  # fmt: skip
     shown = {
         name: column for name, column in columns.items()
-        if result["total"][name] is not None and not (name.startswith("est_") and result["total"][name] == 0)
+        if result["total"][name] is not None
+        and not (name.startswith(("est_", "unreadable_")) and result["total"][name] == 0)
     }  # fmt: skip
     names = _labels(result)
     rows = [*map(_with_short_times, result["rows"]), {names[0]: "total", **result["total"]}]

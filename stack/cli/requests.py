@@ -183,7 +183,8 @@ def _draw(story: Any, link: str | None, notes: list[str]) -> None:
     console = Console(width=output_width(160), highlight=False)
     named = {
         "team": record.team, "model": record.model, "engine": record.upstream, "variant": record.variant,
-        "outcome": record.outcome, "reason": record.reason, "attempt": record.attempt,
+        "outcome": record.outcome, "reason": record.reason,
+        "unreadable": record.unreadable, "attempt": record.attempt,
     }  # fmt: skip
     click.echo(printable(f"request {record.request_id}, ended {record.ts or 'at an unknown time'}"))
     click.echo(printable(", ".join(f"{name} {value}" for name, value in named.items() if value is not None)))

@@ -69,7 +69,7 @@ class Finding:
 
     @property
     def has_verdict(self) -> bool:
-        return self.why != NO_VERDICT
+        return not self.why.startswith(NO_VERDICT)
 
     @property
     def holds_no_change(self) -> bool:
@@ -108,6 +108,7 @@ HEADLINE = (
     ComparedMetric("error_ratio", "errors", SHARE, "lower", "difference", 0.005),
     ComparedMetric("memory_peak_gb", "memory peak", "GB", "lower"),
 )
+UNREADABLE = ComparedMetric("unreadable_ratio", "unreadable answers", SHARE, "lower", "difference", 0.005)
 # Figures without their statistic; what is not listed is shown as a ratio of which less is better.
 _KNOWN = {
     "ttft_ms": ComparedMetric("", "TTFT", "ms", "lower"),
@@ -179,6 +180,19 @@ def length_distance(a: Sequence[float], b: Sequence[float]) -> tuple[float, bool
     """Return how far apart two distributions of lengths are, and whether that is little or chance (1 %)."""
     apart = ks_distance(a, b)
     return apart, apart <= max(MOST_APART, ks_critical(len(a), len(b)))
+
+
+def unreadable_answers(a: tuple[int, int], b: tuple[int, int]) -> list[Finding]:
+    """Return the row of answers that the gateway could not read; none without such an answer. a, b: their number, and
+    that of all requests."""
+    if not a[0] + b[0]:
+        return []
+    first, second = (bad / max(requests, 1) for bad, requests in (a, b))
+    counts = ", and ".join(
+        f"{bad:,} of {requests:,} requests ({percent_text(share)})"
+        for (bad, requests), share in ((a, first), (b, second))
+    )
+    return [Finding(UNREADABLE, first, second, second - first, why=f"{NO_VERDICT}: {counts}")]
 
 
 # ---- words --------------------------------------------------------------------------------------------------------

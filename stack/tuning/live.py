@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
@@ -40,6 +40,7 @@ from stack.tuning.comparison import (
     Finding,
     corrected,
     margin_text,
+    unreadable_answers,
     verdict_of,
 )
 from stack.tuning.samples import RequestSample, SampleLog, Span, collect_samples
@@ -141,6 +142,7 @@ def around_event(
         ),
     ]
     findings = _findings(placed, partial(_step_of, line=not shifts), load, metrics, resamples, seed)
+    findings += _unreadable(placed, (TODAY_BEFORE, TODAY_AFTER))
     caveats += [check.what for check in checks if not check.ok]
     point = f"{timestamp(event_at_s)}, {window_s / HOUR_S:.3g} h on each side"
     return Comparison("before", "after", LIVE, point, findings, checks, False, tuple(dict.fromkeys(caveats)))
@@ -277,7 +279,7 @@ def between_variants(
     ]
     first_s, last_s = (sample.started_s for _, sample in requests), (sample.ended_s for _, sample in requests)
     point = f"{timestamp(min(first_s))} to {timestamp(max(last_s))}"
-    findings = _findings(placed, _difference_of, load or 1.0, metrics, resamples, seed)
+    findings = _findings(placed, _difference_of, load or 1.0, metrics, resamples, seed) + _unreadable(placed, (0, 1))
     return Comparison(a, b, LIVE, point, findings, routing, controlled, tuple(dict.fromkeys(caveats)))
 
 
@@ -341,6 +343,12 @@ def _findings(
         _decided(found, doubt, family) if found.p_holm is not None else found
         for found, (_, doubt) in zip(findings, measured, strict=True)
     )
+
+
+def _unreadable(placed: SamplesByBlock, sides: Iterable[Hashable]) -> tuple[Finding, ...]:
+    read = [[not sample.unreadable for position, sample in placed.requests if position.side == side] for side in sides]
+    a, b = ((answers.count(False), len(answers)) for answers in read)
+    return tuple(unreadable_answers(a, b))
 
 
 def _finding(

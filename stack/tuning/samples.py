@@ -35,6 +35,7 @@ class RequestSample(NamedTuple):
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     e2e_ms: float | None = None
+    unreadable: bool = False
 
 
 @dataclass(slots=True)
@@ -95,6 +96,7 @@ def sample_of(record: RequestRecord, ended_s: float, names: dict[str | None, str
         ended_s - (record.e2e_ms or 0.0) / 1000, ended_s, model, team, variant, upstream, outcome,
         record.prompt_tokens, record.cached_tokens, record.completion_tokens,
         record.queue_ms, record.engine_queue_ms, record.ttft_ms, record.tpot_ms, record.e2e_ms,
+        record.unreadable is not None,
     )  # fmt: skip
 
 

@@ -56,12 +56,13 @@ def _made(rng: random.Random, request_id: str, ended_s: float) -> RequestRecord:
         tpot_ms=rng.choice((None, 10.0, 33.3)) if streamed else None,
         engine_queue_ms=rng.choice((None, 5.0, 500.0)),
         engine_ttft_ms=rng.choice((None, 50.0)),
-        prompt_tokens=rng.choice((0, 100, 3000)) if usage else None,
-        cached_tokens=rng.choice((None, 0, 16)) if usage else None,
+        prompt_tokens=(prompt := rng.choice((0, 100, 3000, None))) if usage else None,
+        cached_tokens=rng.choice((None, 0, 16)) if usage and prompt else None,
         completion_tokens=rng.choice((1, 40, 500)) if usage and rng.random() < 0.9 else None,
         est_prompt_tokens=90,
         est_completion_tokens=rng.choice((None, 7)),
         client_wait_ms=rng.choice((None, 0.0, 0.3 * e2e)),
+        unreadable=rng.choice((None, None, "json", "usage")),
     )
 
 

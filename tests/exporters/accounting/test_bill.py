@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import itertools
 import json
@@ -13,6 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from exporters.accounting.billing_period import midnights, month_period
+from exporters.accounting.closed_month import close_month, read_month
+from exporters.accounting.cost import CostPart, SourceTotals, TeamUse
 from exporters.accounting.gpu_use import ABORTED, IDLE, UNATTRIBUTED
 from stack.cli import main
 from tests.support.focus_check import find_problems
@@ -153,6 +156,18 @@ def test_a_closed_month_stays_as_it_was(recorded, prices, tmp_path):
     path.write_text(path.read_text().replace('"team": "tiny"', '"team": "huge"', 1))
     status, text = run(*asked)
     assert (2, True) == (status, f"{path} was changed" in " ".join(text.split())), text
+
+
+def test_a_month_that_an_earlier_release_closed_is_read(tmp_path):
+    found = SourceTotals("log", month_period(MONTH, "UTC"), "EUR", known={"cost"})
+    found.parts[CostPart(found.period.from_s, found.period.to_s)]["t", "m"] = TeamUse(seconds=1.5)
+    path = close_month(found, tmp_path, END_S)
+    content = json.loads(path.read_text()) | {"digest": ""}
+    del content["rows"][0]["use"]["unreadable_requests"]
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    path.chmod(0o644)
+    path.write_text(json.dumps(content | {"digest": hashlib.sha256(text.encode()).hexdigest()}))
+    assert read_month(tmp_path, MONTH).parts == found.parts
 
 
 @pytest.mark.prometheus

@@ -131,6 +131,17 @@ def test_idle_cost_can_be_spread(tmp_path):
     }
 
 
+def test_unreadable_answers_are_a_column(tmp_path):
+    unknown = {"prompt_tokens": None, "completion_tokens": None, "est_prompt_tokens": 40, "unreadable": "usage"}
+    path = write(tmp_path, request(0, 10, outcome="ok", **unknown), request(10, 20), request(0, 5, "blue"))
+    told = cost.report(from_log([path], last(100), PRICES), "team")
+    assert {"red": 1, "blue": 0, IDLE: 0} == {row["team"]: row["unreadable_requests"] for row in told["rows"]}
+    assert (1, 40) == (told["total"]["unreadable_requests"], told["total"]["est_prompt_tokens"])
+    head, rows = cli_cost.sheet(told)
+    assert ["1", "0", "0", "1"] == [row[head.index("unreadable")] for row in rows]
+    assert "unreadable" not in cli_cost.sheet(cost.report(from_log([write(tmp_path, request(0, 9))])))[0]
+
+
 def test_aborted_work_is_a_column_of_its_team(tmp_path):
     """What was refused used nothing. Estimated tokens have columns of their own and are charged at API prices, but are
     in no exact figure."""
@@ -352,6 +363,7 @@ A_MINUTE = {  # growth by metric and labels
         )
     ),
     attributed.API_COST: (({"currency": "EUR", "team": "red"}, 0.5),),
+    sidecar_series.UNREADABLE: (({"reason": "json", "team": "red"}, 2.0), ({"reason": "usage", "team": "red"}, 1.0)),
     sidecar_series.ESTIMATED_TOKENS: tuple(({"team": "red", "type": kind}, amount) for kind,
         amount in (("prompt", 60.0), ("completion", 12.0))),
     sidecar_series.TOKENS: tuple(
@@ -417,7 +429,7 @@ def test_recorded_sums_survive_a_sidecar_restart(recorded):
         red["cached_tokens"],
         red["completion_tokens"],
     )
-    assert pytest.approx(0.5 * hour_s) == red["api_cost"]
+    assert (pytest.approx(0.5 * hour_s), pytest.approx(3 * hour_s)) == (red["api_cost"], red["unreadable_requests"])
     assert pytest.approx(0.03 / 0.66) == red["usage_per_1k_tokens"]
     aborted = {
         row["team"]: pytest.approx(3600 * row["aborted_gpu_hours"]) for row in told["rows"] if row["aborted_gpu_hours"]

@@ -31,6 +31,7 @@ LOOK_EVERY_S = 5.0
 SETTLED_S = 45.0  # patience, a look, and some
 MODEL = "base"
 NOTHING = FinishedRequest()
+NOTHING_BOOKED = tuple({cause: [0] * 3 for cause in causes} for causes in (MISSING_CAUSES, EXTRA_CAUSES))
 
 
 @dataclass(slots=True)
@@ -42,6 +43,7 @@ class Request:
     completion: int = 20
     lines: int = 1
     usage: bool = True
+    readable: bool = True
     name: str = MODEL
     finished: bool = False
     counted: bool = False  # by a page that was read, after the first one
@@ -50,6 +52,8 @@ class Request:
 
     @property
     def work(self) -> FinishedRequest:
+        if not self.readable:
+            return FinishedRequest(unreadable=self.n)
         tokens = (self.prompt * self.n, self.completion * self.n) if self.usage else (0, 0)
         return FinishedRequest(self.n, *tokens, missing=0 if self.usage else 1)
 
@@ -212,7 +216,9 @@ class World:
             if beyond < 0:
                 cause = "start" if request.before_start else "unknown" if request.counted else "restart"
                 _add(extra_in_log[cause], work, -beyond)
-            if request.counted and not request.usage:
+            if request.counted and not request.readable:
+                _add(missing_in_log["unreadable"], work, min(1, self.taken(request)))
+            elif request.counted and not request.usage:
                 _add(missing_in_log["no_usage"], (0, *work[1:]), min(1, self.taken(request)))
         return missing_in_log, extra_in_log
 
@@ -350,7 +356,7 @@ def quiet(world: World) -> World:
 
 def seeded(world: World, seconds: float, per_second: float, seed: int = 1, **fates) -> None:
     """Mixed load: n of 1 to 4, two engines, two ranks; some are aborted. fates: chances of lines=0, lines=2,
-    usage=False."""
+    usage=False, readable=False."""
     rng = random.Random(seed)
     for _ in range(round(seconds / TICK_S)):
         for _ in range(_poisson(rng, per_second * TICK_S)):
@@ -361,6 +367,7 @@ def seeded(world: World, seconds: float, per_second: float, seed: int = 1, **fat
                 rng.randint(1, 900),
                 lines,
                 rng.random() >= fates.get("no_usage", 0),
+                "unreadable" not in fates or rng.random() >= fates["unreadable"],
             )
             slow_s = fates.get("slow_s", 0) * (rng.random() < fates.get("slow", 0))
             world.ask(
@@ -390,6 +397,8 @@ def _poisson(rng: random.Random, mean: float) -> int:
         ({"none": 0.1}, 70),
         ({"twice": 0.1}, 70),
         ({"no_usage": 0.2}, 0),
+        ({"unreadable": 0.2}, 0),
+        ({"unreadable": 0.2}, 70),
         ({"slow": 0.03, "slow_s": 25}, 0),
     ],
     ids=str,
@@ -493,7 +502,7 @@ def test_one_slow_reader_on_an_idle_engine_is_waited_for():
     world.run(28)
     assert 1 == values(world.sidecar)[reconciled.OPEN.name, MODEL, "requests"]
     quiet(world)
-    assert ({"no_usage": [0] * 3, "unknown": [0] * 3}, {cause: [0] * 3 for cause in EXTRA_CAUSES}) == world.told()
+    assert NOTHING_BOOKED == world.told()
 
 
 def test_a_second_restart_soon_after_the_first_is_a_restart_too():
@@ -540,7 +549,7 @@ def test_slow_readers_are_not_taken_for_missing_lines(slow, slow_s, late_s):
         seeded(world, 60, 20, seed=at, slow=slow, slow_s=slow_s)
         world.run(20)
     quiet(world)
-    assert ({"no_usage": [0] * 3, "unknown": [0] * 3}, {cause: [0] * 3 for cause in EXTRA_CAUSES}) == world.told()
+    assert NOTHING_BOOKED == world.told()
 
 
 def test_busy_hours_book_only_restart_losses():
@@ -585,7 +594,7 @@ def test_busy_hours_book_only_restart_losses():
     model = sidecar.state().models[MODEL]
     the_law_holds(sidecar)
     assert logged > 2_000_000
-    assert {"no_usage": [0] * 3, "unknown": [0] * 3} == model.missing_in_log
+    assert NOTHING_BOOKED[0] == model.missing_in_log
     assert {
         "restart": [swallowed, swallowed * 300, swallowed * 120],
         "start": [0] * 3,
@@ -787,6 +796,18 @@ def test_tokens_without_usage_are_booked_as_such():
     model.settled_missing = 1
     model.book_missing_in_log(1, 7)
     assert (5, 7) == (model.missing_in_log["no_usage"][1], model.missing_in_log["unknown"][1])
+
+
+def test_unreadable_answers_explain_at_most_as_many():
+    model = ReconciledModel(0.0, {}, logged=FinishedRequest(unreadable=3), missing_in_log={"unknown": [0] * 3})
+    model.book_missing_in_log(0, 2)
+    model.book_missing_in_log(0, 2)
+    model.book_missing_in_log(1, 5)
+    assert ([3, 5, 0], [1, 0, 0]) == (model.missing_in_log["unreadable"], model.missing_in_log["unknown"])
+    model.settle_exactly()
+    for kind in (0, 1):
+        model.book_missing_in_log(kind, 7)
+    assert [8, 7, 0] == model.missing_in_log["unknown"]
 
 
 @pytest.mark.parametrize(("lines", "missing"), [(NEAR_AT_LEAST_LINES, 2), (NEAR_AT_LEAST_LINES - 1, 0)])

@@ -218,7 +218,9 @@ def test_segments_of_an_older_schema_are_read_with_nulls(tmp_path):
     (new,) = seal(tmp_path, [record(1)])
     older = tmp_path / "older.parquet"
     with parquet.connect() as db:
-        db.execute(f"COPY (SELECT * EXCLUDE (est_completion_tokens, writer) FROM '{new.path}') TO '{older}'")
+        db.execute(
+            f"COPY (SELECT * EXCLUDE (unreadable, est_completion_tokens, writer) FROM '{new.path}') TO '{older}'"
+        )
     segment = LogSegment(**(msgspec.structs.asdict(new.segment) | {"schema": 0, "sha256": "0"}))
     merged = SegmentMaker(tmp_path, "prod", "gw-0").merge("2026-11-25", "chat", [new, SegmentFile(segment, older)])
     assert [None, "gw-0"] == sorted((row[2] for row in rows(merged)), key=str)

@@ -68,6 +68,7 @@ def test_totals_equal_the_counters(data: RequestData, records: list[RequestRecor
             name: mine[name] for name in (*OUTCOMES, "unknown")
         }
         assert series.tokens == (mine["prompt_tokens"], mine["cached_tokens"], mine["completion_tokens"])
+        assert sum(series.unreadable.values()) == mine["unreadable_requests"]
         assert series.estimated == (mine["estimated_prompt_tokens"], mine["estimated_completion_tokens"])
         assert reasons.get(key, {}) == series.reasons
         work = finished[key]

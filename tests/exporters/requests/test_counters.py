@@ -38,6 +38,22 @@ def test_only_known_usage_is_finished_work():
     assert (2, 10, 3, 1, 0) == row(known, unknown).finished
 
 
+def test_unreadable_answers_are_counted_by_reason():
+    """A failed one may be finished work of the engine, but a redirect is none; one with usage unknown is finished."""
+    failed = {"outcome": "upstream_error", "reason": "engine_error"}
+    known = record(unreadable="json", prompts=3, n=2, **failed)
+    found = row(known, record(unreadable="redirect", **failed), record(unreadable="odd"), record(est_prompt_tokens=5,
+        unreadable="usage"))  # fmt: skip
+    assert {"json": 1, "redirect": 1, "other": 1, "usage": 1} == found.unreadable
+    assert (6, 2, 2) == (found.finished_unreadable, found.finished[0], found.finished[3])
+    assert (5, None) == found.estimated
+    counted = counters()
+    counted.add(known)
+    ((stored, _),) = counted.changed().values()
+    counted.restore(stored, BucketCounts())
+    assert 6 == counted.finished()["m"].unreadable
+
+
 def test_an_overhead_of_nothing_is_a_time():
     """Some of these records have no engine time, so that they are added up one by one."""
     even = record(ttft_ms=5.5, engine_queue_ms=2.0, engine_ttft_ms=3.0)

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from exporters.requests.explain import as_text, explain
+from exporters.requests.record import FieldMap
 from exporters.sidecar_config import SidecarConfig, TeamSettings, counting
 from stack.cli import main
 
@@ -79,12 +80,20 @@ def test_a_status_is_not_taken_for_an_outcome():
         (b'{"request_id":"a"}{"request_id":"b"}', None, "two records"),
         (b"no json", "json", None),
         (b'{"id":"a"}', "type", "field_names: {their_name: request_id}"),
+        (b'{"request_id":"a","prompt_tokens":1,"cached_tokens":2}', "range", None),
     ],
 )
 def test_a_broken_line_is_told_as_it_is_counted(line: bytes, reason: str | None, noted: str | None):
     told = explain(line)
     assert reason == (told["refused"] and told["refused"]["reason"])
     assert noted is None or any(noted in note for note in told["notes"])
+
+
+def test_summed_prompt_names_its_parts():
+    fields = FieldMap({"in": "prompt_fresh_tokens", "read": "cached_tokens"})
+    told = explain(b'{"request_id":"a","in":5,"read":2,"made":1}', fields)
+    assert ("in + read", 7) == next((f["from"], f["value"]) for f in told["fields"] if f["field"] == "prompt_tokens")
+    assert ["made"] == [one["name"] for one in told["ignored"]]
 
 
 def test_text_is_safe_for_a_terminal():

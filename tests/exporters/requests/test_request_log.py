@@ -15,6 +15,7 @@ from exporters.requests.record import (
     FieldMap,
     RequestRecord,
     ended_at,
+    estimated_tokens,
     fitting_line,
     parse_block,
     parse_line,
@@ -78,6 +79,8 @@ def test_other_names_can_be_mapped():
         (b'{"request_id":"x","e2e_ms":"1"}', "type"),
         (b'{"request_id":"x","n":1.5}', "type"),
         (b'{"request_id":"x","model":{"request_id":"y"}', "json"),
+        (b'{"request_id":"x","prompt_tokens":86,"cached_tokens":87}', "range"),
+        (b'{"request_id":"x","prompt_tokens":0,"cached_tokens":1}', "range"),
     ],
 )
 def test_a_bad_line_says_what_kind_of_bad(line: bytes, reason: str):
@@ -161,6 +164,7 @@ def test_the_worst_record_that_a_gateway_can_write_fits():
     worst = msgspec.structs.replace(FULL, **numbers, **times, **texts, team="t" * 40, route="/v1/audio/transcriptions",
         n=999999, retry_after_s=1e9,
                                     outcome="upstream_error", reason="gateway_stopped", cache_hit=False,
+                                    unreadable="content_type",
                                     stream=False)  # fmt: skip
     assert len(fitting_line(worst)) <= MAX_LINE_BYTES
 
@@ -194,6 +198,11 @@ def test_a_block_of_records_is_read_at_once_and_as_one_by_one():
         (b'no\n{"request_id":"a"}\n{}\n', ["a"], [(b"no", "json"), (b"{}", "type")]),
         (b'{"request_id":"a","n":-1}\n{"request_id":"b"}\n', ["b"], [(b'{"request_id":"a","n":-1}', "range")]),
         (b'{"request_id":"a","ts":"now"}\n{"request_id":"b"}\n', ["b"], [(b'{"request_id":"a","ts":"now"}', "type")]),
+        (
+            b'{"request_id":"a","prompt_tokens":1,"cached_tokens":2}\n{"request_id":"b","cached_tokens":2}\n',
+            ["b"],
+            [(b'{"request_id":"a","prompt_tokens":1,"cached_tokens":2}', "range")],
+        ),
         # one record on two lines is no record
         (b'{"request_id":\n"a"}\n', [], [(b'{"request_id":', "json"), (b'"a"}', "json")]),
     ],
@@ -381,12 +390,56 @@ def test_a_field_is_found_under_its_name_and_in_its_unit(names: dict[str, str], 
         ({"end": "ts_s"}, b'{"request_id":"x","end":1e300}', "type"),
         ({"state": "outcome"}, b'{"request_id":"x","state":"fine"}', "type"),
         ({"usage.n": "n"}, b'{"request_id":"x","usage":{"n":1e999}}', "range"),
+        ({"fresh": "prompt_fresh_tokens"}, b'{"request_id":"x","fresh":-5,"cached_tokens":9}', "range"),
+        ({"fresh": "prompt_fresh_tokens"}, b'{"request_id":"x","fresh":"5"}', "type"),
+        ({"fresh": "prompt_fresh_tokens"}, b'{"request_id":"x","fresh":999999999999,"cached_tokens":1}', "range"),
     ],
 )
 def test_a_foreign_line_is_held_to_the_same_bounds(names: dict[str, str], line: bytes, reason: str):
     with pytest.raises(BadLine) as caught:
         parse_line(line, FieldMap(names))
     assert reason == caught.value.reason
+
+
+ANTHROPIC = FieldMap(
+    {
+        "usage.input_tokens": "prompt_fresh_tokens", "usage.cache_creation_input_tokens": "prompt_written_tokens",
+        "usage.cache_read_input_tokens": "cached_tokens",
+    }
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("usage", "prompt", "cached"),
+    [
+        ({"input_tokens": 86, "cache_read_input_tokens": 17_817}, 17_903, 17_817),
+        ({"input_tokens": 5, "cache_read_input_tokens": None, "cache_creation_input_tokens": 3}, 8, None),
+        ({"input_tokens": 0, "cache_read_input_tokens": 0}, 0, 0),
+        ({"cache_read_input_tokens": 4}, None, 4),
+    ],
+)
+def test_parts_of_a_prompt_are_summed(usage: dict[str, int], prompt: int | None, cached: int | None):
+    line = msgspec.json.encode({"request_id": "x", "prompt_tokens": None, "usage": usage})
+    ((record,), _) = parse_block(line, ANTHROPIC)
+    assert (prompt, cached) == (record.prompt_tokens, record.cached_tokens)
+
+
+@pytest.mark.parametrize(
+    ("given", "prompt", "completion"),
+    [
+        ({}, None, None),
+        ({"est_completion_tokens": 7}, 40, 7),
+        ({"est_completion_tokens": 7, "prompt_tokens": 9}, None, 7),
+        ({"est_completion_tokens": 7, "completion_tokens": 9}, None, None),
+        ({"unreadable": "usage", "outcome": "ok"}, 40, None),  # embeddings have no completion
+        ({"unreadable": "usage", "outcome": "ok", "completion_tokens": 9}, 40, None),
+        ({"unreadable": "usage", "outcome": "ok", "prompt_tokens": 9}, None, None),
+        ({"unreadable": "json", "outcome": "upstream_error"}, None, None),
+    ],
+)
+def test_estimates_stand_in_for_usage(given: dict[str, Any], prompt: int | None, completion: int | None):
+    record = RequestRecord(request_id="x", est_prompt_tokens=40, **given)
+    assert (prompt, completion) == estimated_tokens(record)
 
 
 def test_words_are_translated_whatever_their_json_type():
@@ -406,6 +459,9 @@ def test_words_are_translated_whatever_their_json_type():
         ({"a": "prompt_token"}, {}, r"^field_names .*'prompt_token', .* prompt_tokens\?$"),
         ({"a": "prompt_tokens_s"}, {}, "^field_names .*'prompt_tokens_s', "),
         ({"a": "e2e_h"}, {}, r"^field_names .*'e2e_h', .* e2e_ms\?$"),
+        ({"a": "prompt_fresh_token"}, {}, r"prompt_fresh_tokens\?$"),
+        ({"a": "prompt_fresh_tokens", "b": "prompt_tokens"}, {}, "prompt_tokens .* prompt_fresh_tokens"),
+        ({"a": "prompt_written_tokens", "b": "prompt_tokens"}, {}, "without prompt_fresh_tokens"),
         ({}, {"outcomes": {"a": "ok"}}, r"^field_values .*'outcomes', .* outcome\?$"),
         ({}, {"outcome": {"a": "okay"}}, r"^field_values .*'okay', .* outcome; .* ok\?$"),
         ({}, {"prompt_tokens": {"none": -1}}, "^field_values .* -1, .* prompt_tokens"),

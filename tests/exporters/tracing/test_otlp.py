@@ -257,6 +257,7 @@ def lines() -> st.SearchStrategy[bytes]:
         "status": st.integers(-(2**63), 2**64 - 1),
         "n": st.integers(0, 10**5 - 1),
         "prompts": st.integers(0, 10**5 - 1),
+        "cached_tokens": st.just(0),  # never more than the prompt
     }
     return st.fixed_dictionaries(needed, optional=optional).map(lambda found: json.dumps(found).encode())
 

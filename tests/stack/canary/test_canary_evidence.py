@@ -75,6 +75,15 @@ def test_rejections_and_clients_that_left_count_for_nothing():
     assert 1 == minute.sums["ttft_ms"].canary
 
 
+def test_unreadable_answers_are_a_row_without_verdict():
+    evidence = after(2)
+    assert "unreadable_ratio" not in [each.finding.metric.figure for each in assess(evidence, POLICY)]
+    evidence.add([sample(121.0)._replace(unreadable=True), sample(122.0, "stable")], POLICY, 0.0)
+    assert evidence.close(POLICY, 0.0)
+    row = assess(evidence, POLICY)[-1].finding
+    assert ("unreadable_ratio", 0.0, 1 / 241, False) == (row.metric.figure, row.a, row.b, row.has_verdict)
+
+
 def test_answers_without_a_stream_are_compared_by_their_time():
     minute = CanaryMinute(0.0)
     minute.add(sample(1.0, ttft_ms=None), canary=False)

@@ -472,6 +472,15 @@ def test_two_variants_at_the_same_time_are_controlled():
     assert consistent(found).startswith("consistent with 10 % lower")
 
 
+def test_unreadable_answers_are_a_row_of_their_own():
+    """Without a verdict. Their unknown tokens are in no stratum of known ones, and not taken for 0."""
+    told = between(variants(unreadable="usage", prompt_tokens=None, cached_tokens=None, completion_tokens=None))
+    found = finding(told, "unreadable_ratio")
+    assert (0.0, 1.0, False) == (found.a, found.b, found.has_verdict)
+    assert finding(told, "hit_ratio").effect is None
+    assert "unreadable_ratio" not in [each.metric.figure for each in between(variants()).findings]
+
+
 def test_what_both_variants_do_over_the_day_is_no_effect():
     records = [msgspec.structs.replace(each, ttft_ms=100 + n / 2) for n, each in enumerate(variants())]
     assert "equivalent" == finding(between(records), "ttft_ms").verdict
