@@ -17,6 +17,7 @@ _ALLOCATION = ('basis="allocation"',)
 _REACHED = ('outcome!="rejected"',)  # requests that reached an engine
 _BY_POLICY = ('outcome="rejected"', 'reason!~"engine_busy|bad_request"')  # rejected by the gateway, not by the engine
 _TRUNCATED = ('finished_reason="length"',)
+_BROKEN = ('reason!="size"',)  # a response that is too long to be read is intact
 _REQUESTS = 'kind="requests"'
 # counts lost with a restarted engine, or before the sidecar started, are no fault
 _UNEXPLAINED = 'cause!~"restart|start"'
@@ -234,6 +235,21 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             ),
             panel=PanelRef("monitoring-health", "gateway-log"),
             muted_by=("VLLMGatewayDown",),
+        ),
+        Alert(
+            "VLLMResponsesUnreadable",
+            Severity.WARNING,
+            f"{promql.growth(gateway.UNREADABLE, five, (*TARGET_POD, 'route', 'reason'), _BROKEN)} > 0",
+            hold="5m",
+            keep_firing="5m",
+            summary="Responses unreadable ({{ $labels.reason }}): {{ $labels.route }} on {{ $labels.instance }}",
+            description=(
+                "The gateway {{ $labels.instance }} could not read {{ $value | humanize }} responses of engines to"
+                " {{ $labels.route }} within 5 min (reason: {{ $labels.reason }}), and it has gone on for 5 min. Their"
+                " requests failed, or their token counts are unknown. Find the engine in the request log (Do this"
+                " first, step 2), then ask it directly (step 3)."
+            ),
+            panel=PanelRef("gateway", "unreadable"),
         ),
         Alert(
             "VLLMGatewayNotSharing",

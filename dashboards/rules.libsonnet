@@ -634,6 +634,22 @@
      }
     },
     {
+     "alert": "VLLMResponsesUnreadable",
+     "expr": "  sum by (cluster, namespace, job, instance, pod, route, reason) (\n    increase(vllm_watch_gateway_unreadable_total{reason!=\"size\"}[5m])\n  )\n>\n  0",
+     "for": "5m",
+     "keep_firing_for": "5m",
+     "labels": {
+      "severity": "warning",
+      "owner": "serving"
+     },
+     "annotations": {
+      "summary": "Responses unreadable ({{ $labels.reason }}): {{ $labels.route }} on {{ $labels.instance }}",
+      "description": "The gateway {{ $labels.instance }} could not read {{ $value | humanize }} responses of engines to {{ $labels.route }} within 5 min (reason: {{ $labels.reason }}), and it has gone on for 5 min. Their requests failed, or their token counts are unknown. Find the engine in the request log (Do this first, step 2), then ask it directly (step 3).",
+      "runbook_url": "http://127.0.0.1:9402/runbooks/VLLMResponsesUnreadable?live=1{{ range $name, $value := $labels }}{{ if ne $name \"__name__\" }}&{{ $name }}={{ $value | urlquery }}{{ end }}{{ end }}",
+      "dashboard_url": "http://127.0.0.1:3000/d/vllm-watch-gateway?viewPanel=585885"
+     }
+    },
+    {
      "alert": "VLLMGatewayNotSharing",
      "expr": "  sum by (cluster, namespace, job, instance, pod) (vllm_watch_gateway_lease_lost) > 0\nor\n  max by (cluster, namespace, job, instance, pod) (vllm_watch_gateway_lease_policies) > 1",
      "for": "1m",

@@ -240,6 +240,18 @@ _UPSTREAMS = (
         detail="overview",
         optional="Empty while no try failed; stop an engine behind the gateway to see what it would show.",
     ),
+    Panel(
+        "unreadable",
+        "Unreadable responses by route and reason",
+        "Responses of upstreams that the gateway could not read. With usage and size the client got its answer and the"
+        " token counts in the record are estimates; with the other reasons the attempt failed.",
+        "Zero everywhere.",
+        "redirect, content_type: the address leads to something other than an engine. encoding: a proxy compresses."
+        " json, shape, empty: another program or release answers. See the runbook of VLLMResponsesUnreadable.",
+        (queries.growth(gateway.UNREADABLE, by=("route", "reason")),),
+        detail="overview",
+        optional="Empty until the gateway has had a request; send one to see its route here.",
+    ),
 )
 
 _VARIANTS = (

@@ -129,6 +129,20 @@ REJECTED = Metric(
         ),
     ),
 )
+UNREADABLE = Metric(
+    "vllm_watch_gateway_unreadable_total",
+    Kind.COUNTER,
+    Unit.REQUESTS,
+    "Attempts at an upstream whose response could not be read, by route and reason: redirect (3xx), content_type (a"
+    " media type that the route never has), encoding (a Content-Encoding that was not requested and cannot be decoded),"
+    " json (not JSON), shape (JSON without the route's fields), empty (no body or no readable event), usage (impossible"
+    " token counts), size (intact, but its token counts are beyond what the gateway reads).",
+    labels=("route", "reason"),
+    notes=(
+        "With usage and size the request is served, and its token counts are unknown; otherwise the attempt fails.",
+        "All reasons of a route start at 0 with its first request, so increase() includes the first occurrence.",
+    ),
+)
 UPSTREAM_INFLIGHT = Metric(
     "vllm_watch_gateway_upstream_inflight_requests", Kind.GAUGE, Unit.REQUESTS,
     "Requests in flight at an upstream.", labels=("upstream", "variant"),
@@ -214,7 +228,7 @@ TASKS = Metric(
 )
 
 GATEWAY = (
-    REQUESTS, INFLIGHT, REJECTED, RUNNING, WAITING, WAIT_ESTIMATE, SLOTS, SLOTS_LIMIT, TOKENS, UPSTREAM_UP,
+    REQUESTS, INFLIGHT, REJECTED, UNREADABLE, RUNNING, WAITING, WAIT_ESTIMATE, SLOTS, SLOTS_LIMIT, TOKENS, UPSTREAM_UP,
     ENGINE_STATE, UPSTREAM_INFLIGHT, ATTEMPTS, POLICY_INFO,
     RELOADS, LEASE_LOST, LEASE_REPLICAS, LEASE_POLICIES, LOG_ERRORS, LOG_LOST, LOG_LOST_BEFORE, LOG_WAITING,
     LISTENER_REJECTED, LOOP_LAG, TASKS,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from alerts import recorded
 from exporters.catalogue import gateway, prometheus, promql, ship, sidecar
-from runbooks.diagnosis.row import BY_INSTANCE, BY_TEAM, INSTANCE, JOB, DiagnosisRow, at, eq, filled
+from runbooks.diagnosis.row import BY_INSTANCE, BY_REASON, BY_TEAM, INSTANCE, JOB, DiagnosisRow, at, eq, filled
+
+_ROUTE = (INSTANCE, filled("route"))
 
 ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
     "VLLMGatewayDown": (
@@ -106,6 +108,40 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             f"unless group by (cluster, namespace, job) ({at(prometheus.UP)})",
             "both run in one pod: its node or its volume claim is gone",
             "Mitigation 2",
+        ),
+    ),
+    "VLLMResponsesUnreadable": (
+        DiagnosisRow(
+            "responses are redirects, or have a media type that the route never has",
+            f"{promql.growth(gateway.UNREADABLE, '10m', BY_REASON, (eq('reason', 'redirect|content_type'), *_ROUTE))}"
+            " > 0",
+            "the address leads to a login page, to TLS, or to another service",
+            "Mitigation 1",
+        ),
+        DiagnosisRow(
+            "responses have an encoding that cannot be decoded",
+            f"{promql.growth(gateway.UNREADABLE, '10m', BY_REASON, (eq('reason', 'encoding'), *_ROUTE))} > 0",
+            "a proxy before the engine compresses responses without being asked, or damages them",
+            "Mitigation 2",
+        ),
+        DiagnosisRow(
+            "responses are not JSON, lack the route's fields, or are empty",
+            f"{promql.growth(gateway.UNREADABLE, '10m', BY_REASON, (eq('reason', 'json|shape|empty'), *_ROUTE))} > 0",
+            "another program, a release of vLLM with other fields, or a proxy that cuts responses",
+            "Mitigation 3",
+        ),
+        DiagnosisRow(
+            "token counts are impossible",
+            f"{promql.growth(gateway.UNREADABLE, '10m', BY_REASON, (eq('reason', 'usage'), *_ROUTE))} > 0",
+            "a defect of this release of the engine, or a proxy that rewrites responses",
+            "Mitigation 4",
+        ),
+        DiagnosisRow(
+            "one upstream of several fails with `engine_error`",
+            f"count({promql.growth(gateway.ATTEMPTS, '10m', ('upstream',), (eq('result', 'engine_error'), INSTANCE))}"
+            f" > 0) == 1 and on () count(group by (upstream) ({at(gateway.UPSTREAM_UP, INSTANCE)})) > 1",
+            "this engine, or what is between the gateway and it; the others can serve meanwhile",
+            "Mitigation 5, then the row above that holds",
         ),
     ),
     "VLLMSidecarDown": (

@@ -87,7 +87,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             f"{at(sidecar.REASONS, eq('reason', 'engine_error|engine_abort'), MODEL)} offset 10m "
             f"or {at(sidecar.REASONS, eq('reason', 'engine_error|engine_abort'), MODEL)} * 0)) > 0",
             "it fails on some requests, or somebody stops or pauses it",
-            "Mitigation 1, then 2",
+            "Mitigation 1, then 2; [VLLMResponsesUnreadable](VLLMResponsesUnreadable.md) if that fires, too",
         ),
         DiagnosisRow(
             "requests exceed the gateway's time limits",

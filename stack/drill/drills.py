@@ -82,6 +82,7 @@ DRILLS: tuple[Drill, ...] = (
         pace=QUICKER),
     # Requests
     Drill("VLLMGatewayRejecting", "clients come with a wrong key", requests.wrong_key, users=True),
+    Drill("VLLMResponsesUnreadable", "a login page answers at the engine's address", requests.login_page),
     Drill("VLLMClientHangupsRising", "clients hang up after the first token", requests.clients_hang_up, pace=QUICKER),
     Drill("VLLMAnswersCutOff", "answers are limited to two tokens", requests.limit_too_short, pace=QUICKER, users=True),
     Drill("VLLMErrorRatioHigh", "the engine core is stopped, and requests time out", requests.requests_time_out),

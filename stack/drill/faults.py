@@ -77,15 +77,15 @@ def folder_instead_of(path: Path) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def served(
-    method: str, path: str, answer: Callable[[web.Request], Awaitable[web.Response]]
+    method: str, path: str, answer: Callable[[web.Request], Awaitable[web.Response]], port: int = 0
 ) -> AsyncIterator[str]:
-    """A stand-in that answers on one path; its address."""
+    """A stand-in that answers on one path; its address. port: 0 for any free one."""
     app = web.Application()
     app.router.add_route(method, path, answer)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()

@@ -7,9 +7,11 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
+from aiohttp import web
+
 from exporters.requests.record import RequestRecord, timestamp, to_line
 from stack.drill.engine_faults import EVER, LONG
-from stack.drill.faults import an_hour, fault, folder_instead_of, stopped
+from stack.drill.faults import an_hour, fault, folder_instead_of, served, stopped
 from stack.drill.lab import DrillLab
 from stack.drill.traffic import ask, crowd, every, good, many, meanwhile, short
 from stack.lab.plan import MODEL
@@ -33,6 +35,19 @@ async def more_than_the_engine_takes(lab: DrillLab) -> AsyncIterator[None]:
 async def wrong_key(lab: DrillLab) -> AsyncIterator[None]:
     async with meanwhile(every(0.25, partial(ask, lab, key="sk-of-nobody"))):
         yield
+
+
+@fault
+async def login_page(lab: DrillLab) -> AsyncIterator[None]:
+    """A login proxy takes the engine's address: it seems healthy, and answers everything by a page."""
+
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(text="<h1>Log in</h1>", content_type="text/html")
+
+    await lab.end("vllm")
+    async with served("*", "/{path:.*}", page, lab.config.port("vllm")), meanwhile(every(0.5, partial(short, lab))):
+        yield
+    await lab.start("vllm")
 
 
 @fault

@@ -35,7 +35,7 @@ SYMPTOMS: Mapping[str, tuple[str, ...]] = {
         "VLLMKVTransferStuck", "VLLMKVTransfersFailing", "VLLMKVTransferSlow", "VLLMKVBlocksExpired",
     ),
     "errors and timeouts": ("VLLMSuccessBudgetBurn", "VLLMSuccessBudgetSlowBurn", "VLLMErrorRatioHigh",
-        "VLLMHTTPErrorRatioHigh", "incident-flow"),
+        "VLLMHTTPErrorRatioHigh", "VLLMResponsesUnreadable", "incident-flow"),
     "clients give up": ("VLLMClientHangupsRising", "VLLMTTFTHigh"),
     "answers are cut off, or became worse": ("VLLMAnswersCutOff", "VLLMGoldenDiffers", "quality", "VLLMGoldenStale"),
     "out of memory, the cache is full": (

@@ -125,6 +125,8 @@ _NOT_SHARING = (
     " every limit, so slots may stay unused. Or gateways have different policies. Read the line `no lease from` or"
     " `policies differ` in its log."
 )
+_LOGIN_PAGE = {"route": "/v1/chat/completions", "reason": "content_type"}
+_LARGE = {**_LOGIN_PAGE, "reason": "size"}
 _STATE = "/var/lib/vllm-watch/state/sidecar.state"
 _H100 = "NVIDIA H100 80GB HBM3"
 
@@ -1263,6 +1265,20 @@ _TRAFFIC = (
             gateway("log_lost_before_requests", state="in_flight"): "0x43",
         },
         gone_within="5m",
+    ),
+    Case(
+        "VLLMResponsesUnreadable",
+        {gateway("unreadable_total", **_LOGIN_PAGE): "0x3 1+1x40", gateway("unreadable_total", **_LARGE): "0x3 1+1x40"},
+        silent_at="8m",
+        fires_at="9m",
+        labels={**GATEWAY, **_LOGIN_PAGE},
+        description=(
+            "The gateway 10.0.0.5:8010 could not read 5 responses of engines to /v1/chat/completions within 5 min"
+            " (reason: content_type), and it has gone on for 5 min. Their requests failed, or their token counts are"
+            " unknown. Find the engine in the request log (Do this first, step 2), then ask it directly (step 3)."
+        ),
+        below={gateway("unreadable_total", **_LOGIN_PAGE): "0x3 9x40", gateway("unreadable_total", **_LARGE): "0+1x43"},
+        gone_within="10m",
     ),
     Case(
         "VLLMGatewayNotSharing",

@@ -41,6 +41,7 @@ from exporters.catalogue.producers import Component, shown_by
 from exporters.engine.liveness import Cause, EngineState
 from exporters.gpu.series import XIDS
 from exporters.net.listener import REASONS as REASONS_TO_TURN_AWAY
+from exporters.requests.record import UNREADABLE
 from stack.gateway.reasons import REASONS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -243,7 +244,8 @@ SETS: dict[Metric, tuple[Labels, ...]] = {
     ),
     gateway.REJECTED: tuple({"reason": name} for name, r in REASONS.items() if r.outcome == "rejected"),
     gateway.ATTEMPTS: tuple({"result": name}
-        for name in ("ok", "client_hangup", "engine_busy", "prefill_timeout", "upstream_reset")),
+        for name in ("ok", "client_hangup", "engine_busy", "prefill_timeout", "upstream_reset", "engine_error")),
+    gateway.UNREADABLE: tuple({"reason": why} for why in UNREADABLE),
     gateway.RELOADS: tuple({"result": name} for name in ("ok", "failed")),
     golden.GOLDEN_VERDICT: tuple(
         {"verdict": verdict, "cause": cause}

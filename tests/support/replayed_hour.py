@@ -81,6 +81,7 @@ _STILL = (  # counters of faults, which a service that is well does not raise
     gateway.LISTENER_REJECTED,
     gateway.LOG_ERRORS,
     gateway.LOG_LOST,
+    gateway.UNREADABLE,
     vllm.CORRUPTED_REQUESTS,
     vllm.ADMISSION_REJECTIONS,
 )

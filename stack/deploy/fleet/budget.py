@@ -19,7 +19,7 @@ from exporters.fine_ladder import bounds_of
 from exporters.gpu.series import XIDS
 from exporters.requests.counters import FINISH_REASONS, REASONS_LIMIT
 from exporters.requests.grouped_latency import PAIRS
-from exporters.requests.record import Outcome
+from exporters.requests.record import UNREADABLE, Outcome
 
 OUTCOMES = len(get_args(Outcome))
 STATUSES = 4  # 2xx, 4xx, 5xx and none
@@ -35,6 +35,7 @@ _VALUES: dict[Metric, int] = {
     sidecar.REASONS: REASONS_LIMIT + OUTCOMES - 1,
     # and __other__ of each outcome but ok; a reason has one outcome, as in our own vocabulary
     sidecar.FINISHES: len(FINISH_REASONS) + 1,  # and other
+    sidecar.UNREADABLE: len(UNREADABLE) + 1,  # and other
     sidecar.TOKENS: 3, sidecar.ESTIMATED_TOKENS: 2, sidecar.CACHE_LOOKUPS: 2,
     attributed.TEAM_SECONDS: 2, attributed.TEAM_ENERGY: 1, attributed.COST: 2, attributed.API_COST: 1,
     reconciled.LOGGED: len(KINDS), reconciled.ENGINE: len(KINDS), reconciled.OPEN: len(KINDS),
@@ -45,6 +46,7 @@ _VALUES: dict[Metric, int] = {
     gpu.XID_ERRORS: len(XIDS) + 1,
     gpu.NVLINK_ERRORS: 4, gpu.NVLINK_BYTES: 2, gpu.ABSENT: 8, gpu.MIG_ACTIVITY: 5,
     gateway.REQUESTS: OUTCOMES * STATUSES, gateway.REJECTED: 20, gateway.ATTEMPTS: REASONS_LIMIT, gateway.RELOADS: 2,
+    gateway.UNREADABLE: 12 * len(UNREADABLE),  # 12 recorded routes
 }  # fmt: skip
 _BOUNDS: dict[Metric, tuple[float, ...]] = {
     sidecar.TTFT: bounds.TTFT_S,
@@ -99,7 +101,8 @@ GATEWAY_TEAM = _all(
     (gateway.REQUESTS, gateway.INFLIGHT, gateway.RUNNING, gateway.WAITING, gateway.WAIT_ESTIMATE, gateway.REJECTED)
 )
 GATEWAY_UPSTREAM = _all((gateway.UPSTREAM_UP, gateway.ENGINE_STATE, gateway.UPSTREAM_INFLIGHT, gateway.ATTEMPTS))
-GATEWAY_FIXED = 60  # itself, its log, its loop, admission: a test counts less on a real page
+# itself, its log, its loop, admission: a test counts less on a real page
+GATEWAY_FIXED = 60 + series(gateway.UNREADABLE)
 CREATED = 2  # prometheus_client also exposes when each counter was created: at most twice as many samples
 
 

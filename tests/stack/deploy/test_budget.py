@@ -22,7 +22,7 @@ from exporters.gpu.series import SAMPLES, families
 from exporters.requests.bounded_names import OTHER, BoundedNames
 from exporters.requests.counters import FINISH_REASONS, RequestCounters
 from exporters.requests.grouped_latency import PAIRS, GroupedLatency
-from exporters.requests.record import UNKNOWN_TEAM, Outcome, RequestRecord
+from exporters.requests.record import UNKNOWN_TEAM, UNREADABLE, Outcome, RequestRecord
 from exporters.sidecar import Sidecar
 from exporters.sidecar_config import EngineTarget, SidecarConfig
 from exporters.tracing.config import OtlpConfig
@@ -30,6 +30,7 @@ from stack.deploy.fleet import budget, files
 from stack.deploy.fleet.budget import Fleet
 from stack.gateway.metrics import GatewayMetrics
 from stack.gateway.reasons import REASONS
+from stack.gateway.request_routes import RECORDED
 from tests.support.wait import until
 
 ROOT = Path(__file__).parents[3]
@@ -113,7 +114,15 @@ def worst(team: str, model: str) -> list[RequestRecord]:
         untold,
         unpaid,
         *(
-            RequestRecord(request_id=f"r{n}", team=team, model=model, outcome=o, reason=why, finish_reason=f)
+            RequestRecord(
+                request_id=f"r{n}",
+                team=team,
+                model=model,
+                outcome=o,
+                reason=why,
+                finish_reason=f,
+                unreadable=(*UNREADABLE, "odd")[n % (len(UNREADABLE) + 1)],
+            )
             for n, (o, why, f) in enumerate(ends)
         ),
     ]
@@ -150,6 +159,7 @@ def test_gateway_team_costs_within_the_budget():
     standing = 3  # waiting, running and the estimate, of admission
     assert len(of_team) + standing <= budget.CREATED * budget.GATEWAY_TEAM
     assert len(samples(_page(GatewayMetrics()))) <= budget.GATEWAY_FIXED
+    assert len(UNREADABLE) * len(RECORDED) == budget.series(gateway.UNREADABLE)
 
 
 def _page(shown: GatewayMetrics) -> str:
