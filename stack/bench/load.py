@@ -15,6 +15,7 @@ import msgspec
 
 from exporters.requests.record import Outcome, RequestRecord, timestamp
 from stack.bench.workload_plan import PlannedRequest
+from stack.gateway.answers import FAILED
 from stack.gateway.reply import Reply, decode
 from stack.gateway.sse import Scanner
 from stack.gateway.upstream_client import BrokenConnection, Unreachable, UpstreamClient
@@ -114,7 +115,7 @@ class LoadRun:
             self._client.close()
 
     async def _one(self, asked: Prepared) -> None:
-        scanner, text = Scanner(), bytearray()
+        scanner, text = Scanner(asked.route), bytearray()
         began = time.perf_counter()
         status: int | None = None
         outcome: Outcome = "ok"
@@ -139,9 +140,10 @@ class LoadRun:
                             pass
                         scanner.close(time.perf_counter())
                     else:
-                        reply = Reply()
-                        if (body := decode(await answer.read(ANSWER_BYTES))) is not None:
-                            reply.note(body)
+                        reply = Reply(asked.route)
+                        data = await answer.read(ANSWER_BYTES)
+                        reply.read(status, answer.content_type, data, len(data))
+                        if (body := decode(data)) is not None:
                             self.said.setdefault(f"http_{status}", _message(body.error))
                 finally:
                     answer.close()
@@ -174,11 +176,11 @@ class LoadRun:
         began: float,
         ended: float,
     ) -> RequestRecord:
-        ttft_s = None if scanner.first_content is None else scanner.first_content - began
+        ttft_s = None if scanner.first_token is None else scanner.first_token - began
         tokens = reply.completion_tokens
-        tpot_ms = None
-        if outcome == "ok" and ttft_s is not None and tokens is not None and tokens > 1 and scanner.spread:
-            tpot_ms = _ms((ended - began - ttft_s) / (tokens - 1))
+        tpot_ms, token_s = None, scanner.token_s(tokens)
+        if outcome == "ok" and ttft_s is not None and tokens is not None and token_s is not None:
+            tpot_ms = _ms(token_s if scanner.hides(tokens) else (ended - began - ttft_s) / (tokens - 1))
         return RequestRecord(
             request_id=asked.request_id,
             ts=timestamp(time.time()),
@@ -212,6 +214,8 @@ def _classify(status: int, scanner: Scanner, reply: Reply) -> tuple[Outcome, str
         return ("rejected" if status in _BUSY else "upstream_error"), f"http_{status}"
     if reply.error_code is not None:
         return ("rejected" if reply.error_code in _BUSY else "upstream_error"), f"stream_error_{reply.error_code}"
+    if reply.unreadable in FAILED:
+        return "upstream_error", f"unreadable_{reply.unreadable}"
     if not scanner.done:
         return "upstream_error", "stream_cut"
     return "ok", None

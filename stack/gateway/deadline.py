@@ -6,16 +6,20 @@ back keeps its timer, which looks again when it fires."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 
 
 class Deadline:
-    """Time limit for a `with` block in this task; none until `after` sets it. The block then raises TimeoutError."""
+    """Time limit for a `with` block in this task; none until `after` sets it. The block then raises TimeoutError.
 
-    __slots__ = ("_cancelling", "_expired", "_loop", "_task", "_timer", "_timer_at", "_when")
+    more_s: called when the time is over; returns the seconds that are granted once more, 0 for none."""
 
-    def __init__(self, task: asyncio.Task[None]) -> None:
+    __slots__ = ("_cancelling", "_expired", "_loop", "_more_s", "_task", "_timer", "_timer_at", "_when")
+
+    def __init__(self, task: asyncio.Task[None], more_s: Callable[[], float] | None = None) -> None:
         self._task = task
+        self._more_s = more_s
         self._loop = task.get_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -58,6 +62,8 @@ class Deadline:
         self._timer = None
         if self._loop.time() < self._when:
             self._start(self._when)
+        elif self._more_s is not None and (more_s := self._more_s()) > 0:
+            self.after(more_s)
         else:
             self._expired = True
             self._task.cancel()

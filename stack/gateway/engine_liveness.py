@@ -4,6 +4,7 @@ Pure but for what `assess` ends: attempts that have brought nothing when the eng
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -35,7 +36,8 @@ class EngineLiveness:
     """Evidence on one engine, and its liveness.
 
     ended_outputs: of attempts that have ended. probes: whether a probe can be sent. probe_since, last_probe: when the
-    open one and the latest one were sent. late: a timeout of ours ended too late to prove anything."""
+    open one and the latest one were sent. stepped_at: when the engine's own counters were last seen to move. late: a
+    timeout of ours ended too late to prove anything."""
 
     liveness: Liveness
     limits: LivenessLimits = DEFAULT_LIMITS
@@ -43,6 +45,7 @@ class EngineLiveness:
     endpoint: Endpoint = Endpoint.UNREAD
     steps: StepValues | None = None
     read_at: float = 0.0
+    stepped_at: float = -math.inf
     paused: bool = False
     late: bool = False
     attempts: set[EngineAttempt] = field(default_factory=set)
@@ -54,6 +57,8 @@ class EngineLiveness:
     def scraped(self, endpoint: Endpoint, now: float, steps: StepValues | None = None) -> None:
         """Note the result of a scrape."""
         self.endpoint, self.read_at = endpoint, now
+        if steps is not None and self.steps is not None and steps.counters != self.steps.counters:
+            self.stepped_at = now
         self.steps = steps or self.steps
 
     def ended(self, attempt: EngineAttempt, *, answered: bool) -> None:

@@ -108,6 +108,10 @@ class Estimator:
         """Tokens of the prompt, of all prompts together. Exact for token ids."""
         return ask.prompt_ids + ask.media * MEDIA_TOKENS + math.ceil(self._known(model, team) * ask.prompt_bytes)
 
+    def text(self, model: str | None, team: str | None, size: int) -> int | None:
+        """Tokens of generated text of so many bytes; None for none."""
+        return math.ceil(self._known(model, team) * size) or None
+
     def certain(self, ask: TokenRequest) -> int:
         """Return the tokens that all prompts of a request have at least, whatever was learned. Media count nothing
         here."""

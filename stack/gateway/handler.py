@@ -16,6 +16,7 @@ import re
 from stack.gateway import request_body as token_requests
 from stack.gateway import request_routes
 from stack.gateway.admission_state import Refusal
+from stack.gateway.answers import ASKED_ONCE, EVENTS, FAILED, JSON, unreadable_head
 from stack.gateway.client_request import BrokenBody, json_response
 from stack.gateway.deadline import Deadline
 from stack.gateway.large_bodies import LARGE_BYTES
@@ -32,7 +33,7 @@ from stack.gateway.refusals import RETRY_MESSAGES, RequestEnd, refusal_end, too_
 from stack.gateway.reply import Reply
 from stack.gateway.response_writer import ResponseWriter
 from stack.gateway.routing import RequestedModel, UpstreamChoice, may_ask, name_at
-from stack.gateway.upstream_client import BrokenConnection, Unreachable, UpstreamResponse
+from stack.gateway.upstream_client import BrokenConnection, HeadTooLong, Unreachable, UpstreamResponse
 
 SMALL_BYTES = 16 << 10  # a body up to this costs no more than its connection does, and is not counted
 
@@ -234,6 +235,8 @@ class RequestHandler(ResponseWriter):
         self._timer.clear()
         tries = [choice, *others]
         for x.attempt, each in enumerate(tries, 1):
+            if x.attempt > 1:
+                x.reply, x.reason, x.content_events, x.retry_after_s = Reply(x.route), None, 0, None
             self._movable = self._may_move(each)
             x.upstream, x.variant, result = each.name, each.upstream.variant, ""
             if self._admitted:
@@ -246,10 +249,10 @@ class RequestHandler(ResponseWriter):
                 result = end.reason
                 if end.reason == "engine_hung" and (other := self._elsewhere(each.name)) is not None:
                     tries.insert(x.attempt, other)
-                if each is tries[-1] or self._response is not None or end.reason not in FAILOVER:
+                once = end.reason not in FAILOVER or x.reply.unreadable in ASKED_ONCE
+                if each is tries[-1] or self._response is not None or once:
                     raise
                 x.tried = ",".join(filter(None, (x.tried, f"{each.name}:{end.reason}")))
-                x.reply, x.reason, x.content_events, x.retry_after_s = Reply(), None, 0, None
             finally:
                 if self._admitted:  # in the words of the record
                     metrics.answered(
@@ -257,6 +260,7 @@ class RequestHandler(ResponseWriter):
                         each.upstream.variant,
                         x.reason or ("ok" if x.complete else result or self._services.life.cut_by),
                     )
+                    metrics.unreadable(x.route, x.reply.unreadable)
         raise AssertionError("there is always one upstream")
 
     async def _tried(self, choice: UpstreamChoice, *, held: bool) -> None:
@@ -265,18 +269,19 @@ class RequestHandler(ResponseWriter):
         stage, allowed = self._first_stage()
         answered = False
         try:
-            with Deadline(self._task) as self._timer:
+            with Deadline(self._task, self._more_s) as self._timer:
                 self._allow(stage, allowed)
                 self._begin_attempt(choice)
                 upstream = await self._sent(choice, last=not held and not self._movable)
                 try:
-                    if upstream.content_type == "text/event-stream" and not upstream.bodiless:
+                    readable = self._x.reply.unreadable is None
+                    if upstream.content_type == EVENTS and readable and not upstream.bodiless:
                         await self._stream(
                             upstream, strip_usage=self._ask.usage_added and upstream.status == 200, held=held
                         )
                     else:
                         await self._whole(upstream, held=held)
-                    answered = upstream.status == 200
+                    answered = upstream.status == 200 and self._x.reply.unreadable not in FAILED
                 finally:
                     upstream.close()  # keeps the connection after a complete answer, cuts it otherwise
         except TimeoutError:
@@ -284,13 +289,25 @@ class RequestHandler(ResponseWriter):
         finally:
             self._end_attempt(choice, answered=answered)
 
+    def _more_s(self) -> float:
+        """Return the time that a silent stream gets once more, because its engine's own counters have moved: a parser
+        may hold tokens back. It lasts no longer than a reply without stream may."""
+        services, decode_s = self._services, self._decode_s()
+        now = services.now()
+        moves = services.watch.step_s(self._x.upstream or "") <= decode_s
+        band = self._band()
+        total_s = (band and band.total_s) or services.timeouts.total_s
+        return decode_s if self._stage == "decode_timeout" and moves and now - self.silent_since < total_s else 0.0
+
     def _begin_attempt(self, choice: UpstreamChoice) -> None:
         """Let the watch of the engine see what this attempt receives."""
-        self._scanner, self._attempt_began = None, self._services.now()
+        self._scanner, self._progress, self._attempt_began = None, 0, self._services.now()
         if self._admitted or self.blocking:
             self._services.watch.began(choice.name, self)
 
     def _end_attempt(self, choice: UpstreamChoice, *, answered: bool) -> None:
+        if self._scanner is not None:
+            self._x.reply.settle(content=self._scanner.content_events > 0)
         if self._admitted or self.blocking:
             self._services.watch.ended(choice.name, self, answered=answered)
 
@@ -320,11 +337,11 @@ class RequestHandler(ResponseWriter):
 
     @property
     def outputs(self) -> int:
-        return 0 if self._scanner is None else self._scanner.content_events
+        return 0 if self._scanner is None else self._scanner.content_events + self._scanner.progress_events
 
     @property
     def silent_since(self) -> float:
-        last = None if self._scanner is None else self._scanner.last_content
+        last = None if self._scanner is None else self._scanner.latest
         return self._attempt_began if last is None else last
 
     @property
@@ -439,11 +456,16 @@ class RequestHandler(ResponseWriter):
             if error.late:
                 raise RequestEnd("connect_timeout") from error
             raise RequestEnd("upstream_down", f"the engine behind this gateway cannot be reached ({error})") from error
+        except HeadTooLong as error:
+            self._x.reply.unreadable = "size"
+            raise RequestEnd("engine_error", str(error), status=502) from error
         except BrokenConnection as error:
             raise RequestEnd("upstream_reset") from error
         self._x.prefill_engine = take_engine_name(answer.headers, choice.upstream.prefill_header)
         self._x.decode_engine = take_engine_name(answer.headers, choice.upstream.decode_header)
-        if answer.status < 500:
+        if self._admitted and (answer.status != 200 or answer.content_type != JSON):
+            self._x.reply.unreadable = unreadable_head(self._x.route, answer.status, answer.content_type)
+        if answer.status < 500 and self._x.reply.unreadable is None:
             watch.worked(choice.name)
         return answer
 

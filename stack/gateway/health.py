@@ -144,6 +144,11 @@ class HealthMonitor:
         if (it := self._watched.get(name)) is not None and it.engine is not None:
             it.engine.ended(attempt, answered=answered)
 
+    def step_s(self, name: str) -> float:
+        """Return the seconds since an engine's own counters were seen to move; infinity where they never were."""
+        it = self._watched.get(name)
+        return math.inf if it is None or it.engine is None else self._clock() - it.engine.stepped_at
+
     def latest(self, name: str) -> Sample | None:
         """The last figures of an engine, however old."""
         it = self._watched.get(name)

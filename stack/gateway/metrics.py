@@ -27,7 +27,7 @@ from exporters.engine.probe_endpoints import ENGINE_PROBES, WatchedEngine, probe
 from exporters.exposition import Distribution, Sample
 from exporters.native_histogram import BucketCounts, observed_ms
 from exporters.net.listener import new_rejections
-from exporters.requests.record import UNKNOWN_TEAM, Outcome
+from exporters.requests.record import UNKNOWN_TEAM, UNREADABLE, Outcome
 from exporters.scrape import Format
 from stack.gateway.admission import Admission
 from stack.gateway.journal import REPORTED_S, Lost
@@ -53,6 +53,8 @@ class GatewayMetrics:
         self._log_lost_before = self._made(Gauge, names.LOG_LOST_BEFORE)
         self._upstream_up = self._made(Gauge, names.UPSTREAM_UP)
         self._rejected = self._counted(names.REJECTED)
+        self._unreadable = self._counted(names.UNREADABLE)
+        self._answered_routes: set[str] = set()
         self._upstream_inflight = self._counted(names.UPSTREAM_INFLIGHT)
         self._attempts = self._counted(names.ATTEMPTS)
         self._reloads = self._made(Counter, names.RELOADS)
@@ -101,6 +103,15 @@ class GatewayMetrics:
         """It has ended: ok, or with a reason of the vocabulary."""
         self._upstream_inflight.add(-1, upstream, variant)
         self._attempts.add(1, upstream, variant, result)
+
+    def unreadable(self, route: str, reason: str | None) -> None:
+        """An attempt has ended. reason: why its answer was not understood, if it was not."""
+        if route not in self._answered_routes:  # so that the first one of each is a rise
+            self._answered_routes.add(route)
+            for each in UNREADABLE:
+                self._unreadable.add(0, route, each)
+        if reason is not None:
+            self._unreadable.add(1, route, reason)
 
     def reloaded(self, well: bool) -> None:
         self._reloads.labels("ok" if well else "failed").inc()

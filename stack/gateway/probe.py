@@ -16,9 +16,10 @@ from exporters.catalogue.exposition_parser import BadExposition
 from exporters.engine.client import EngineClient
 from exporters.net.bounded_read import read_bounded
 from exporters.requests.record import PROBE_TEAM, Outcome, RequestRecord, fitting_line, timestamp
+from stack.gateway.answers import FAILED, unreadable_head
 from stack.gateway.metrics import GatewayMetrics
 from stack.gateway.policy import Upstream
-from stack.gateway.reply import Reply, decode
+from stack.gateway.reply import Reply
 
 OPEN_S = 60.0  # then the next one is sent: a connection may be dead although the engine is back
 ANSWER_BYTES = 64 << 10
@@ -49,7 +50,7 @@ class Prober:
         url = upstream.url.rstrip("/")
         if (model := upstream.model or self._models.get(url) or await self._served(url, headers)) is None:
             return False
-        began, reply = time.monotonic(), Reply()
+        began, reply = time.monotonic(), Reply(_ROUTE)
         status: int | None = None
         outcome: Outcome = "client_abort"
         request_id = f"probe-{secrets.token_hex(8)}"
@@ -69,9 +70,13 @@ class Prober:
                 timeout=aiohttp.ClientTimeout(total=OPEN_S),
                 allow_redirects=False,
             ) as response:
-                body, status = decode(await read_bounded(response, ANSWER_BYTES)), response.status
-            if body is not None:
-                reply.note(body)
+                body, status = await read_bounded(response, ANSWER_BYTES), response.status
+            reply.unreadable = unreadable_head(_ROUTE, status, response.content_type)
+            if reply.unreadable is None:
+                reply.read(status, response.content_type, body, len(body))
+            if reply.unreadable in FAILED:
+                outcome = "upstream_error"
+                return False
             outcome = "ok" if status == 200 else "rejected" if status < 500 else "upstream_error"
             if status in (400, 404, 405, 422):  # no such model any more, or it makes no text
                 self._models.pop(url, None)
@@ -136,4 +141,5 @@ def probe_record(
         finish_reason=reply.finish_reason or ("abort" if outcome == "client_abort" else None),
         outcome=outcome,
         reason=_REASONS[outcome],
+        unreadable=reply.unreadable,
     )

@@ -20,6 +20,7 @@ from stack.gateway.ids import request_id, trace
 from stack.gateway.log import RequestLog
 from stack.gateway.passed_headers import has_two_keys, sent_key
 from stack.gateway.refusals import error_body
+from stack.gateway.reply import Reply
 from stack.gateway.request_state import RequestState, record
 from stack.gateway.services import Services
 
@@ -72,6 +73,7 @@ class Proxy:
             trace=trace(request.headers.get("traceparent"), self.services.new_hex),
             route=path,
             accepted=self.services.now(),
+            reply=Reply(path),
         )
         if not engine_page:
             x.team = self._team(request.headers)
@@ -99,8 +101,11 @@ class Proxy:
             if not self.running:
                 self._idle.set()
             if recorded:
-                if x.content_events and x.reply.completion_tokens is None:
-                    x.est_completion_tokens = self.services.estimator.completion(x.team, x.model, x.content_events)
+                if x.reply.completion_tokens is None:
+                    events, estimator = x.content_events or x.progress_events, self.services.estimator
+                    x.est_completion_tokens = estimator.completion(x.team, x.model, events) or estimator.text(
+                        x.model, x.team, x.reply.text_bytes
+                    )
                 self._log.write(fitting_line(record(x, self.services.now(), self.services.unix_s())))
                 self.services.metrics.ended(x.team, x.outcome, x.status, x.reason)
 

@@ -1,20 +1,22 @@
 """Reader of an engine's reply: tokens, timings, finish reason. Pure; fed with decoded objects, whole or one per
 event.
 
-Knows chat and text completions, embeddings, the responses API and the messages API. Unknown shapes are no error: what
-is not said stays None."""
+Invariants: a figure that cannot be is no figure: it stays None, and `unreadable` says so. What is not reported stays
+None. An object that has neither the shape of the route's answers nor that of an error is understood by nobody here, and
+`shaped` stays False."""
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
-INSPECT_BYTES = 8 << 20  # a larger reply is not decoded; its usage is looked for near its end
-TAIL_BYTES = 4096
+from stack.gateway.answers import OTHER_ANSWER, ROUTE_ANSWERS, TEXTS, UsageFields, is_json
+
 FINISH_WORDS = 20  # different ones that are kept of one reply; engines know about ten
+NOTHING, PROGRESS, CONTENT = 0, 1, 2  # of an event: neither; proof of a step without text to show; text or tool calls
 
 _FINISH = {
     "end_turn": "stop",
@@ -24,10 +26,11 @@ _FINISH = {
     "tool_use": "tool_calls",
 }
 _GRAVEST = ("error", "abort", "repetition", "content_filter", "length", "tool_calls", "function_call", "stop")
-_USAGES = (
-    ("prompt_tokens", "completion_tokens", "prompt_tokens_details"),
-    ("input_tokens", "output_tokens", "input_tokens_details"),
-)
+_CODES = ("code", "status", "status_code")
+_ERROR_TYPES = {
+    "BadRequestError": 400, "invalid_request_error": 400, "NotFoundError": 404, "not_found_error": 404,
+    "rate_limit_error": 429, "overloaded_error": 503,
+}  # fmt: skip
 _VERSION = re.compile(r"vllm-(\d+\.\d+[0-9A-Za-z.+]*)")
 _DELTAS = (
     "content",
@@ -43,9 +46,14 @@ _DELTAS = (
 )
 
 
+_ABSENT, _NULL = msgspec.Raw(), ord("n")
+_WAITING = frozenset(("response.created", "response.queued", "response.in_progress"))
+_TEXTS = frozenset((*_DELTAS, "arguments", "message", "output"))
+
+
 class Body(msgspec.Struct):
     """The fields of a reply or event that matter here; all others are skipped by the decoder, which is what makes it
-    cheap."""
+    cheap. Those as bytes only show by their presence what kind of answer it is."""
 
     type: Any = None
     model: Any = None
@@ -61,6 +69,16 @@ class Body(msgspec.Struct):
     stop_reason: Any = None
     incomplete_details: Any = None
     system_fingerprint: Any = None
+    object: Any = None
+    detail: Any = None
+    errors: Any = None
+    meta: Any = None
+    output: msgspec.Raw = _ABSENT
+    content: msgspec.Raw = _ABSENT
+    data: msgspec.Raw = _ABSENT
+    results: msgspec.Raw = _ABSENT
+    text: msgspec.Raw = _ABSENT
+    answers: msgspec.Raw = _ABSENT
 
 
 _decoder = msgspec.json.Decoder(Body)
@@ -75,9 +93,13 @@ def decode(data: bytes) -> Body | None:
 
 
 class Reply:
-    """Collects what the objects of one reply say. The latest word on a figure counts, since streams count upwards."""
+    """Collects what the objects of one reply say. shaped: one of them was an answer of this route. unreadable: why the
+    answer, or its usage, was not understood, as in the record. partly_read: some of it was beyond a bound."""
 
     __slots__ = (
+        "_answer",
+        "_implausible",
+        "_parts",
         "cached_tokens",
         "completion_tokens",
         "engine_queue_ms",
@@ -86,10 +108,17 @@ class Reply:
         "error_code",
         "finish_reasons",
         "model",
+        "partly_read",
         "prompt_tokens",
+        "shaped",
+        "text_bytes",
+        "unreadable",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, route: str = "") -> None:
+        self._answer = ROUTE_ANSWERS.get(route, OTHER_ANSWER)
+        self._implausible = False  # a count that cannot be was among them
+        self._parts: dict[str, int] = {}  # of a prompt that is reported in parts, the latest of each
         self.model: str | None = None
         self.engine_version: str | None = None
         self.prompt_tokens: int | None = None
@@ -99,6 +128,10 @@ class Reply:
         self.engine_ttft_ms: float | None = None
         self.finish_reasons: set[str] = set()
         self.error_code: int | None = None
+        self.shaped = False
+        self.partly_read = False
+        self.unreadable: str | None = None
+        self.text_bytes = 0  # of a whole reply without usable usage
 
     @property
     def finish_reason(self) -> str | None:
@@ -108,68 +141,143 @@ class Reply:
                 return word
         return min(self.finish_reasons, default=None)
 
-    def note(self, body: Body) -> bool:
-        """Takes in one object; True when it carries generated content (text, reasoning, tool calls; a bare role does
-        not count)."""
+    def read(self, status: int, content_type: str, body: bytes, size: int, header: str | None = None) -> None:
+        """Take in a whole reply, or the outline of a large one. size: bytes of the reply. header: with usage, of an
+        answer in bytes."""
+        if not is_json(content_type):
+            if header is not None and (read := decode(header.encode())) is not None:
+                self._note_usage(read.usage)
+                self.model = read.model if isinstance(read.model, str) else None
+            self.text_bytes = size if content_type in TEXTS else 0
+            self.settle(content=False)
+            return
+        read = decode(body)
+        if status >= 400:
+            # an error of a balancer, in whatever form, is none of the engine's: there the status decides
+            if read is not None and (read.error is not None or read.object == "error"):
+                self.note(read)
+            return
+        if read is None:
+            self.unreadable = self.unreadable or ("json" if body.strip() else "empty")
+            return
+        content = self.note(read) == CONTENT
+        if not self.shaped and self.error_code is None:
+            self.unreadable = self.unreadable or "shape"
+        self.settle(content=content)
+        if self.completion_tokens is None and content and not self.partly_read:
+            texts = (read.choices, *(_plain(raw) for raw in (read.output, read.content, read.text)))
+            self.text_bytes = sum(map(_text_bytes, texts))
+
+    def settle(self, *, content: bool) -> None:
+        """Drop counts that cannot be, at the end of a reply. content: whether it had text or tool calls."""
+        prompt = self.prompt_tokens
+        if self.completion_tokens == 0 and (content or prompt is None):
+            self.completion_tokens, self._implausible = None, True
+        if self.cached_tokens is not None and prompt is not None and self.cached_tokens > prompt:
+            self.cached_tokens, self.unreadable = None, self.unreadable or "usage"
+        if prompt is None or (content and self.completion_tokens is None):
+            if self._implausible:
+                self.unreadable = self.unreadable or "usage"
+            elif self.partly_read:
+                self.unreadable = self.unreadable or "size"
+
+    def note(self, body: Body) -> int:
+        """Take in one object. Return CONTENT when it carries generated content (text, reasoning, tool calls; a bare
+        role is none), PROGRESS when it shows a step of the engine all the same, else NOTHING."""
         if self.model is None and isinstance(body.model, str):
             self.model = body.model
-        if isinstance(body.system_fingerprint, str) and (found := _VERSION.match(body.system_fingerprint)):
-            self.engine_version = found[1]
-        self._note_usage(body.usage)
+        if isinstance(body.system_fingerprint, str) and (version := _VERSION.match(body.system_fingerprint)):
+            self.engine_version = version[1]
+        if body.usage is not None:
+            self._note_usage(body.usage)
         self._note_metrics(body.metrics)
         if body.error is not None:
             self._note_error(body.error)
-        if isinstance(body.type, str) and (body.choices is None):
-            return self._note_typed(body)
-        if isinstance(body.status, str) and body.choices is None:
+        choices = body.choices
+        if choices is None:
+            return self._note_other(body)
+        if isinstance(choices, list) and choices:
+            self.shaped = self.shaped or "choices" in self._answer.keys
+            return self._note_choices(choices)
+        return NOTHING
+
+    def _note_other(self, body: Body) -> int:
+        """An object without choices: a typed event, an answer of another API, or an error in any spelling."""
+        if isinstance(body.type, str) and (progress := self._note_typed(body)) is not None:
+            return progress
+        if isinstance(body.status, str):
             self._note_response(body.status, body.incomplete_details)
-        return self._note_choices(body.choices)
+        raws = [memoryview(getattr(body, name)) for name in self._answer.keys if name != "choices"]
+        present = [raw for raw in raws if raw and raw[0] != _NULL]
+        if present:
+            self.shaped = True
+            for path, name in self._answer.usage.paths:
+                where = getattr(body, path)
+                if isinstance(where, dict) and body.usage is None:
+                    self._note_usage(where.get(name))
+            full = any(bytes(raw[:2]) not in (b"[]", b'""') for raw in present)
+            return CONTENT if full and self._answer.streams else NOTHING
+        if self.error_code is None and (
+            body.object == "error" or any((body.detail, body.errors, body.message, body.code))
+        ):
+            self._note_error({"code": body.code or body.status, "type": body.type})
+        return NOTHING
 
-    def note_tail(self, tail: bytes) -> None:
-        """Takes the usage out of the end of a reply too large to decode, such as many embeddings."""
-        at = tail.rfind(b'"usage":')
-        if at < 0:
-            return
-        try:
-            usage, _ = json.JSONDecoder().raw_decode(tail[at + 8 :].decode("utf-8", "replace").lstrip())
-        except (ValueError, RecursionError):
-            return
-        self._note_usage(usage)
-
-    def _note_choices(self, choices: Any) -> bool:
-        content = False
-        for choice in choices if isinstance(choices, list) else ():
+    def _note_choices(self, choices: list[Any]) -> int:
+        noted = NOTHING
+        for choice in choices:
             if isinstance(choice, dict):
-                self._note_finish(choice.get("finish_reason"))
-                delta = choice.get("delta")
-                content = (
-                    content
-                    or bool(choice.get("text"))
-                    or (isinstance(delta, dict) and any(delta.get(key) for key in _DELTAS))
-                )
-        return content
+                finish = choice.get("finish_reason")
+                if finish is not None:
+                    self._note_finish(finish)
+                part = choice.get("delta") or choice.get("message")
+                if choice.get("text") or (isinstance(part, dict) and any(part.get(key) for key in _DELTAS)):
+                    noted = CONTENT
+                elif noted == NOTHING and not (finish is None and isinstance(part, dict) and part.get("role")):
+                    noted = PROGRESS
+        return noted
 
-    def _note_typed(self, body: Body) -> bool:
-        """Responses API ("response.*") and messages API; their kinds of event say what they carry."""
+    def _note_typed(self, body: Body) -> int | None:
+        """Take in a typed event: its type says what it carries. None for the type of no event."""
         kind: str = body.type
         if kind == "error":
             if body.error is None:
                 self._note_error({"code": body.code})
-        elif kind.startswith("response."):
-            if kind.endswith(".delta"):
-                return bool(body.delta)
-            if isinstance(body.response, dict):
-                self._note_inner(body.response)
-        elif kind == "content_block_delta":
-            return isinstance(body.delta, dict) and any(body.delta.get(key) for key in _DELTAS)
-        elif kind == "message_start" and isinstance(body.message, dict):
+            return NOTHING
+        if kind.startswith("response."):
+            noted = self._note_response_event(kind, body)
+        elif kind.startswith(("content_block_", "transcript.")):
+            delta = body.delta
+            has_text = any(delta.get(key) for key in _DELTAS) if isinstance(delta, dict) else bool(delta)
+            noted = CONTENT if has_text else PROGRESS
+        elif kind == "message":
+            self._note_finish(body.stop_reason)
+            return None
+        elif kind in ("message_start", "message_delta", "message_stop", "ping"):
+            noted = self._note_message_event(kind, body)
+        else:
+            return None
+        self.shaped = self.shaped or noted != NOTHING
+        return noted
+
+    def _note_response_event(self, kind: str, body: Body) -> int:
+        """Responses API. Of an event too large to be read only the type is known."""
+        if isinstance(body.response, dict):
+            self._note_inner(body.response)
+        else:
+            self._note_response(kind.removeprefix("response."), None)
+        if kind in _WAITING:
+            return NOTHING
+        return CONTENT if kind.endswith(".delta") and body.delta else PROGRESS
+
+    def _note_message_event(self, kind: str, body: Body) -> int:
+        """Messages API."""
+        if kind == "message_start" and isinstance(body.message, dict):
             self._note_inner(body.message)
             self.completion_tokens = None  # the head of a stream says 0 or 1 before anything is generated
         elif kind == "message_delta" and isinstance(body.delta, dict):
             self._note_finish(body.delta.get("stop_reason"))
-        elif kind == "message":
-            self._note_finish(body.stop_reason)
-        return False
+        return PROGRESS if kind == "message_delta" else NOTHING
 
     def _note_inner(self, inner: dict[str, Any]) -> None:
         """The object that an event carries whole: a response, or the head of a message."""
@@ -194,28 +302,42 @@ class Reply:
             self.finish_reasons.add(_FINISH.get(word, word)[:32])
 
     def _note_usage(self, usage: Any) -> None:
+        """Take the counts of a usage object; a prompt of no tokens cannot be."""
         if not isinstance(usage, dict):
+            self._implausible = self._implausible or usage is not None
             return
-        get = usage.get
-        for prompt, completion, details in _USAGES:
-            if prompt in usage or completion in usage or details in usage:
-                self.prompt_tokens = _count(get(prompt), self.prompt_tokens)
-                self.completion_tokens = _count(get(completion), self.completion_tokens)
-                if isinstance(part := get(details), dict):
-                    self.cached_tokens = _count(part.get("cached_tokens"), self.cached_tokens)
-        if "prompt_tokens" not in usage or "cache_read_input_tokens" in usage or "cache_creation_input_tokens" in usage:
-            self._note_split_prompt(usage)
-
-    def _note_split_prompt(self, usage: dict[str, Any]) -> None:
-        """The messages API counts cached and newly cached prompt tokens apart from input_tokens; a record counts the
-        whole prompt."""
-        fresh, read, made = (
-            _count(usage.get(f"{name}input_tokens"), None) for name in ("", "cache_read_", "cache_creation_")
-        )
-        if read is not None:
+        fields = self._answer.usage
+        prompt = self._prompt(usage, fields)
+        if prompt:
+            self.prompt_tokens = prompt
+        elif prompt == 0:
+            self._implausible = True
+        if (output := self._count(usage, fields.output)) is not None:
+            self.completion_tokens = output
+        for name in fields.details:
+            if isinstance(details := usage.get(name), dict) and details.get("cached_tokens") is not None:
+                self.cached_tokens = self._count(details, ("cached_tokens",))
+        if fields.read in usage and (read := self._count(usage, (fields.read,))) is not None:
             self.cached_tokens = read
-        if fresh is not None and (read or made):
-            self.prompt_tokens = fresh + (read or 0) + (made or 0)
+
+    def _prompt(self, usage: dict[str, Any], fields: UsageFields) -> int | None:
+        """Return the prompt's tokens; None where the object does not say."""
+        if fields.fresh in usage and (fields.prompt[0] == fields.fresh or fields.prompt[0] not in usage):
+            for name in (fields.fresh, fields.read, fields.written):
+                if (part := self._count(usage, (name,))) is not None:
+                    self._parts[name] = part
+            return sum(self._parts.values())
+        prompt = self._count(usage, fields.prompt)
+        return self._count(usage, ("total_tokens",)) if prompt is None and fields.total else prompt
+
+    def _count(self, usage: dict[str, Any], names: Iterable[str]) -> int | None:
+        """Return the first of these counts that is there."""
+        for name in names:
+            value = usage.get(name)
+            if type(value) is int and 0 <= value < 10**12:
+                return value
+            self._implausible = self._implausible or value is not None
+        return None
 
     def _note_metrics(self, metrics: Any) -> None:
         if isinstance(metrics, dict):
@@ -224,14 +346,27 @@ class Reply:
 
     def _note_error(self, error: Any) -> None:
         """An error without a usable code counts as the engine's failure (500)."""
-        code = error.get("code") if isinstance(error, dict) else None
+        code: Any = None
+        if isinstance(error, dict):
+            code = next((error[name] for name in _CODES if error.get(name) is not None), None)
+            if type(code) is not int:
+                code = _ERROR_TYPES.get(str(error.get("type")), code)
         if isinstance(code, str) and code.isdecimal() and len(code) == 3:
             code = int(code)
         self.error_code = code if isinstance(code, int) and 400 <= code < 600 else 500
 
 
-def _count(value: Any, otherwise: int | None) -> int | None:
-    return value if type(value) is int and 0 <= value < 10**12 else otherwise
+def _plain(raw: msgspec.Raw) -> Any:
+    return msgspec.json.decode(raw) if raw else None
+
+
+def _text_bytes(value: Any, key: str = "text") -> int:
+    """Return the bytes of generated text inside a decoded answer."""
+    if isinstance(value, str):
+        return len(value.encode("utf-8", "replace")) if key in _TEXTS else 0
+    if isinstance(value, dict):
+        return sum(_text_bytes(inner, name) for name, inner in value.items())
+    return sum(_text_bytes(inner, key) for inner in value) if isinstance(value, list) else 0
 
 
 def _milliseconds(value: Any, otherwise: float | None) -> float | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from stack.gateway.form_body import form_models
 from stack.gateway.prompt_size import TRANSFERS, PromptSize, within
 from stack.gateway.request_fields import (
     FIELDS_DECODER,
@@ -160,7 +161,14 @@ def read(route: str, body: bytes) -> TokenRequest:
             return TokenRequest(body=body)
         return _ask(route, body, FIELDS_DECODER.decode(body), dense)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        return TokenRequest(body=body, media=1 if route in UPLOADS else 0)
+        return _upload(body) if route in UPLOADS else TokenRequest(body=body)
+
+
+def _upload(body: bytes) -> TokenRequest:
+    """The ask of a form with a file, of which the model alone is read."""
+    models = form_models(body)
+    several = "the form names several models; leave one" if len(models) > 1 else ""
+    return TokenRequest(body=body, media=1, model=min(models, default=None), uncountable=several)
 
 
 def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool) -> TokenRequest:

@@ -19,7 +19,7 @@ class RequestState:
 
     probe: whether its team sends probes. named: whether the policy knows the model, so that what the reply calls it
     does not matter. tried: upstreams that failed before this one, and why. queued_s: waiting for admission, None before
-    it is granted. first_content, last_content: when content was sent on, streams only.
+    it is granted. first_token, token_s: when content was sent on first, and seconds per token behind it; streams only.
     client_wait_s: time in which the client did not read and its response had to wait.
     complete: the client has been sent the end of its answer. Whatever happens after that is no part of it: the official
     OpenAI client hangs up on [DONE] without waiting for the end of the connection's message.
@@ -46,9 +46,10 @@ class RequestState:
     attempt: int | None = None
     tried: str | None = None
     queued_s: float | None = None
-    first_content: float | None = None
-    last_content: float | None = None
+    first_token: float | None = None
+    token_s: float | None = None
     content_events: int = 0
+    progress_events: int = 0
     est_completion_tokens: int | None = None
     client_wait_s: float = 0.0
     status: int | None = None
@@ -98,8 +99,8 @@ def record(x: RequestState, ended: float, unix_s: float) -> RequestRecord:
         completion_tokens=reply.completion_tokens,
         cache_hit=None if cached is None else cached > 0,
         queue_ms=_ms(x.queued_s),
-        ttft_ms=None if x.first_content is None else _ms(x.first_content - x.accepted),
-        tpot_ms=_tpot_ms(x),
+        ttft_ms=None if x.first_token is None else _ms(x.first_token - x.accepted),
+        tpot_ms=_ms(x.token_s) if (x.n or 1) == 1 else None,  # of several texts, all grow at once
         e2e_ms=_ms(ended - x.accepted),
         # of a pair they are the decode engine's alone: its queue time contains the transfer, its TTFT no prefill
         engine_queue_ms=None if x.prefill_engine else _round(reply.engine_queue_ms),
@@ -108,9 +109,10 @@ def record(x: RequestState, ended: float, unix_s: float) -> RequestRecord:
         finish_reason=_finish_reason(x, outcome),
         outcome=outcome,
         reason=x.reason,
+        unreadable=reply.unreadable,
         retry_after_s=x.retry_after_s,
         est_prompt_tokens=x.est_prompt_tokens,
-        content_events=None if x.est_completion_tokens is None else x.content_events,
+        content_events=None if x.est_completion_tokens is None else x.content_events or None,
         est_completion_tokens=x.est_completion_tokens,
         client_wait_ms=None if x.status is None else _ms(x.client_wait_s),
     )
@@ -122,27 +124,6 @@ def _finish_reason(x: RequestState, outcome: Outcome) -> str | None:
     if outcome == "client_abort" and x.reply.finish_reason and (x.n or 1) * x.prompts == 1:
         return x.reply.finish_reason
     return _FINISH.get(outcome, x.reply.finish_reason)
-
-
-def _tpot_ms(x: RequestState) -> float | None:
-    """(last content - first content) / (completion_tokens - 1), tokens as the engine counted them: chunks may bundle
-    several.
-
-    Not known for one token, for a single chunk, for chunks that all arrived in one read, and for n > 1, where several
-    texts grow at once."""
-    tokens = x.reply.completion_tokens
-    if (
-        x.first_content is None
-        or x.last_content is None
-        or x.content_events < 2
-        or tokens is None
-        or tokens < 2
-        or (x.n or 1) > 1
-    ):
-        return None
-    if x.last_content <= x.first_content:
-        return None
-    return _ms((x.last_content - x.first_content) / (tokens - 1))
 
 
 def _ms(seconds: float | None) -> float | None:

@@ -17,13 +17,15 @@ from stack.gateway import request_body as token_requests
 from stack.gateway import request_routes
 from stack.gateway.admission import LATEST_S
 from stack.gateway.admission_state import Ticket
+from stack.gateway.answers import ASKED_ONCE, EVENTS, FAILED, ROUTE_ANSWERS, DecodedCopy, coding_of, is_json
 from stack.gateway.client_request import ClientRequest, Response
 from stack.gateway.deadline import Deadline
+from stack.gateway.outline import Copy
 from stack.gateway.passed_headers import NOT_SENT_BACK, headers_without
 from stack.gateway.policy import Band
 from stack.gateway.reasons import FAILOVER, NOTHING_DONE, RETRYABLE, classify
 from stack.gateway.refusals import RequestEnd, end_body
-from stack.gateway.reply import INSPECT_BYTES, TAIL_BYTES, decode
+from stack.gateway.reply import Reply
 from stack.gateway.request_state import RequestState
 from stack.gateway.services import Services
 from stack.gateway.sse import Scanner
@@ -36,6 +38,7 @@ WHOLE_BYTES = 256 << 10
 # of a stream that its client has not taken yet, beyond which the engine has to wait; twice what the transport calls
 # full
 AHEAD_BYTES = 128 << 10
+Feed = Callable[[bytes, float], bytes]
 ANSWER_S = 5.0  # for telling a client what went wrong; it may not be reading
 
 
@@ -62,6 +65,7 @@ class ResponseWriter:
         self._stage = "body_timeout"  # the reason, should time run out now
         self._movable = False  # whether another engine may answer instead, until the client has been sent something
         self._scanner: Scanner | None = None  # of the stream of this attempt
+        self._progress = 0  # events of that stream which moved the deadline
         self._attempt_began = 0.0
         self._sticky = b""
 
@@ -71,6 +75,7 @@ class ResponseWriter:
         if ticket is None:
             return
         x, estimator, reply = self._x, self._services.estimator, self._x.reply
+        reply.settle(content=x.content_events > 0)
         prompt, output = (
             reply.prompt_tokens,
             reply.completion_tokens if reply.completion_tokens is not None else (x.content_events or None),
@@ -114,108 +119,132 @@ class ResponseWriter:
         return headers
 
     async def _whole(self, upstream: UpstreamResponse, *, held: bool) -> None:
-        """Passes a reply that is no event stream, and reads its usage from a copy that is bounded."""
-        length = upstream.content_length
-        if length is not None and length <= WHOLE_BYTES and self._request.method != "HEAD":
-            try:
-                body = await upstream.read()
-            except BrokenConnection as error:
-                raise RequestEnd("upstream_reset") from error
-            headers = self._begin(upstream)
-            self._note(upstream, body, whole=True)
-            if held and self._x.reason in FAILOVER:
-                raise RequestEnd(self._x.reason or "")
+        """Passes a reply that is no event stream, and reads its usage from a copy, of a large one from its outline."""
+        x, length, coding = self._x, upstream.content_length, coding_of(upstream.headers.get("Content-Encoding"))
+        begin, whole = b"", length is not None and length <= WHOLE_BYTES and self._request.method != "HEAD"
+        if whole or (held and length is None):
+            begin, whole = await _up_to(upstream, WHOLE_BYTES)
+        headers = self._begin(upstream)
+        if whole:
+            self._note(upstream, begin if coding is None else b"".join(coding.pieces(begin)), coding)
+            if held and x.reason in FAILOVER and x.reply.unreadable not in ASKED_ONCE:
+                raise RequestEnd(x.reason or "")
             self.release_slot()
-            await self._finish(Response(upstream.status, headers, body, upstream.reason))
+            await self._finish(Response(upstream.status, headers, begin, upstream.reason))
             return
-        if held and (reason := classify(upstream.status, None, ())) in FAILOVER:
+        if held and (reason := self._reason(upstream, x.reply)) in FAILOVER:
             raise RequestEnd(reason or "")
-        response = Response(upstream.status, self._begin(upstream), reason=upstream.reason)
+        response = Response(upstream.status, headers, reason=upstream.reason)
         self._start(response)
-        copy, whole = bytearray(), True
-        while chunk := await _next(upstream):
+        copy = Copy(outlined=is_json(upstream.content_type))
+        reads = self._admitted and x.reply.unreadable is None
+        while chunk := begin or await _next(upstream):
+            begin = b""
             await self._write(response, chunk)
-            copy += chunk
-            if len(copy) > INSPECT_BYTES:
-                whole = False
-                del copy[:-TAIL_BYTES]
-        self._note(upstream, bytes(copy), whole=whole)
+            for piece in () if not reads else (chunk,) if coding is None else coding.pieces(chunk):
+                copy.add(piece)
+        x.reply.partly_read = copy.partial
+        self._note(upstream, copy.text(), coding, size=copy.size)
         self.release_slot()
         await self._finish(response)
 
-    def _note(self, upstream: UpstreamResponse, body: bytes, *, whole: bool) -> None:
-        """Add a reply, or the last bytes of one too large to keep, and classify it."""
+    def _note(self, upstream: UpstreamResponse, body: bytes, coding: DecodedCopy | None, size: int = 0) -> None:
+        """Add a reply, or what was read of it, and classify it. size: its bytes, where `body` is not all of it."""
         x = self._x
-        if upstream.content_type == "application/json":
-            if not whole:
-                x.reply.note_tail(body)
-            elif (read := decode(body)) is not None:
-                x.reply.note(read)
-        x.reason = classify(upstream.status, x.reply.error_code, x.reply.finish_reasons)
+        if self._admitted:
+            reply = x.reply
+            reply.partly_read = reply.partly_read or (coding is not None and coding.beyond)
+            if coding is not None and (coding.damaged or not (coding.ended or coding.beyond)):
+                reply.unreadable = "encoding"
+            elif reply.partly_read and not body:
+                reply.settle(content=False)
+            elif reply.unreadable is None:
+                name = ROUTE_ANSWERS[x.route].usage.header if x.route in ROUTE_ANSWERS else ""
+                header = upstream.headers.get(name) if name else None
+                reply.read(upstream.status, upstream.content_type, body, size or len(body), header)
+        x.reason = self._reason(upstream, x.reply)
+
+    def _reason(self, upstream: UpstreamResponse, reply: Reply) -> str | None:
+        """Return the reason that an answer amounts to; an unreadable one is an error of the engine."""
+        reason = classify(upstream.status, reply.error_code, reply.finish_reasons)
+        return "engine_error" if reason is None and reply.unreadable in FAILED else reason
 
     async def _stream(self, upstream: UpstreamResponse, *, strip_usage: bool, held: bool) -> None:
         """Passes an event stream while the scanner reads along; from its first content on, when it is held until
         then."""
-        x, clock = self._x, self._services.now
-        self._scanner = scanner = Scanner(strip_usage=strip_usage)
+        x, clock, coding = self._x, self._services.now, coding_of(upstream.headers.get("Content-Encoding"))
+        strip_usage = strip_usage and coding is None  # nothing is taken out of an encoded stream
+        self._scanner = scanner = Scanner(x.route, strip_usage=strip_usage)
         x.stream, x.reply = True, scanner.reply
+        feed = scanner.feed if coding is None else coding.through(scanner.feed)
         headers = self._begin(upstream)
+        headers["X-Accel-Buffering"] = "no"  # nginx, and what follows it, would hold events back
         if strip_usage:
             headers.popall("Content-Length", None)  # the usage event will be missing
         response = Response(upstream.status, headers, reason=upstream.reason)
         try:
             if held:
-                waiting = await self._held(upstream, scanner)
-            elif self._movable:  # an engine sends the head of a stream before it has computed anything
-                waiting = scanner.feed(await _next(upstream), clock())
-            else:
-                waiting = b""
+                waiting = await self._held(upstream, scanner, feed, coding)
+            else:  # an engine sends the head of a stream before it has computed anything
+                waiting = feed(await _next(upstream), clock()) if self._movable else b""
             self._start(response)
             if waiting:
                 await self._write(response, waiting)
             self._seen(upstream, scanner)
             if not response.framed_by_length:
-                take = self._taker(upstream, scanner)
+                take = self._taker(upstream, scanner, feed)
                 while await _pumped(upstream, take):
                     await self._drained()
             else:
                 while chunk := await _next(upstream):
-                    await self._write(response, scanner.feed(chunk, clock()))
+                    await self._write(response, feed(chunk, clock()))
                     self._seen(upstream, scanner)
             if rest := scanner.close(clock()):
                 await self._write(response, rest)
         finally:
             self._mid_event = scanner.mid_event
-            x.first_content, x.last_content, x.content_events = (
-                scanner.first_content,
-                scanner.last_content,
-                scanner.content_events,
-            )
-        x.reason = classify(upstream.status, x.reply.error_code, x.reply.finish_reasons)
-        if self._breaks_off(upstream, scanner):
-            raise RequestEnd("upstream_reset", "the engine ended the stream before its end")
+            x.first_token, x.content_events = scanner.first_token, scanner.content_events
+            x.progress_events = scanner.progress_events
+            x.token_s = scanner.token_s(x.reply.completion_tokens)
+        self._require_end(upstream, scanner, coding)
+        x.reason = self._reason(upstream, x.reply)
         self.release_slot()
         await self._finish(response)
 
-    async def _held(self, upstream: UpstreamResponse, scanner: Scanner) -> bytes:
+    def _require_end(self, upstream: UpstreamResponse, scanner: Scanner, coding: DecodedCopy | None) -> None:
+        """Raise RequestEnd for a stream that has ended without its end, as far as the end could be read."""
+        if coding is not None and coding.beyond:
+            self._x.reply.partly_read = True
+        elif coding is not None and (coding.damaged or not (coding.ended or scanner.done)):
+            self._x.reply.unreadable = "encoding"
+        elif reason := self._breaks_off(upstream, scanner):
+            raise RequestEnd(reason, "the engine ended the stream before its end")
+
+    async def _held(
+        self, upstream: UpstreamResponse, scanner: Scanner, feed: Feed, coding: DecodedCopy | None
+    ) -> bytes:
         """The beginning of a stream, as soon as it has brought what a client waits for. Raises RequestEnd for one that
         failed before it did."""
         waiting = bytearray()
+        if coding is not None and coding.damaged:
+            return b""
         while chunk := await _next(upstream):
-            waiting += scanner.feed(chunk, self._services.now())
-            if not self._worth_holding(upstream, scanner, waiting):
+            waiting += feed(chunk, self._services.now())
+            if (coding is not None and coding.damaged) or not self._worth_holding(upstream, scanner, waiting):
                 return bytes(waiting)
+        if coding is not None and not coding.ended:
+            return bytes(waiting)
         waiting += scanner.close(self._services.now())
         self._worth_holding(upstream, scanner, waiting, ended=True)
         return bytes(waiting)
 
-    def _taker(self, upstream: UpstreamResponse, scanner: Scanner) -> Callable[[bytes], bool]:
+    def _taker(self, upstream: UpstreamResponse, scanner: Scanner, feed: Feed) -> Callable[[bytes], bool]:
         """Return the function that handles each piece of a stream and returns whether there may be more. It runs for
         every token.
 
         Writes to the client in the very call, as the server's own writer does, which has to be awaited."""
         transport, chunked = self._request.transport, self._request.chunks
-        feed, reply, clock, moved = scanner.feed, scanner.reply, self._services.now, self._decode_s() / 4
+        reply, clock, moved = scanner.reply, self._services.now, self._decode_s() / 4
         write, is_closing, ahead = transport.write, transport.is_closing, transport.get_write_buffer_size
         move_at = 0.0
 
@@ -226,7 +255,11 @@ class ResponseWriter:
                 if is_closing():
                     raise ConnectionResetError("the client is gone")
                 write(b"%x\r\n%b\r\n" % (len(ready), ready) if chunked else ready)
-            if (now >= move_at and scanner.last_content == now) or scanner.done or reply.error_code is not None:
+            if (
+                (now >= move_at and now in (scanner.last_content, scanner.last_progress))
+                or scanner.done
+                or reply.error_code is not None
+            ):
                 self._seen(upstream, scanner)
                 move_at = now + moved
             return ahead() < AHEAD_BYTES
@@ -234,19 +267,19 @@ class ResponseWriter:
         return take
 
     def _seen(self, upstream: UpstreamResponse, scanner: Scanner) -> None:
-        """Note the progress of the stream: content moves the deadline on; with its last word the engine has no more
-        work with it."""
-        x = self._x
-        if scanner.content_events != x.content_events:
-            x.content_events = scanner.content_events
+        """Note the progress of the stream, which moves the deadline on; with its last word the engine has no more work
+        with it."""
+        x, progress = self._x, scanner.content_events + scanner.progress_events
+        x.content_events = scanner.content_events
+        if progress != self._progress:
+            self._progress = progress
             self._allow("decode_timeout", self._decode_s() * 1.25)
         if scanner.done or scanner.reply.error_code is not None:  # whatever the line and the client still have to do
             self.release_slot()
             if not x.complete:
-                x.reason, x.complete = (
-                    classify(upstream.status, scanner.reply.error_code, scanner.reply.finish_reasons),
-                    True,
-                )
+                if not scanner.reply.shaped:
+                    self._breaks_off(upstream, scanner)
+                x.reason, x.complete = self._reason(upstream, scanner.reply), True
 
     async def _drained(self) -> None:
         """Waits while the client does not read; should time run out meanwhile, it is the client's."""
@@ -260,26 +293,28 @@ class ResponseWriter:
             self._x.client_wait_s += self._services.now() - began
         self._stage = stage
 
-    def _breaks_off(self, upstream: UpstreamResponse, scanner: Scanner) -> bool:
-        """Return whether a stream has ended without its end."""
-        said = (
-            classify(upstream.status, scanner.reply.error_code, scanner.reply.finish_reasons)
-            or scanner.done
-            or scanner.reply.finish_reasons
-        )
-        return not said and upstream.status == 200 and self._x.route in request_routes.ENDING
+    def _breaks_off(self, upstream: UpstreamResponse, scanner: Scanner) -> str:
+        """Return the reason of a stream that has ended without its end; empty for any other. One in which nothing was
+        an answer is unreadable."""
+        reply = scanner.reply
+        said = self._reason(upstream, reply) or scanner.done or reply.finish_reasons
+        if not said and upstream.status == 200 and self._x.route in request_routes.ENDING:
+            return "upstream_reset"
+        if self._admitted and upstream.status < 300 and not reply.shaped and reply.error_code is None:
+            reply.unreadable = reply.unreadable or ("shape" if scanner.objects else "empty")
+        return ""
 
     def _worth_holding(
         self, upstream: UpstreamResponse, scanner: Scanner, waiting: bytearray, *, ended: bool = False
     ) -> bool:
         """Return whether a held stream still has brought nothing that a client waits for. Raises RequestEnd for one
         that failed before it did."""
-        reason = classify(upstream.status, scanner.reply.error_code, scanner.reply.finish_reasons)
-        if ended and reason is None and self._breaks_off(upstream, scanner):
-            reason = "upstream_reset"
+        breaks = self._breaks_off(upstream, scanner) if ended or scanner.done else ""
+        reason = self._reason(upstream, scanner.reply) or breaks
         if reason in FAILOVER and not scanner.content_events:
-            raise RequestEnd(reason or "")
-        return not (scanner.content_events or scanner.done or reason or len(waiting) > HELD_BYTES)
+            raise RequestEnd(reason)
+        brought = scanner.content_events or scanner.progress_events
+        return not (brought or scanner.done or reason or len(waiting) > HELD_BYTES)
 
     async def _write(self, response: Response, data: bytes) -> None:
         """Sends a piece, and waits while the client does not read."""
@@ -326,7 +361,8 @@ class ResponseWriter:
                 if self._x.complete and endless:
                     await self._finish(self._response)
                     return
-                if self._response.content_type == "text/event-stream" and endless and end.reason != "client_stalled":
+                text = endless and "Content-Encoding" not in self._response.headers
+                if self._response.content_type == EVENTS and text and end.reason != "client_stalled":
                     apart = b"\n\n" if self._mid_event else b""  # so that our error event is one of its own
                     self._response.put(apart + b"data: " + msgspec.json.encode(end_body(end)) + b"\n\n")
                     await self._finish(self._response)
@@ -365,6 +401,14 @@ async def _next(upstream: UpstreamResponse) -> bytes:
         return await upstream.chunk()
     except BrokenConnection as error:
         raise RequestEnd("upstream_reset", str(error)) from error
+
+
+async def _up_to(upstream: UpstreamResponse, most: int) -> tuple[bytes, bool]:
+    """Return the begin of a body, with little more than `most` bytes, and whether it is all. Raises RequestEnd."""
+    body = begin = await _next(upstream)
+    while begin and len(body) <= most:
+        body += (begin := await _next(upstream))
+    return body, not begin
 
 
 async def _pumped(upstream: UpstreamResponse, take: Callable[[bytes], bool]) -> bool:

@@ -2,20 +2,28 @@
 
 Invariant: what goes out is what came in, byte for byte; only a usage event that the gateway itself asked for is left
 out.
-Memory is bounded: an event beyond 1 MiB is passed on unread. Fed with chunks cut anywhere; knows no socket and no
+Memory is bounded: of an event beyond 1 MiB the outline is read. Fed with chunks cut anywhere; knows no socket and no
 clock."""
 
 from __future__ import annotations
 
 import re
 
-from stack.gateway.reply import Reply, decode
+from stack.gateway.outline import Outline
+from stack.gateway.reply import CONTENT, PROGRESS, Body, Reply, decode
 
 EVENT_BYTES = 1 << 20
 _BACKSLASH = ord("\\")
 
 # A blank line ends an event; a line ends in LF, CRLF or CR. The look-ahead keeps CRLF from being read as two line ends.
 _BLANK = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
+_NAME = re.compile(rb"(?:^|[\r\n])event: ?([a-z_.]+)")
+_DATA = re.compile(rb"(?:^|[\r\n])data:")
+# Tokens per event with content. Speculative decoding and --stream-interval put several into one; beyond MANY, tokens
+# that no event shows are as likely.
+SEVERAL, MANY = 2, 8
+NAME_BYTES = 4 << 10  # of a large event, in which its name and the begin of its data must stand
+_ENDS = frozenset(("response.completed", "response.incomplete", "response.failed", "message_stop"))
 # Inside a JSON string every quote has a backslash before it, so these can only be keys of the object itself.
 _SOME_TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content)":"[^"]')
 
@@ -24,27 +32,35 @@ class Scanner:
     """One stream. `reply` holds what it said; times are whatever clock `feed` is given.
 
     strip_usage: hold incomplete events back (a client can do nothing with half an event), drop the event with usage and
-    no choices."""
+    no choices.
+
+    first_textless: when an event with a choice and without text came, be it with the role only. first_progress,
+    last_progress, progress_events: of events that prove a step of the engine and have no text."""
 
     __slots__ = (
-        "_after", "_before", "_big", "_carriage", "_forced", "_held", "_lf", "_searched", "_strip", "_tail",
-        "content_events", "done", "events", "first_content", "last_content", "reply", "unread_events",
+        "_after", "_before", "_big", "_carriage", "_cut", "_forced", "_held", "_lf", "_name", "_searched", "_strip",
+        "_tail", "content_events", "done", "events", "first_content", "first_progress", "first_textless",
+        "last_content", "last_progress", "objects", "progress_events", "reply",
     )  # fmt: skip
 
-    def __init__(self, *, strip_usage: bool = False) -> None:
-        self.reply = Reply()
-        self.events = 0
-        self.unread_events = 0  # too large, or not JSON
-        self.content_events = 0
+    def __init__(self, route: str = "", *, strip_usage: bool = False) -> None:
+        self.reply = Reply(route)
+        self.events = self.objects = 0
+        self.content_events = self.progress_events = 0
+        self.first_textless: float | None = None
         self.first_content: float | None = None
         self.last_content: float | None = None
+        self.first_progress: float | None = None
+        self.last_progress: float | None = None
         self.done = False  # [DONE] or the last event of the other APIs was seen
         self._strip = strip_usage
         self._held = bytearray()  # the event that is not complete yet
         self._searched = 0  # up to here _held has no blank line
         self._carriage = False  # a CR was seen, so line ends need the slower search
-        self._big = False  # inside an event beyond EVENT_BYTES
-        self._tail = b""  # the last bytes of that event: a blank line may be cut
+        self._big: Outline | None = None  # of an event beyond EVENT_BYTES that has not ended
+        self._cut = False  # its end never came
+        self._name = b""  # of that event
+        self._tail = b""  # its last bytes: a blank line may be cut
         # the last event ended in CR: should its LF still come, this is what goes out for it
         self._lf: bytes | None = None
         self._forced = False  # the engine reports usage without a request for it
@@ -52,15 +68,40 @@ class Scanner:
         self._before = self._after = b""
 
     @property
-    def spread(self) -> bool:
-        """Return whether content came in more than one read, so that time passed between the first and the last."""
-        first, last = self.first_content, self.last_content
-        return first is not None and last is not None and last > first
+    def first_token(self) -> float | None:
+        """Return when the first content came; of a stream without any, the first sign of a step."""
+        return self.first_progress if self.first_content is None else self.first_content
+
+    @property
+    def latest(self) -> float | None:
+        """Return when the latest sign of a step came."""
+        return max(self.last_content or 0.0, self.last_progress or 0.0) or None
+
+    def hides(self, tokens: int) -> bool:
+        """Return whether events with content are far fewer than tokens."""
+        return tokens > SEVERAL * self.content_events
+
+    def token_s(self, tokens: int | None) -> float | None:
+        """Return the seconds per token behind the first: (last - first event) / (tokens - 1), with the engine's count.
+
+        Events with content stand for the tokens. Where they are far fewer, tokens may have been hidden before them, and
+        the first event of any kind counts; without one the time is not known. Nor is it for one token, for one event,
+        and for events that all arrived in one read."""
+        first, last, events = self.first_content, self.last_content, self.content_events + self.progress_events
+        if tokens is not None and self.hides(tokens):
+            before, behind = self.first_textless, self.last_progress
+            if before is not None and (first is None or before <= first):
+                first, last = before, max(last or before, behind or before)
+            elif tokens > MANY * self.content_events:
+                return None
+        if tokens is None or tokens < 2 or events < 2 or first is None or last is None or last <= first:
+            return None
+        return (last - first) / (tokens - 1)
 
     @property
     def mid_event(self) -> bool:
         """Return whether the client has been given the beginning of an event without its end."""
-        return self._big or (bool(self._held) and not self._strip)
+        return self._cut or self._big is not None or (bool(self._held) and not self._strip)
 
     def feed(self, chunk: bytes, now: float) -> bytes:
         """The bytes to send on for this chunk."""
@@ -69,20 +110,24 @@ class Scanner:
             lf, self._lf = self._lf, None
             if chunk.startswith(b"\n"):
                 return lf + self.feed(chunk[1:], now)
-        if not self._big:
+        if self._big is None:
             # one whole event, as nearly always
             if not self._held and not self._carriage and chunk.find(b"\n\n") == len(chunk) - 2 >= 0:
                 return chunk[: -len(chunk.lstrip(b"\n"))] if self._event(chunk, now) and self._strip else chunk
             return self._scan(chunk, now)
-        past = self._end_of_big(chunk)
-        return chunk if self._big else chunk[:past] + self._scan(chunk[past:], now)
+        past = self._end_of_big(chunk, self._big, now)
+        return chunk if self._big is not None else chunk[:past] + self._scan(chunk[past:], now)
 
     def close(self, now: float) -> bytes:
         """Return the bytes held back, when the stream has ended; an event without its blank line still counts."""
-        left, held_back = bytes(self._held), self._strip
+        if self._big is not None:
+            self._finish_big(self._big, now)
+            self._cut = True
+        left, held_back, unreadable = bytes(self._held), self._strip, self.reply.unreadable
         self._strip = False  # from here on the client has everything
         if left and self._event(left, now) and held_back:
             left, self._held = b"", bytearray()
+        self.reply.unreadable = unreadable  # an event that was cut is no broken JSON
         return left if held_back else b""
 
     def _scan(self, chunk: bytes, now: float) -> bytes:
@@ -106,20 +151,39 @@ class Scanner:
         self._searched = max(0, len(self._held) - 3)
         if len(self._held) > EVENT_BYTES:
             ready += self._held
-            self._big, self._tail, self._held, self._searched = True, bytes(self._held[-3:]), bytearray(), 0
-            self.events += 1
-            self.unread_events += 1
+            self._begin_big(bytes(self._held))
+            self._tail, self._held, self._searched = bytes(self._held[-3:]), bytearray(), 0
         return ready if self._strip else chunk
 
-    def _end_of_big(self, chunk: bytes) -> int:
+    def _begin_big(self, begin: bytes) -> Outline:
+        self.events += 1
+        self._big = outline = Outline()
+        head = begin[:NAME_BYTES]
+        name, data = _NAME.search(head), _DATA.search(head)
+        self._name = name[1] if name else b""
+        outline.feed(begin[data.end() :] if data else b"")
+        return outline
+
+    def _end_of_big(self, chunk: bytes, outline: Outline, now: float) -> int:
         window = self._tail + chunk
         end = self._boundary(window, 0)
         if end < 0:
             self._tail = window[-3:]
+            outline.feed(chunk)
             return len(chunk)
-        self._big, past = False, max(0, end - len(self._tail))
-        self._tail = b""
+        past = max(0, end - len(self._tail))
+        outline.feed(chunk[:past])
+        self._finish_big(outline, now)
         return past
+
+    def _finish_big(self, outline: Outline, now: float) -> None:
+        """Take in a large event. Its name says how the stream ended, whatever else could be read."""
+        self._big, self._tail = None, b""
+        body = decode(outline.text())
+        if body is None:
+            self.reply.partly_read = True
+            body = Body(type=self._name.decode() or None)
+        self._note(body, now)
 
     def _boundary(self, data: bytes | bytearray, start: int) -> int:
         """Return where the event that begins at or before `start` ends; -1 when that has not come yet."""
@@ -138,7 +202,8 @@ class Scanner:
         self.events += 1
         # Whether the LF of a last CRLF is here yet hangs on where the chunks are cut, so it is not counted.
         if len(event) - event.endswith(b"\r\n") > EVENT_BYTES:
-            self.unread_events += 1
+            self.events -= 1
+            self._finish_big(self._begin_big(event), now)
             return False
         before, after = self._before, self._after
         if before and event.startswith(before) and event.endswith(after):
@@ -155,6 +220,9 @@ class Scanner:
             if event[end - 1] != _BACKSLASH:
                 self._before, self._after = event[:begin], event[end:]
             return False
+        return self._decoded(event, now)
+
+    def _decoded(self, event: bytes, now: float) -> bool:
         data = _data(event.removeprefix(b"\xef\xbb\xbf") if self.events == 1 else event)
         if not data:
             return False
@@ -162,21 +230,34 @@ class Scanner:
             self.done = True
             return False
         body = decode(data)
+        name = _NAME.search(event) if b"event:" in event else None
+        if name is not None and name[1] == b"error" and (body is None or body.error is None):
+            body = Body(error=data if body is None else {"code": body.code, "type": body.type})
         if body is None:
-            self.unread_events += 1
+            if name is None or name[1] == b"message":  # clients skip events of a name that they do not know
+                self.reply.unreadable = self.reply.unreadable or "json"
             return False
-        if self.reply.note(body):
+        return self._note(body, now) and not self._forced
+
+    def _note(self, body: Body, now: float) -> bool:
+        """Take in the object of an event; True for one with usage and no choices."""
+        self.objects += 1
+        choices = body.choices
+        noted = self.reply.note(body)
+        if noted == CONTENT:
             self._content(now)
-        self.done = self.done or body.type in (
-            "response.completed",
-            "response.incomplete",
-            "response.failed",
-            "message_stop",
-        )
-        usage_alone = body.choices == [] and body.usage is not None
+        elif self.first_textless is None and (choices or noted == PROGRESS):
+            self.first_textless = now
+        if noted == PROGRESS:
+            self.progress_events += 1
+            self.last_progress = now
+            if self.first_progress is None:
+                self.first_progress = now
+        self.done = self.done or body.type in _ENDS
+        usage_alone = choices == [] and body.usage is not None
         # so by --enable-force-include-usage, on every chunk
         self._forced = self._forced or (body.usage is not None and not usage_alone)
-        return usage_alone and not self._forced
+        return usage_alone
 
     def _content(self, now: float) -> None:
         self.content_events += 1

@@ -21,9 +21,11 @@ from multidict import CIMultiDict
 
 # under the 5 s after which vLLM's server closes an idle connection, or we would reuse one that is closing
 KEEPALIVE_S = 3.0
-HEAD_BYTES = 64 << 10  # of an answer, names and values
+# of an answer, names and values: embeddings as bytes list each input in a header, with some 100 bytes
+HEAD_BYTES = 1 << 20
 # of a request's body that is sent in one piece with its head; a larger one is not copied for that
 COPY_BYTES = 64 << 10
+_TOO_LONG = f"the head of the engine's answer is longer than {HEAD_BYTES} bytes, which are not read"
 HELD_BYTES = 256 << 10  # of a body, beyond which the engine has to wait
 _BEFORE = 100, 102, 103  # may come before the answer; the parser knows that they have no body
 
@@ -40,6 +42,10 @@ class Unreachable(Exception):
 
 class BrokenConnection(Exception):
     """A connection that ended before its answer, or an answer that is no HTTP."""
+
+
+class HeadTooLong(BrokenConnection):
+    """An answer with more headers than are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +269,12 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, BrokenConnection) as error:
-            broken = BrokenConnection(f"the engine's answer is no HTTP: {error.__context__ or error}")
+            cause = error.__context__ or error
+            broken = (
+                cause
+                if isinstance(cause, HeadTooLong)
+                else BrokenConnection(f"the engine's answer is no HTTP: {cause}")
+            )
             self._reusable = False
         if pieces:
             self._bodiless_bytes = 0
@@ -273,7 +284,7 @@ class _Connection(asyncio.Protocol):
         elif (grown := self._bodiless_bytes + len(data)) <= HEAD_BYTES:
             self._bodiless_bytes = grown
         else:  # a line of a head, or of trailers, that does not end; the parser would keep it all
-            broken = broken or BrokenConnection(f"its head is longer than {HEAD_BYTES} bytes")
+            broken = broken or HeadTooLong(_TOO_LONG)
         if self._ended:  # before what broke: that came after it
             answer.ends(None)
         elif broken is not None:
@@ -298,7 +309,7 @@ class _Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > HEAD_BYTES:
-            raise BrokenConnection(f"its head is longer than {HEAD_BYTES} bytes")
+            raise HeadTooLong(_TOO_LONG)
         self._head.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -335,6 +346,7 @@ class UpstreamResponse:
         "_waiter",
         "begun",
         "bodiless",
+        "content_type",
         "headers",
         "reason",
         "status",
@@ -345,6 +357,7 @@ class UpstreamResponse:
         self.bodiless = bodiless
         self.status = 0
         self.reason = ""
+        self.content_type = ""  # without parameters, in lower case
         self.headers: CIMultiDict[str] = CIMultiDict()
         self._connection: _Connection | None = connection
         self._held = bytearray()
@@ -353,11 +366,6 @@ class UpstreamResponse:
         self._paused = False
         self._ended = False
         self._error: Exception | None = None
-
-    @property
-    def content_type(self) -> str:
-        """Without parameters, in small letters; empty where none is said."""
-        return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
     @property
     def content_length(self) -> int | None:
@@ -433,6 +441,7 @@ class UpstreamResponse:
         )
         if (coding := self.headers.get("Transfer-Encoding", "chunked")).lower() != "chunked":
             raise BrokenConnection(f"nobody asked for the transfer coding {coding[:40]!r}")
+        self.content_type = self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
         text = reason.decode("utf-8", "surrogateescape")
         self.status, self.reason = status, text if text.isprintable() else ""
         if not self.begun.done():

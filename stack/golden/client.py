@@ -23,7 +23,7 @@ from exporters.engine.client import EngineClient, ModelCard
 from exporters.net.http_client import describe_error
 from exporters.requests.record import Outcome, fitting_line
 from stack.gateway.probe import probe_record
-from stack.gateway.reply import Reply, decode
+from stack.gateway.reply import Reply
 from stack.golden.baseline import EngineIdentity, GoldenError
 from stack.golden.comparison import NEAR
 from stack.golden.prompts import LONGEST_TOKENS
@@ -249,13 +249,12 @@ class GoldenClient:
         """Send a request that the engine works on, count and record it. Raises NotFinite, GoldenError.
 
         prompt_tokens: for the record of a request that the engine finished and could not answer."""
-        began, reply, request_id = time.monotonic(), Reply(), f"probe-{secrets.token_hex(8)}"
+        began, reply, request_id = time.monotonic(), Reply(route), f"probe-{secrets.token_hex(8)}"
         status: int | None = None
         outcome: Outcome = "client_abort"
         try:
             status, answer = await self._post(route, {"model": self.model, **body}, request_id)
-            if (read := decode(answer)) is not None:
-                reply.note(read)
+            reply.read(status, "", answer, len(answer))
             outcome = "ok" if status == 200 else "rejected" if status < 500 else "upstream_error"
             if status == 400 and _NAN in answer:
                 # The engine has finished and counted it; only its answer could not be written.

@@ -30,11 +30,13 @@ pytestmark = pytest.mark.engine
 ROOT = Path(__file__).parents[2]
 KINDS = ("requests", "prompt", "completion")
 SHORT: dict[str, Any] = {"model": plan.MODEL, "prompt": "the cache", "max_tokens": 8, "ignore_eos": True}
+TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}
 POLICY = {
     "teams": {"demo": {}, "narrow": {"max_in_flight": 1}, "short": {"max_prompt_tokens": 50}},
     "upstreams": {"one": {"url": "{one}"}},
 }
 LOOK_S = 1.0
+FORMS = [{"encoding_format": form} for form in ("base64", "bytes")]
 
 
 class Watched:
@@ -128,7 +130,8 @@ class Watched:
 
         async def one(session: aiohttp.ClientSession, team: str, body: dict[str, Any]) -> None:
             leave = body.pop("leave", False)
-            url = f"{self.gate.url}/v1/{'chat/completions' if 'messages' in body else 'completions'}"
+            route = body.pop("route", "chat/completions" if "messages" in body else "completions")
+            url = f"{self.gate.url}/v1/{route}"
             async with (
                 turns,
                 session.post(url, json=body, headers={"Authorization": f"Bearer {self.gate.keys[team]}"}) as got,
@@ -158,8 +161,8 @@ def watched(real_engines: Engines, free_port: Any, tmp_path_factory: pytest.Temp
 
 
 def mixed(rng: random.Random, count: int) -> list[tuple[str, dict[str, Any]]]:
-    """What comes to an engine on a bad day: streams and not, several texts of several prompts, client disconnects,
-    refusals of every kind."""
+    """What comes to an engine on a bad day: streams and not, several texts of several prompts, tools, every API,
+    events above 1 MiB, client disconnects, refusals of every kind."""
     chat = {"model": plan.MODEL, "messages": CHAT["messages"], "ignore_eos": True}
     kinds: list[tuple[str, dict[str, Any]]] = [
         ("demo", SHORT),
@@ -172,7 +175,14 @@ def mixed(rng: random.Random, count: int) -> list[tuple[str, dict[str, Any]]]:
         ("narrow", SHORT | {"max_tokens": 30}),
         ("short", SHORT | {"prompt": "the cache " * 200}),
         ("demo", SHORT | {"temperature": -1}),  # which the engine refuses
-    ]
+        ("demo", chat | {"max_tokens": 9, "tools": [TOOL], "stream": True}),
+        ("demo", {"route": "responses", "input": "the cache", "max_output_tokens": 9, "user": "x" * 1_100_000,
+                  "stream": True, "model": plan.MODEL}),  # which the last event repeats
+        ("demo", {"route": "responses", "input": "the cache", "max_output_tokens": 9, "model": plan.MODEL}),
+        ("demo", {"route": "messages", "max_tokens": 9, "stream": True, "model": plan.MODEL,
+                  "messages": CHAT["messages"]}),
+        ("demo", SHORT | {"prompt": [[5, 6, 7], [8, 9]], "prompt_logprobs": 3, "echo": True}),
+    ]  # fmt: skip
     return [kinds[number % len(kinds)] if number < 3 * len(kinds) else rng.choice(kinds) for number in range(count)]
 
 
@@ -208,6 +218,36 @@ def test_mixed_load_agrees_to_the_last_token(watched: Watched):
         == shown.total("vllm_watch_estimated_tokens_total", type="completion")
         > 0
     )
+
+
+def test_vectors_in_every_form_agree_to_the_token(real_engines: Engines, free_port: Any, tmp_path: Path):
+    """As JSON, and as bytes with their usage in a header of up to 100 kB. bytes_only has no usage: it is unknown."""
+    engine = real_engines.own("--runner", "pooling").up()
+    text, many = {"model": plan.MODEL, "input": "the cache"}, {"input": ["the cache", "a queue of requests"] * 500}
+    bodies = [text, text | many, *(text | form for form in FORMS), *(text | many | form for form in FORMS)]
+
+    async def load(gate: Gate, *bodies: dict[str, Any]) -> None:
+        key = {"Authorization": f"Bearer {gate.keys['demo']}"}
+        async with aiohttp.ClientSession(headers=key, max_field_size=1 << 20) as session:
+            for body in bodies:
+                async with session.post(f"{gate.url}/v1/embeddings", json=body) as got:
+                    assert 200 == got.status
+                    await got.read()
+
+    policy = {"teams": {"demo": {}}, "upstreams": {"one": {"url": "{one}"}}}
+    try:
+        with running("vectors", tmp_path, policy, {"one": engine.spec.address}, (free_port(), free_port())) as gate:
+            eventually(lambda: get(f"{gate.url}/-/healthy"), within_s=30, what="the gateway being ready")
+            before = engine.figure(vllm.PROMPT_TOKENS)
+            asyncio.run(load(gate, *bodies))
+            lines = eventually(lambda: (found := gate.lines())[len(bodies) - 1] and found, "the records")
+            counted = engine.figure(vllm.PROMPT_TOKENS) - before
+            assert counted == sum(line.prompt_tokens or 0 for line in lines) > 8000
+            asyncio.run(load(gate, text | {"encoding_format": "bytes_only"}))
+            last = eventually(lambda: gate.lines()[len(bodies)], "the last record")
+            assert ("ok", None, None) == (last.outcome, last.prompt_tokens, last.unreadable)
+    finally:
+        engine.end()
 
 
 def test_what_went_round_the_gateway_is_unlogged_to_the_token(watched: Watched):

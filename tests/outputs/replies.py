@@ -75,6 +75,10 @@ def _then_silent(*parts: bytes) -> gateways.Answer:
     return answer
 
 
+async def _sign_in(request: web.BaseRequest) -> web.StreamResponse:
+    return web.Response(text="<html>Sign in</html>", content_type="text/html")
+
+
 _STREAM = gateways.events(gateways.ROLE, gateways.TOKEN, gateways.LAST, gateways.USAGE, gateways.DONE)
 _USAGE_ASKED = gateways.STREAM | {"stream_options": {"include_usage": True}}
 _ONE_SLOT = {"slots": 1}
@@ -121,6 +125,8 @@ CASES: dict[str, Case] = {
     "bad_request": Case(answer=gateways.says(failure(400), 400)),
     "upstream_auth": Case(answer=gateways.says(failure(401), 401)),
     "engine_error": Case(answer=gateways.says(failure(500), 500)),
+    "unreadable_page": Case(answer=_sign_in),
+    "unreadable_usage": Case(answer=gateways.says(gateways.REPLY | {"usage": {"prompt_tokens": 0}})),
     "engine_abort": Case(
         answer=gateways.says(gateways.REPLY | {"choices": [{"index": 0, "finish_reason": "abort"}]})
     ),

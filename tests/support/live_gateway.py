@@ -17,10 +17,12 @@ from typing import Any
 
 import openai
 
+from exporters.catalogue import exposition_parser
+from exporters.catalogue.gateway import UNREADABLE
 from exporters.requests.record import RequestRecord, parse_line
 from stack.gateway import make_key
 from stack.lab import plan, supervisor
-from tests.support.engines import CONTEXT
+from tests.support.engines import CONTEXT, get
 from tests.support.wait import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -205,6 +207,9 @@ def running(
             folder / "requests.jsonl",
             {team: key for team, (key, _) in keys.items()},
         )
+        if process.poll() is None:
+            shown = exposition_parser.parse(get(f"http://{metrics_listen}/metrics"))
+            assert not shown.total(UNREADABLE.name), "no answer of a real engine is unreadable"
         process.terminate()
         assert 0 == process.wait(60)
     finally:

@@ -35,6 +35,7 @@ from stack.bench.workload import Slo
 from stack.capacity.kv import LayerBlock, Serving
 from stack.gateway.ids import Trace
 from stack.gateway.request_state import RequestState, record
+from stack.gateway.sse import Scanner
 
 Given = Mapping[str, Any]
 _BLOCK = re.compile(r"^```yaml\n(example:.*?)^```", re.DOTALL | re.MULTILINE)
@@ -54,7 +55,10 @@ def clocks(given: Given) -> dict[str, Any]:
         request_id="r", trace=Trace("0" * 32, "0" * 16, "01"), route="/v1/completions", accepted=given["accepted_s"]
     )
     x.queued_s, x.stream, x.content_events = given["admitted_s"] - given["accepted_s"], True, given["chunks"]
-    x.first_content, x.last_content = given["first_content_s"], given["last_content_s"]
+    scanner = Scanner()
+    scanner.first_content, scanner.last_content = given["first_content_s"], given["last_content_s"]
+    scanner.content_events = given["chunks"]
+    x.first_token, x.token_s = scanner.first_token, scanner.token_s(given["completion_tokens"])
     x.reply.completion_tokens = given["completion_tokens"]
     line = record(x, given["ended_s"], T0)
     return {name: getattr(line, name) for name in ("queue_ms", "ttft_ms", "tpot_ms", "e2e_ms")}

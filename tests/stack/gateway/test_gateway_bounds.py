@@ -196,7 +196,8 @@ async def test_requests_of_a_probing_team_are_recorded_as_probes(tmp_path: Path)
 @pytest.mark.parametrize("route", ["/v1/messages", "/v1/responses", "/v1/embeddings"])
 async def test_a_field_that_a_route_does_not_have_changes_no_account(tmp_path: Path, route: str):
     """Else one that says n: 500,000 would be a line that no reader takes, and on nobody's bill."""
-    async with gateway(tmp_path, says({"usage": {"input_tokens": 3, "output_tokens": 2}})) as it:
+    reply = {"usage": {"input_tokens": 3, "output_tokens": 2}, "content": ["a"], "output": ["a"], "data": ["a"]}
+    async with gateway(tmp_path, says(reply)) as it:
         async with it.post(
             {"model": "tiny", "max_tokens": 5, "input": "a", "messages": [], "n": "500_000", "best_of": 9}, route=route
         ) as answer:

@@ -51,7 +51,7 @@ HEAD = (
     b" charset=utf-8\r\nset-cookie: a=1\r\nset-cookie: b=2; Path=/\r\nX-Odd:  spaced \r\ncache-control:"
     b" no-cache\r\nx-empty:\r\nx-utf8: caf\xc3\xa9\r\nKeep-Alive: timeout=5\r\nvary: Accept, Origin\r\n"
 )
-HOP = ("connection", "keep-alive", "transfer-encoding", "content-length", "x-request-id")
+HOP = ("connection", "keep-alive", "transfer-encoding", "content-length", "x-request-id", "x-accel-buffering")
 WITH_USAGE = STREAM | {"stream_options": {"include_usage": True}}
 FRAMINGS = ("chunked", "length", "close")
 SOON_S = 30.0  # longer than anything here takes: only what hangs meets it
@@ -154,6 +154,8 @@ class Shared:
         async with self.it.session.post(
             url + CHAT, json=body, headers={"Authorization": f"Bearer {KEYS['demo'][0]}"}
         ) as answer:
+            told = answer.headers.getall("X-Accel-Buffering", [])
+            assert (["no"] if url != self.engine.url and "event-stream" in answer.content_type else []) == told
             headers = [(name.lower(), value) for name, value in answer.headers.items() if name.lower() not in HOP]
             return Seen(
                 answer.status, answer.reason, headers, await answer.read(), answer.headers.get("Content-Length")

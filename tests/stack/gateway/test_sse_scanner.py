@@ -261,7 +261,7 @@ def test_oversized_event_passes_in_bounded_memory():
             out += scanner.feed(stream[at : at + size], 1.0)
             assert len(scanner._held) <= EVENT_BYTES
         assert stream.removesuffix(USAGE) == out + scanner.close(1.0)
-        assert (1, 1, 3) == (scanner.unread_events, scanner.content_events, scanner.reply.completion_tokens)
+        assert (True, 1, 3) == (scanner.reply.partly_read, scanner.content_events, scanner.reply.completion_tokens)
 
 
 @pytest.mark.parametrize("ends", [b"\n\n", b"\r\r", b"\r\n\r\n", b"\n\r\n"])
@@ -297,7 +297,7 @@ def test_deep_nesting_and_huge_numbers_do_no_harm():
 
 def reading(scanner: Scanner) -> dict[str, Any]:
     """Everything that a scanner has read out of its stream, but for the times."""
-    names = ("events", "unread_events", "content_events", "done", "mid_event")
+    names = ("events", "content_events", "progress_events", "done", "mid_event")
     return {name: getattr(scanner, name) for name in names} | {
         name: getattr(scanner.reply, name) for name in Reply.__slots__
     }
@@ -475,7 +475,7 @@ def test_no_reply_is_too_odd_to_be_noted(fields: dict[str, Any], kind: Any):
     reply, text = Reply(), json.dumps(fields | {"type": kind}).encode()
     if (body := decode(text)) is not None:
         reply.note(body)
-    reply.note_tail(text)
+    reply.settle(content=True)
     assert all(
         type(value) in (int, type(None))
         for value in (reply.prompt_tokens, reply.cached_tokens, reply.completion_tokens, reply.error_code)
@@ -489,8 +489,11 @@ def test_an_engine_with_ever_new_finish_reasons_fills_no_memory():
     assert FINISH_WORDS == len(scanner.reply.finish_reasons)
 
 
-def test_unread_events_are_counted():
-    assert 2 == scan(b"data: not json\n\n", b"data: {]\n\n", chunk(content="a"))[1].unread_events
+@pytest.mark.parametrize("broken", [b"data: not json\n\n", b"data: {]\n\n", b"event: message\ndata: x\n\n"])
+def test_an_event_that_is_no_json_makes_the_stream_unreadable(broken: bytes):
+    """Clients end at such an event, but skip those of a name that they do not know."""
+    assert "json" == scan(broken, chunk(content="a"), DONE)[1].reply.unreadable
+    assert scan(b"event: x\n" + broken.removeprefix(b"event: message\n"), DONE)[1].reply.unreadable is None
 
 
 def test_stream_is_done_at_its_end():

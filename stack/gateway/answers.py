@@ -1,0 +1,153 @@
+"""Possible answers of each recorded route: media types, shape, and where usage stands. Copies of encoded answers.
+
+Invariant: an answer is read, unreadable for a reason, or absent. Unreadable is never ok. What lies beyond a bound is
+not read, which says nothing of the answer. Source: routers and response models of vLLM 0.32; API references of OpenAI,
+Anthropic, Cohere and Jina."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from exporters.requests.record import UNREADABLE
+
+JSON, EVENTS, BYTES = "application/json", "text/event-stream", "application/octet-stream"
+DECODED_BYTES = 16 << 20  # of one encoded answer; what follows is not read
+PIECE_BYTES = 256 << 10
+CODINGS = frozenset(("gzip", "x-gzip", "deflate"))
+TEXTS = frozenset(("text/plain", "text/vtt", "text/srt", "application/x-subrip"))
+
+# Of the values of a record's `unreadable`: those that fail the request, and those of answers that may be complete, for
+# which no other upstream is asked.
+FAILED = frozenset(UNREADABLE) - {"usage", "size"}
+ASKED_ONCE = frozenset(("encoding", "size"))
+
+
+@dataclass(frozen=True, slots=True)
+class UsageFields:
+    """Fields of a usage object: of several names the first that is present. Of several objects in one answer the latest
+    count stands, since streams count upwards.
+
+    details: objects with cached_tokens, which are part of the prompt. fresh: name of a prompt count that leaves out
+    what `read` and `written` say. total: whether the total is the prompt where no other name is present. paths: where
+    the object stands beside `usage`. header: the response header that has it for answers in bytes."""
+
+    prompt: tuple[str, ...] = ("prompt_tokens", "input_tokens")
+    output: tuple[str, ...] = ("completion_tokens", "output_tokens")
+    details: tuple[str, ...] = ("prompt_tokens_details", "input_tokens_details")
+    fresh: str = "input_tokens"
+    read: str = "cache_read_input_tokens"
+    written: str = "cache_creation_input_tokens"
+    total: bool = False
+    paths: tuple[tuple[str, str], ...] = ()
+    header: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteAnswer:
+    """keys: top-level fields, one of which each complete answer has. streams: whether event streams may come. media:
+    types beside JSON."""
+
+    keys: tuple[str, ...]
+    streams: bool = False
+    media: frozenset[str] = frozenset()
+    usage: UsageFields = field(default_factory=UsageFields)
+
+
+_CHAT = RouteAnswer(("choices",), streams=True)
+_RESPONSES = RouteAnswer(("output",), streams=True, usage=UsageFields(("input_tokens",), ("output_tokens",)))
+_MESSAGES = RouteAnswer(("content",), streams=True, usage=UsageFields(("input_tokens",), ("output_tokens",)))
+_VECTORS = UsageFields(total=True, header="metadata")
+_SCORES = UsageFields(total=True, paths=(("meta", "tokens"), ("meta", "billed_units")))
+_AUDIO = RouteAnswer(("text",), streams=True, media=TEXTS)
+OTHER_ANSWER = RouteAnswer(("choices", "output", "content", "data", "results", "text", "answers"), streams=True)
+ROUTE_ANSWERS = {
+    "/v1/chat/completions": _CHAT,
+    "/v1/chat/completions/batch": _CHAT,
+    "/v1/completions": _CHAT,
+    "/v1/responses": _RESPONSES,
+    "/v1/messages": _MESSAGES,
+    "/v1/embeddings": RouteAnswer(("data",), media=frozenset((BYTES,)), usage=_VECTORS),
+    "/v1/rerank": RouteAnswer(("results", "data"), usage=_SCORES),
+    "/v1/score": RouteAnswer(("data", "results"), usage=_SCORES),
+    "/v1/audio/transcriptions": _AUDIO,
+    "/v1/audio/translations": _AUDIO,
+    "/v1/systemone": RouteAnswer(("answers",)),
+}
+
+
+def unreadable_head(route: str, status: int, content_type: str) -> str | None:
+    """Return why an answer cannot be one of the route, by its head; None where it may be."""
+    if 300 <= status < 400:
+        return "redirect"
+    answer = ROUTE_ANSWERS.get(route, OTHER_ANSWER)
+    known = is_json(content_type) or content_type in answer.media or (answer.streams and content_type == EVENTS)
+    return None if known or status >= 400 else "content_type"
+
+
+def is_json(content_type: str) -> bool:
+    """Return whether a media type is read as JSON. Without one, the body decides."""
+    return content_type in (JSON, "") or content_type.endswith("+json")
+
+
+class DecodedCopy:
+    """Decoder of an answer's Content-Encoding, for the reader only. damaged: it cannot be decoded. beyond: more came
+    than is read."""
+
+    def __init__(self, codings: str) -> None:
+        self._coding = codings.strip().lower()
+        self.damaged = self._coding not in CODINGS
+        self.beyond = False
+        self._left = DECODED_BYTES
+        self._inflate: zlib._Decompress | None = None
+
+    def pieces(self, data: bytes) -> Iterator[bytes]:
+        """Yield what the next bytes decode to."""
+        full = False
+        while (data or full) and not self.damaged and not self.beyond:
+            try:
+                if self._inflate is None:
+                    self._inflate = zlib.decompressobj(self._wbits(data))
+                piece = self._inflate.decompress(data, PIECE_BYTES)
+            except zlib.error:
+                self.damaged = True
+                return
+            data, full = self._inflate.unconsumed_tail, len(piece) == PIECE_BYTES
+            if self._inflate.eof:
+                data, full = self._inflate.unused_data, False
+                if data[:1] != b"\x1f":  # no other member of a gzip file
+                    data = b""
+                else:
+                    self._inflate = None
+            self._left -= len(piece)
+            self.beyond = self._left < 0
+            if piece:
+                yield piece
+
+    def _wbits(self, data: bytes) -> int:
+        """Return zlib's parameter. Some servers call the bare form deflate, others the one with zlib's head."""
+        headed = data[0] & 15 == zlib.DEFLATED and int.from_bytes(data[:2]) % 31 == 0
+        return -zlib.MAX_WBITS if self._coding == "deflate" and not headed else 32 + zlib.MAX_WBITS
+
+    @property
+    def ended(self) -> bool:
+        """Return whether the encoded text is complete."""
+        return self._inflate is None or self._inflate.eof
+
+    def through(self, feed: Callable[[bytes, float], bytes]) -> Callable[[bytes, float], bytes]:
+        """Return a function that passes bytes on as they are and feeds what they decode to."""
+
+        def passed(data: bytes, now: float) -> bytes:
+            for piece in self.pieces(data):
+                feed(piece, now)
+            return data
+
+        return passed
+
+
+def coding_of(content_encoding: str | None) -> DecodedCopy | None:
+    """Return the decoder of an answer; None for one that is not encoded."""
+    if content_encoding is None or content_encoding.strip().lower() in ("", "identity"):
+        return None
+    return DecodedCopy(content_encoding)
