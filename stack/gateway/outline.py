@@ -92,18 +92,18 @@ class Outline:
             begin = at
         found = _TEXT.match(data, begin)
         stop = found.end() if found else begin
-        if began >= 0 and len(self._out) - began <= STRING_BYTES:
+        if began >= 0 and len(self._out) - began <= STRING_BYTES + 1:
             self._out += (b'"' if len(self._out) == began else b"") + data[at : min(stop, at + STRING_BYTES + 1)]
         if stop >= len(data):
             return stop
         if data[stop] != _QUOTE:  # the backslash of a pair that is cut
             self._escaped = True
-            if began >= 0 and len(self._out) - began <= STRING_BYTES:
+            if began >= 0 and len(self._out) - began <= STRING_BYTES + 1:
                 self._out += b"\\"
             return stop + 1
         self._string = None
         if began >= 0:
-            if len(self._out) - began > STRING_BYTES:
+            if len(self._out) - began > STRING_BYTES + 1:  # with the first quote
                 self._out[began:] = b'"...'
             self._out.append(_QUOTE)
             self._shorten()

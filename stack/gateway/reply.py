@@ -334,8 +334,8 @@ class Reply:
         """Return the first of these counts that is there."""
         for name in names:
             value = usage.get(name)
-            if type(value) is int and 0 <= value < 10**12:
-                return value
+            if type(value) in (int, float) and 0 <= value < 10**12 and value == int(value):
+                return int(value)
             self._implausible = self._implausible or value is not None
         return None
 

@@ -153,7 +153,8 @@ class ResponseWriter:
         x = self._x
         if self._admitted:
             reply = x.reply
-            reply.partly_read = reply.partly_read or (coding is not None and coding.beyond)
+            if coding is not None and coding.beyond:
+                reply.partly_read, body = True, b""
             if coding is not None and (coding.damaged or not (coding.ended or coding.beyond)):
                 reply.unreadable = "encoding"
             elif reply.partly_read and not body:

@@ -22,7 +22,7 @@ from exporters.requests.record import UNREADABLE, RequestRecord
 from stack.gateway.answers import DECODED_BYTES, ROUTE_ANSWERS, DecodedCopy, unreadable_head
 from stack.gateway.config import Timeouts
 from stack.gateway.form_body import form_models
-from stack.gateway.outline import MOST_BYTES, Outline
+from stack.gateway.outline import MOST_BYTES, STRING_BYTES, Outline
 from stack.gateway.reply import CONTENT, NOTHING, PROGRESS, Reply, decode
 from stack.gateway.request_routes import RECORDED
 from stack.gateway.sse import EVENT_BYTES, Scanner
@@ -222,6 +222,8 @@ CASES: dict[str, Case] = {
     "identity": Case(raw(json.dumps(chat()).encode(), Content_Encoding="identity"), tokens=(7, None, 3)),
     "gzip of 9 MB": Case(raw(gzip.compress(large(prompt_logprobs=LOGPROBS, choices=REPLY["choices"], usage=USED), 1),
                              Content_Encoding="gzip"), tokens=(7, None, 3)),
+    "gzip of 20 MB": Case(raw(gzip.compress(large(choices=REPLY["choices"], a="x" * 20_000_000, usage=USED), 1),
+                              Content_Encoding="gzip"), "size"),
     "a gzip stream": Case(raw(gzip.compress(ROLE + TOKEN + LAST + USAGE + DONE), SSE, Content_Encoding="gzip"),
                           stream=True, tokens=(12, 0, 3)),
     "brotli": failed(raw(b"\x0b\x02\x80", Content_Encoding="br"), "encoding"),
@@ -235,6 +237,8 @@ CASES: dict[str, Case] = {
     "no output beside content": Case(says(chat(USED | {"completion_tokens": 0})), "usage", tokens=(7, None, None),
                                      estimated=True),
     "words for counts": Case(says(chat({"prompt_tokens": "7", "completion_tokens": "3"})), "usage", estimated=True),
+    "whole floats": Case(says(chat({"prompt_tokens": 7.0, "completion_tokens": 3.0})), tokens=(7, None, 3)),
+    "broken floats": Case(says(chat({"prompt_tokens": 7.5, "completion_tokens": 3})), "usage", tokens=(None, None, 3)),
     "negative counts": Case(says(chat({"prompt_tokens": -7, "completion_tokens": 3})), "usage", tokens=(None, None, 3)),
     "usage in a list": Case(says(chat([7, 3])), "usage", estimated=True),
     "no usage": Case(says(chat(None)), estimated=True),
@@ -545,6 +549,15 @@ def test_an_outline_is_the_text_within_its_bounds(value: dict[str, Any], data: s
     for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
         outline.feed(text[begin:end])
     assert bounded(value, 1) == json.loads(outline.text())
+
+
+def test_a_long_string_of_an_outline_is_cut():
+    text = json.dumps({"a": "x" * STRING_BYTES, "b": "x" * (STRING_BYTES + 1)}).encode()
+    for size in (len(text), 1024, 7, 1):
+        outline = Outline()
+        for at in range(0, len(text), size):
+            outline.feed(text[at : at + size])
+        assert {"a": "x" * STRING_BYTES, "b": "..."} == json.loads(outline.text())
 
 
 @pytest.mark.parametrize("unit", [b"[", b'{"a":', b'"\\', b"1,", b'"a":1,', b'["' + b"x" * 2000 + b'"],', b"]"])
