@@ -7,8 +7,10 @@ Anthropic, Cohere and Jina."""
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+from multidict import CIMultiDict
 
 from exporters.requests.record import UNREADABLE
 
@@ -46,10 +48,12 @@ class UsageFields:
 
 @dataclass(frozen=True, slots=True)
 class RouteAnswer:
-    """keys: top-level fields, one of which each complete answer has. streams: whether event streams may come. media:
+    """keys: top-level fields, one of which each complete answer has. lists: whether it may be a bare list.
+    streams: whether event streams may come. media:
     types beside JSON."""
 
     keys: tuple[str, ...]
+    lists: bool = False
     streams: bool = False
     media: frozenset[str] = frozenset()
     usage: UsageFields = field(default_factory=UsageFields)
@@ -60,7 +64,7 @@ _RESPONSES = RouteAnswer(("output",), streams=True, usage=UsageFields(("input_to
 _MESSAGES = RouteAnswer(("content",), streams=True, usage=UsageFields(("input_tokens",), ("output_tokens",)))
 _VECTORS = UsageFields(total=True, header="metadata")
 _SCORES = UsageFields(total=True, paths=(("meta", "tokens"), ("meta", "billed_units")))
-_AUDIO = RouteAnswer(("text",), streams=True, media=TEXTS)
+_AUDIO = RouteAnswer(("text", "choices"), streams=True, media=TEXTS)
 OTHER_ANSWER = RouteAnswer(("choices", "output", "content", "data", "results", "text", "answers"), streams=True)
 ROUTE_ANSWERS = {
     "/v1/chat/completions": _CHAT,
@@ -69,8 +73,8 @@ ROUTE_ANSWERS = {
     "/v1/responses": _RESPONSES,
     "/v1/messages": _MESSAGES,
     "/v1/embeddings": RouteAnswer(("data",), media=frozenset((BYTES,)), usage=_VECTORS),
-    "/v1/rerank": RouteAnswer(("results", "data"), usage=_SCORES),
-    "/v1/score": RouteAnswer(("data", "results"), usage=_SCORES),
+    "/v1/rerank": RouteAnswer(("results", "data"), lists=True, usage=_SCORES),
+    "/v1/score": RouteAnswer(("data", "results", "scores"), usage=_SCORES),
     "/v1/audio/transcriptions": _AUDIO,
     "/v1/audio/translations": _AUDIO,
     "/v1/systemone": RouteAnswer(("answers",)),
@@ -92,62 +96,51 @@ def is_json(content_type: str) -> bool:
 
 
 class DecodedCopy:
-    """Decoder of an answer's Content-Encoding, for the reader only. damaged: it cannot be decoded. beyond: more came
-    than is read."""
+    """Decoder of an answer's Content-Encoding, for the reader only. unread: why no more is read: "encoding" (it cannot
+    be decoded), "size" (beyond the bound), or "" behind the end; None before. ended: the encoded text is complete."""
 
     def __init__(self, codings: str) -> None:
         self._coding = codings.strip().lower()
-        self.damaged = self._coding not in CODINGS
-        self.beyond = False
+        self.unread = None if self._coding in CODINGS else "encoding"
+        self.ended = False
         self._left = DECODED_BYTES
+        self._begin = b""
         self._inflate: zlib._Decompress | None = None
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
         """Yield what the next bytes decode to."""
         full = False
-        while (data or full) and not self.damaged and not self.beyond:
+        while (data or full) and self.unread is None:
+            if self._inflate is None:
+                data = self._begin = self._begin + data
+                if len(data) < 2:
+                    return
+                self._begin = b""
+                if self.ended and data[:2] != b"\x1f\x8b":  # a gzip file may have more members
+                    self.unread = ""
+                    return
+                self._inflate = zlib.decompressobj(self._wbits(data))
             try:
-                if self._inflate is None:
-                    self._inflate = zlib.decompressobj(self._wbits(data))
                 piece = self._inflate.decompress(data, PIECE_BYTES)
             except zlib.error:
-                self.damaged = True
+                self.unread = "" if self.ended else "encoding"
                 return
             data, full = self._inflate.unconsumed_tail, len(piece) == PIECE_BYTES
             if self._inflate.eof:
-                data, full = self._inflate.unused_data, False
-                if data[:1] != b"\x1f":  # no other member of a gzip file
-                    data = b""
-                else:
-                    self._inflate = None
+                data, full, self.ended, self._inflate = self._inflate.unused_data, False, True, None
             self._left -= len(piece)
-            self.beyond = self._left < 0
-            if piece:
-                yield piece
+            self.unread = None if self._left >= 0 else "size"
+            yield piece
 
     def _wbits(self, data: bytes) -> int:
         """Return zlib's parameter. Some servers call the bare form deflate, others the one with zlib's head."""
         headed = data[0] & 15 == zlib.DEFLATED and int.from_bytes(data[:2]) % 31 == 0
         return -zlib.MAX_WBITS if self._coding == "deflate" and not headed else 32 + zlib.MAX_WBITS
 
-    @property
-    def ended(self) -> bool:
-        """Return whether the encoded text is complete."""
-        return self._inflate is None or self._inflate.eof
 
-    def through(self, feed: Callable[[bytes, float], bytes]) -> Callable[[bytes, float], bytes]:
-        """Return a function that passes bytes on as they are and feeds what they decode to."""
-
-        def passed(data: bytes, now: float) -> bytes:
-            for piece in self.pieces(data):
-                feed(piece, now)
-            return data
-
-        return passed
-
-
-def coding_of(content_encoding: str | None) -> DecodedCopy | None:
+def coding_of(headers: CIMultiDict[str]) -> DecodedCopy | None:
     """Return the decoder of an answer; None for one that is not encoded."""
-    if content_encoding is None or content_encoding.strip().lower() in ("", "identity"):
+    if "Content-Encoding" not in headers:
         return None
-    return DecodedCopy(content_encoding)
+    codings = ",".join(headers.getall("Content-Encoding"))
+    return None if codings.strip().lower() in ("", "identity") else DecodedCopy(codings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 MOST_PARTS, HEAD_BYTES, VALUE_BYTES = 64, 4 << 10, 1 << 10
-_NAMED = re.compile(rb'(?m)^(?i:content-disposition):[^\r\n]*;[ \t]*(?i:name)="?model"?[ \t]*(?:;|\r?$)')
+_NAMED = re.compile(rb'(?m)^(?i:content-disposition):[^\r\n]*;[ \t]*(?i:name)[ \t]*=[ \t]*"?model"?[ \t]*(?:;|\r?$)')
 
 
 def form_models(body: bytes) -> set[str]:

@@ -297,11 +297,15 @@ class RequestHandler(ResponseWriter):
         moves = services.watch.step_s(self._x.upstream or "") <= decode_s
         band = self._band()
         total_s = (band and band.total_s) or services.timeouts.total_s
-        return decode_s if self._stage == "decode_timeout" and moves and now - self.silent_since < total_s else 0.0
+        begun = (
+            self._stage == "prefill_timeout" and self._scanner is not None and self._scanner.first_textless is not None
+        )
+        waits = (begun or self._stage == "decode_timeout") and now - self.silent_since < total_s
+        return decode_s if moves and waits else 0.0
 
     def _begin_attempt(self, choice: UpstreamChoice) -> None:
         """Let the watch of the engine see what this attempt receives."""
-        self._scanner, self._progress, self._attempt_began = None, 0, self._services.now()
+        self._scanner, self._latest, self._attempt_began = None, None, self._services.now()
         if self._admitted or self.blocking:
             self._services.watch.began(choice.name, self)
 

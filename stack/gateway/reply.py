@@ -7,6 +7,8 @@ None. An object that has neither the shape of the route's answers nor that of an
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import msgspec
 
 from stack.gateway.answers import OTHER_ANSWER, ROUTE_ANSWERS, TEXTS, UsageFields, is_json
+from stack.gateway.outline import Outline
 
 FINISH_WORDS = 20  # different ones that are kept of one reply; engines know about ten
 NOTHING, PROGRESS, CONTENT = 0, 1, 2  # of an event: neither; proof of a step without text to show; text or tool calls
@@ -79,17 +82,34 @@ class Body(msgspec.Struct):
     results: msgspec.Raw = _ABSENT
     text: msgspec.Raw = _ABSENT
     answers: msgspec.Raw = _ABSENT
+    scores: msgspec.Raw = _ABSENT
 
 
+_AS_BYTES = frozenset(("output", "content", "data", "results", "text", "answers", "scores"))
+BLANK = Body()  # an object without any field that is known
 _decoder = msgspec.json.Decoder(Body)
 
 
 def decode(data: bytes) -> Body | None:
-    """A JSON object as Body; None for anything else."""
+    """A JSON object as Body; None for anything else. What a strict decoder refuses and clients read is read as well:
+    NaN, halves of surrogate pairs, any depth."""
     try:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
+        outline = Outline()
+        outline.feed(data.removeprefix(b"\xef\xbb\xbf"))
+        return _lenient(outline.text())
+
+
+def _lenient(text: bytes) -> Body | None:
+    try:
+        fields = json.loads(text)
+    except ValueError:
         return None
+    if not isinstance(fields, dict):
+        return None
+    known = {name: fields[name] for name in Body.__struct_fields__ if name in fields}
+    return Body(**{k: msgspec.Raw(json.dumps(v).encode()) if k in _AS_BYTES else v for k, v in known.items()})
 
 
 class Reply:
@@ -157,6 +177,9 @@ class Reply:
             if read is not None and (read.error is not None or read.object == "error"):
                 self.note(read)
             return
+        if read is None and self._answer.lists and body[:1] == b"[" and body.rstrip()[-1:] == b"]":
+            read = BLANK
+            self.shaped = True
         if read is None:
             self.unreadable = self.unreadable or ("json" if body.strip() else "empty")
             return
@@ -165,8 +188,9 @@ class Reply:
             self.unreadable = self.unreadable or "shape"
         self.settle(content=content)
         if self.completion_tokens is None and content and not self.partly_read:
-            texts = (read.choices, *(_plain(raw) for raw in (read.output, read.content, read.text)))
-            self.text_bytes = sum(map(_text_bytes, texts))
+            with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):  # no estimate of odd ones
+                texts = (read.choices, *(_plain(raw) for raw in (read.output, read.content, read.text)))
+                self.text_bytes = sum(map(_text_bytes, texts))
 
     def settle(self, *, content: bool) -> None:
         """Drop counts that cannot be, at the end of a reply. content: whether it had text or tool calls."""
@@ -191,7 +215,7 @@ class Reply:
         if body.usage is not None:
             self._note_usage(body.usage)
         self._note_metrics(body.metrics)
-        if body.error is not None:
+        if body.error:
             self._note_error(body.error)
         choices = body.choices
         if choices is None:
@@ -207,6 +231,7 @@ class Reply:
             return progress
         if isinstance(body.status, str):
             self._note_response(body.status, body.incomplete_details)
+        failed = body.status == "error" or (isinstance(body.status, int) and body.status >= 400)
         raws = [memoryview(getattr(body, name)) for name in self._answer.keys if name != "choices"]
         present = [raw for raw in raws if raw and raw[0] != _NULL]
         if present:
@@ -218,7 +243,7 @@ class Reply:
             full = any(bytes(raw[:2]) not in (b"[]", b'""') for raw in present)
             return CONTENT if full and self._answer.streams else NOTHING
         if self.error_code is None and (
-            body.object == "error" or any((body.detail, body.errors, body.message, body.code))
+            failed or body.object == "error" or any((body.detail, body.errors, body.message, body.code))
         ):
             self._note_error({"code": body.code or body.status, "type": body.type})
         return NOTHING
@@ -324,7 +349,7 @@ class Reply:
         """Return the prompt's tokens; None where the object does not say."""
         if fields.fresh in usage and (fields.prompt[0] == fields.fresh or fields.prompt[0] not in usage):
             for name in (fields.fresh, fields.read, fields.written):
-                if (part := self._count(usage, (name,))) is not None:
+                if (part := self._count(usage, (name,))) or (part == 0 and name not in self._parts):
                     self._parts[name] = part
             return sum(self._parts.values())
         prompt = self._count(usage, fields.prompt)
@@ -334,7 +359,7 @@ class Reply:
         """Return the first of these counts that is there."""
         for name in names:
             value = usage.get(name)
-            if type(value) in (int, float) and 0 <= value < 10**12 and value == int(value):
+            if isinstance(value, int | float) and type(value) is not bool and 0 <= value < 1e12 and value % 1 == 0:
                 return int(value)
             self._implausible = self._implausible or value is not None
         return None

@@ -65,7 +65,7 @@ class ResponseWriter:
         self._stage = "body_timeout"  # the reason, should time run out now
         self._movable = False  # whether another engine may answer instead, until the client has been sent something
         self._scanner: Scanner | None = None  # of the stream of this attempt
-        self._progress = 0  # events of that stream which moved the deadline
+        self._latest: float | None = None  # sign of life in that stream which moved the deadline
         self._attempt_began = 0.0
         self._sticky = b""
 
@@ -120,13 +120,16 @@ class ResponseWriter:
 
     async def _whole(self, upstream: UpstreamResponse, *, held: bool) -> None:
         """Passes a reply that is no event stream, and reads its usage from a copy, of a large one from its outline."""
-        x, length, coding = self._x, upstream.content_length, coding_of(upstream.headers.get("Content-Encoding"))
+        x, length, coding = self._x, upstream.content_length, coding_of(upstream.headers)
         begin, whole = b"", length is not None and length <= WHOLE_BYTES and self._request.method != "HEAD"
         if whole or (held and length is None):
             begin, whole = await _up_to(upstream, WHOLE_BYTES)
         headers = self._begin(upstream)
         if whole:
-            self._note(upstream, begin if coding is None else b"".join(coding.pieces(begin)), coding)
+            if coding is None:
+                self._note(upstream, begin, len(begin))
+            else:
+                await self._note_decoded(upstream, begin, coding)
             if held and x.reason in FAILOVER and x.reply.unreadable not in ASKED_ONCE:
                 raise RequestEnd(x.reason or "")
             self.release_slot()
@@ -144,26 +147,35 @@ class ResponseWriter:
             for piece in () if not reads else (chunk,) if coding is None else coding.pieces(chunk):
                 copy.add(piece)
         x.reply.partly_read = copy.partial
-        self._note(upstream, copy.text(), coding, size=copy.size)
+        self._note(upstream, copy.text(), copy.size, coding)
         self.release_slot()
         await self._finish(response)
 
-    def _note(self, upstream: UpstreamResponse, body: bytes, coding: DecodedCopy | None, size: int = 0) -> None:
-        """Add a reply, or what was read of it, and classify it. size: its bytes, where `body` is not all of it."""
-        x = self._x
-        if self._admitted:
-            reply = x.reply
-            if coding is not None and coding.beyond:
-                reply.partly_read, body = True, b""
-            if coding is not None and (coding.damaged or not (coding.ended or coding.beyond)):
-                reply.unreadable = "encoding"
-            elif reply.partly_read and not body:
-                reply.settle(content=False)
-            elif reply.unreadable is None:
-                name = ROUTE_ANSWERS[x.route].usage.header if x.route in ROUTE_ANSWERS else ""
-                header = upstream.headers.get(name) if name else None
-                reply.read(upstream.status, upstream.content_type, body, size or len(body), header)
-        x.reason = self._reason(upstream, x.reply)
+    async def _note_decoded(self, upstream: UpstreamResponse, body: bytes, coding: DecodedCopy) -> None:
+        """Add an encoded reply. Little of it may be much when decoded, so others get their turn."""
+        copy = Copy(outlined=is_json(upstream.content_type))
+        for piece in coding.pieces(body):
+            copy.add(piece)
+            await asyncio.sleep(0)
+        self._x.reply.partly_read = copy.partial
+        self._note(upstream, copy.text(), copy.size, coding)
+
+    def _note(self, upstream: UpstreamResponse, body: bytes, size: int, coding: DecodedCopy | None = None) -> None:
+        """Add a reply, or what was read of it, and classify it. size: its bytes."""
+        x, reply = self._x, self._x.reply
+        if coding is not None and coding.unread == "size":
+            reply.partly_read, body = True, b""
+        if not self._admitted or reply.unreadable is not None:
+            pass
+        elif coding is not None and not (coding.ended or coding.unread == "size"):
+            reply.unreadable = "encoding"
+        elif reply.partly_read and not body:
+            reply.settle(content=False)
+        else:
+            name = ROUTE_ANSWERS[x.route].usage.header if x.route in ROUTE_ANSWERS else ""
+            header = upstream.headers.get(name) if name else None
+            reply.read(upstream.status, upstream.content_type, body, size, header)
+        x.reason = self._reason(upstream, reply)
 
     def _reason(self, upstream: UpstreamResponse, reply: Reply) -> str | None:
         """Return the reason that an answer amounts to; an unreadable one is an error of the engine."""
@@ -173,11 +185,11 @@ class ResponseWriter:
     async def _stream(self, upstream: UpstreamResponse, *, strip_usage: bool, held: bool) -> None:
         """Passes an event stream while the scanner reads along; from its first content on, when it is held until
         then."""
-        x, clock, coding = self._x, self._services.now, coding_of(upstream.headers.get("Content-Encoding"))
+        x, clock, coding = self._x, self._services.now, coding_of(upstream.headers)
         strip_usage = strip_usage and coding is None  # nothing is taken out of an encoded stream
         self._scanner = scanner = Scanner(x.route, strip_usage=strip_usage)
         x.stream, x.reply = True, scanner.reply
-        feed = scanner.feed if coding is None else coding.through(scanner.feed)
+        feed = scanner.feed if coding is None else _reading(coding, scanner)
         headers = self._begin(upstream)
         headers["X-Accel-Buffering"] = "no"  # nginx, and what follows it, would hold events back
         if strip_usage:
@@ -214,10 +226,8 @@ class ResponseWriter:
 
     def _require_end(self, upstream: UpstreamResponse, scanner: Scanner, coding: DecodedCopy | None) -> None:
         """Raise RequestEnd for a stream that has ended without its end, as far as the end could be read."""
-        if coding is not None and coding.beyond:
-            self._x.reply.partly_read = True
-        elif coding is not None and (coding.damaged or not (coding.ended or scanner.done)):
-            self._x.reply.unreadable = "encoding"
+        if coding is not None and (coding.unread or not (coding.ended or scanner.done)):
+            scanner.pass_unread(coding.unread or "encoding", 0.0)
         elif reason := self._breaks_off(upstream, scanner):
             raise RequestEnd(reason, "the engine ended the stream before its end")
 
@@ -227,11 +237,11 @@ class ResponseWriter:
         """The beginning of a stream, as soon as it has brought what a client waits for. Raises RequestEnd for one that
         failed before it did."""
         waiting = bytearray()
-        if coding is not None and coding.damaged:
+        if coding is not None and coding.unread:
             return b""
         while chunk := await _next(upstream):
             waiting += feed(chunk, self._services.now())
-            if (coding is not None and coding.damaged) or not self._worth_holding(upstream, scanner, waiting):
+            if (coding is not None and coding.unread) or not self._worth_holding(upstream, scanner, waiting):
                 return bytes(waiting)
         if coding is not None and not coding.ended:
             return bytes(waiting)
@@ -270,10 +280,10 @@ class ResponseWriter:
     def _seen(self, upstream: UpstreamResponse, scanner: Scanner) -> None:
         """Note the progress of the stream, which moves the deadline on; with its last word the engine has no more work
         with it."""
-        x, progress = self._x, scanner.content_events + scanner.progress_events
+        x, latest = self._x, scanner.latest
         x.content_events = scanner.content_events
-        if progress != self._progress:
-            self._progress = progress
+        if latest != self._latest:
+            self._latest = latest
             self._allow("decode_timeout", self._decode_s() * 1.25)
         if scanner.done or scanner.reply.error_code is not None:  # whatever the line and the client still have to do
             self.release_slot()
@@ -402,6 +412,19 @@ async def _next(upstream: UpstreamResponse) -> bytes:
         return await upstream.chunk()
     except BrokenConnection as error:
         raise RequestEnd("upstream_reset", str(error)) from error
+
+
+def _reading(coding: DecodedCopy, scanner: Scanner) -> Feed:
+    """Return a function that passes bytes on as they are and lets the scanner read what they decode to."""
+
+    def feed(data: bytes, now: float) -> bytes:
+        for piece in coding.pieces(data):
+            scanner.feed(piece, now)
+        if coding.unread:
+            scanner.pass_unread(coding.unread, now)
+        return data
+
+    return feed
 
 
 async def _up_to(upstream: UpstreamResponse, most: int) -> tuple[bytes, bool]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from stack.gateway.outline import Outline
-from stack.gateway.reply import CONTENT, PROGRESS, Body, Reply, decode
+from stack.gateway.reply import BLANK, CONTENT, NOTHING, PROGRESS, Body, Reply, decode
 
 EVENT_BYTES = 1 << 20
 _BACKSLASH = ord("\\")
@@ -77,6 +77,14 @@ class Scanner:
         """Return when the latest sign of a step came."""
         return max(self.last_content or 0.0, self.last_progress or 0.0) or None
 
+    def pass_unread(self, reason: str, now: float) -> None:
+        """Note bytes that cannot be read, or are beyond a bound: their flow is a sign of life."""
+        self.last_progress = now
+        if reason == "encoding":
+            self.reply.unreadable = reason
+        else:
+            self.reply.partly_read = True
+
     def hides(self, tokens: int) -> bool:
         """Return whether events with content are far fewer than tokens."""
         return tokens > SEVERAL * self.content_events
@@ -94,6 +102,8 @@ class Scanner:
                 first, last = before, max(last or before, behind or before)
             elif tokens > MANY * self.content_events:
                 return None
+            elif tokens > events > 0:  # the first event had several, too
+                tokens += 1 - round(tokens / events)
         if tokens is None or tokens < 2 or events < 2 or first is None or last is None or last <= first:
             return None
         return (last - first) / (tokens - 1)
@@ -182,8 +192,7 @@ class Scanner:
         body = decode(outline.text())
         if body is None:
             self.reply.partly_read = True
-            body = Body(type=self._name.decode() or None)
-        self._note(body, now)
+        self._note(body or Body(type=self._name.decode() or None), now, empty=body is None)
 
     def _boundary(self, data: bytes | bytearray, start: int) -> int:
         """Return where the event that begins at or before `start` ends; -1 when that has not come yet."""
@@ -225,6 +234,8 @@ class Scanner:
     def _decoded(self, event: bytes, now: float) -> bool:
         data = _data(event.removeprefix(b"\xef\xbb\xbf") if self.events == 1 else event)
         if not data:
+            if event.startswith(b"error:"):  # of older llama.cpp
+                self.reply.note(Body(error=True))
             return False
         if data == b"[DONE]":
             self.done = True
@@ -234,13 +245,14 @@ class Scanner:
         if name is not None and name[1] == b"error" and (body is None or body.error is None):
             body = Body(error=data if body is None else {"code": body.code, "type": body.type})
         if body is None:
-            if name is None or name[1] == b"message":  # clients skip events of a name that they do not know
+            # clients skip events of a name that they do not know
+            if name is None or name[1].startswith((b"message", b"response.", b"content_block_")):
                 self.reply.unreadable = self.reply.unreadable or "json"
             return False
-        return self._note(body, now) and not self._forced
+        return self._note(body, now, empty=data.strip() == b"{}") and not self._forced
 
-    def _note(self, body: Body, now: float) -> bool:
-        """Take in the object of an event; True for one with usage and no choices."""
+    def _note(self, body: Body, now: float, *, empty: bool = False) -> bool:
+        """Take in the object of an event; True for one with usage and no choices. empty: it has no field at all."""
         self.objects += 1
         choices = body.choices
         noted = self.reply.note(body)
@@ -253,7 +265,9 @@ class Scanner:
             self.last_progress = now
             if self.first_progress is None:
                 self.first_progress = now
-        self.done = self.done or body.type in _ENDS
+        if noted == NOTHING and body == BLANK and not empty:
+            self.reply.unreadable = self.reply.unreadable or "shape"
+        self.done = self.done or (isinstance(body.type, str) and body.type in _ENDS)
         usage_alone = choices == [] and body.usage is not None
         # so by --enable-force-include-usage, on every chunk
         self._forced = self._forced or (body.usage is not None and not usage_alone)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 # The size of 2026-11-28 and 2 %. A commit that raises a number says why. `tests` includes the recorded outputs' driver.
 LIMITS = {
-    "exporters": 158_300, "alerts": 22_900, "dashboards": 50_700, "runbooks": 16_000, "stack": 320_500, "tools": 5_500,
+    "exporters": 157_600, "alerts": 22_900, "dashboards": 50_700, "runbooks": 16_000, "stack": 321_200, "tools": 5_500,
     "tests": 770_000,
 }  # fmt: skip
 SKIPPED = frozenset((tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,

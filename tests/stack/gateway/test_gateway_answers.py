@@ -131,6 +131,18 @@ def failed(answer: Answer, unread: str, **more: Any) -> Case:
     return Case(answer, unread, failed=True, reason="engine_error", **more)
 
 
+def _in_two(body: bytes) -> Answer:
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Encoding": "deflate"})
+        await response.prepare(request)
+        for piece in (body[:1], body[1:]):
+            await response.write(piece)
+            await asyncio.sleep(0.05)
+        return response
+
+    return answer
+
+
 V1 = "/v1/"
 CASES: dict[str, Case] = {
     # kind 1: what is no answer of the route
@@ -160,8 +172,39 @@ CASES: dict[str, Case] = {
     "a stream of another API": failed(raw(event(token="a") + DONE, SSE), "shape", stream=True),
     "another JSON type": Case(raw(json.dumps(chat()).encode(), "application/vnd.api+json"), tokens=(7, None, 3)),
     "201": Case(raw(json.dumps(chat()).encode(), status=201), tokens=(7, None, 3)),
+    "a stream of a transcript": sse(
+        event(object="transcription.chunk", choices=[{"delta": {"content": "a"}, "finish_reason": "stop"}]),
+        usage_event(USED), DONE, route=V1 + "audio/transcriptions", tokens=(7, None, 3)),
+    "a byte order mark": Case(raw(b"\xef\xbb\xbf" + json.dumps(chat()).encode()), tokens=(7, None, 3)),
+    "half a surrogate pair": Case(
+        raw(json.dumps(chat(id="x")).encode().replace(b'"x"', b'"\\ud83d"')), tokens=(7, None, 3)),
+    "a half in each event": sse(ROLE, delta(content="a").replace(b'"a"', b'"\\ud83d"'),
+                                delta(content="a").replace(b'"a"', b'"\\ude00"'), LAST, usage_event(USED), DONE,
+                                tokens=(7, None, 3)),
+    "minus infinity": Case(says(chat(logprob=float("-inf"))), tokens=(7, None, 3)),
+    "deep metadata": Case(raw(json.dumps(chat(a=0)).encode().replace(b'"a": 0', b'"a": ' + b"[" * 3000 + b"]" * 3000)),
+                          tokens=(7, None, 3)),
+    "deep content": Case(raw(json.dumps(chat(None, a=0)).encode().replace(
+        b'"content": "abc"', b'"content": "abc", "x": ' + b"[" * 700 + b"]" * 700))),
+    "bytes that are no UTF-8": failed(raw(b'{"choices": [{"message": {"content": "\xff"}}]}'), "json"),
+    "bytes in an output": Case(raw(b'{"output": [{"content": [{"text": "a\xff"}]}], "status": "completed"}'),
+                               route=V1 + "responses"),
+    "an error that is empty": Case(says(chat(error={})), tokens=(7, None, 3)),
+    "rerank in a list": Case(says([{"score": 0.9, "index": 0}]), route=V1 + "rerank"),
+    "scores": Case(says({"scores": [[0.1]], "usage": {"prompt_tokens": 5}}), route=V1 + "score",
+                   tokens=(5, None, None)),
     "a transcript": Case(raw(b"hello there", "text/plain"), route=V1 + "audio/transcriptions", estimated=True),
+    "an event of no known field": failed(raw(ROLE + TOKEN + event(Message="no") + LAST + DONE, SSE), "shape",
+                                         stream=True, estimated=True),
+    "an empty object": sse(ROLE, b"data: {}\n\n", LAST, usage_event(USED), DONE, tokens=(7, None, 3)),
+    "an odd type": sse(ROLE, event(type=[], choices=[{"delta": {}}]), LAST, usage_event(USED), DONE,
+                       tokens=(7, None, 3)),
+    "broken JSON in a named event": failed(
+        raw(RESPONSE + b'event: response.output_text.delta\ndata: {"type":"resp\n\n' + response_end(1), SSE), "json",
+        stream=True, route=V1 + "responses", tokens=(6, 2, 3)),
     # errors in any spelling
+    "problem details": sse(ROLE, event(type="about:blank", title="x", status=503), DONE, reason="engine_busy"),
+    "error field": sse(TOKEN, b'error: {"code":500}\n\n', DONE, failed=True, reason="engine_error", estimated=True),
     "old error": Case(says({"object": "error", "message": "no", "code": 400}), failed=True, reason="bad_request"),
     "detail": Case(says({"detail": "Not authenticated"}), failed=True, reason="engine_error"),
     "errors": Case(says({"errors": [{"message": "no"}]}), failed=True, reason="engine_error"),
@@ -219,6 +262,8 @@ CASES: dict[str, Case] = {
     "gzip in two members": Case(
         raw(b"".join(map(gzip.compress, (b'{"choices":[{"message":{}}],', b'"usage":{"prompt_tokens":7}}'))),
             Content_Encoding="x-gzip"), tokens=(7, None, None)),
+    "two headers": failed(raw(gzip.compress(gzip.compress(b"{}")), Content_Encoding="gzip, gzip"), "encoding"),
+    "one byte, and the rest": Case(_in_two(zlib.compress(json.dumps(chat()).encode())), tokens=(7, None, 3)),
     "identity": Case(raw(json.dumps(chat()).encode(), Content_Encoding="identity"), tokens=(7, None, 3)),
     "gzip of 9 MB": Case(raw(gzip.compress(large(prompt_logprobs=LOGPROBS, choices=REPLY["choices"], usage=USED), 1),
                              Content_Encoding="gzip"), tokens=(7, None, 3)),
@@ -265,7 +310,7 @@ CASES: dict[str, Case] = {
         route=V1 + "messages", tokens=(9033, None, 5)),
     "cache parts in message_start only": sse(
         typed("message_start", message={"usage": {"input_tokens": 10, "cache_read_input_tokens": 90}}), BLOCK,
-        message_delta(input_tokens=10, output_tokens=5), ENDED, route=V1 + "messages", tokens=(100, 90, 5)),
+        message_delta(input_tokens=0, output_tokens=5), ENDED, route=V1 + "messages", tokens=(100, 90, 5)),
     "tokens of OpenAI's transcripts": Case(
         says({"text": "a", "usage": {"type": "tokens", "input_tokens": 14, "output_tokens": 45}}),
         route=V1 + "audio/transcriptions", tokens=(14, None, 45)),
@@ -460,6 +505,7 @@ CALL = delta(tool_calls=[{"index": 0, "function": {"arguments": "{}"}}])
     ("tokens", "token_ms", "parts"),
     [
         (21, 20.0, [ROLE, *[TOKEN, 0.02] * 20, TOKEN, LAST]),  # an event a token
+        (16, 10.0, [TOKEN, 0.08, TOKEN]),  # eight tokens an event, and none before the first
         (21, 20.0, [ROLE, TOKEN, *[0.08, TOKEN] * 5]),  # four tokens an event, of which the last were in one
         (1020, 3.3, [ROLE, 2.9827, *[TOKEN, 0.02] * 19, TOKEN, LAST]),  # reasoning left out
         (1020, None, [2.9827, *[TOKEN, 0.02] * 19, TOKEN]),  # and no event before it
@@ -491,6 +537,22 @@ def test_time_per_token_is_possible_or_unknown(tokens: int | None, token_ms: flo
 def test_a_stream_without_text_has_a_first_token(first_ms: int | None, parts: list[bytes | float]):
     first = scanned(*parts).first_token
     assert first_ms == (None if first is None else round((first - 100) * 1000))
+
+
+async def test_bytes_that_cannot_be_read_are_no_silence(tmp_path: Path):
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": SSE, "Content-Encoding": "br"})
+        await response.prepare(request)
+        for _ in range(8):
+            await response.write(b"\x0b\x02\x80")
+            await asyncio.sleep(0.15)
+        return response
+
+    async with gateway(tmp_path, answer, timeouts=Timeouts(decode_s=0.5, prefill_s=0.5)) as it, _session() as session:
+        key = {"Authorization": f"Bearer {KEYS['demo'][0]}"}
+        async with session.post(it.started.url + CHAT, json=STREAM, headers=key) as got:
+            assert b"\x0b\x02\x80" * 8 == await got.read()
+        assert ("engine_error", "encoding") == ((record := await it.record()).reason, record.unreadable)
 
 
 async def test_progress_without_text_moves_every_time_limit(tmp_path: Path):
@@ -578,7 +640,19 @@ def test_a_decoded_copy_ends_at_its_bound():
     packed = gzip.compress(bytes(4 * DECODED_BYTES))
     for at in range(0, len(packed), 1000):
         size += sum(map(len, copy.pieces(packed[at : at + 1000])))
-    assert (True, False, True) == (copy.beyond, copy.damaged, size <= DECODED_BYTES + (256 << 10))
+    assert ("size", True) == (copy.unread, size <= DECODED_BYTES + (256 << 10))
+
+
+@pytest.mark.parametrize("behind", [b"x" * 9000, b"\x1fgarbage", b"\x1f\x8bgarbage", b"\0"])
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_what_stands_behind_an_encoded_text_is_left_alone(coding: str, behind: bytes):
+    """However it is cut, and without holding it."""
+    packed = (gzip.compress if coding == "gzip" else zlib.compress)(b"a" * 500) + behind
+    for size in (1, 2, 7, len(packed)):
+        copy = DecodedCopy(coding)
+        text = b"".join(b"".join(copy.pieces(packed[at : at + size])) for at in range(0, len(packed), size))
+        assert (b"a" * 500, True) == (text, copy.ended)
+        assert copy.unread in (None, "")
 
 
 def test_large_events_are_read_however_they_are_cut():
@@ -601,6 +675,7 @@ def part(name: str, value: str = "whisper", **more: str) -> bytes:
         ({"whisper"}, part("file", 'name="model"\r\n\r\nother', filename="a.wav") + part("model")),
         ({"whisper"}, part("prompt", "a") + part("MODEL", "no") + part("model").replace(b'"model"', b"model")),
         ({"a", "whisper"}, part("model", "a") + part("model")),
+        ({"whisper"}, part("model").replace(b"name=", b"name = ")),
         ({"whisper"}, b"\r\n" + part("model").replace(b"Content-Disp", b"content-disp")),
         (set(), part("file", filename="model")),
         (set(), b"model=whisper"),
