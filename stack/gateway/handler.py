@@ -297,10 +297,10 @@ class RequestHandler(ResponseWriter):
         moves = services.watch.step_s(self._x.upstream or "") <= decode_s
         band = self._band()
         total_s = (band and band.total_s) or services.timeouts.total_s
-        begun = (
+        started = (
             self._stage == "prefill_timeout" and self._scanner is not None and self._scanner.first_textless is not None
         )
-        waits = (begun or self._stage == "decode_timeout") and now - self.silent_since < total_s
+        waits = (started or self._stage == "decode_timeout") and now - self.silent_since < total_s
         return decode_s if moves and waits else 0.0
 
     def _begin_attempt(self, choice: UpstreamChoice) -> None:

@@ -90,8 +90,8 @@ class Outline:
             begin, self._escaped = at + 1, False
         else:
             begin = at
-        found = _TEXT.match(data, begin)
-        stop = found.end() if found else begin
+        text = _TEXT.match(data, begin)
+        stop = text.end() if text else begin
         if began >= 0 and len(self._out) - began <= STRING_BYTES + 1:
             self._out += (b'"' if len(self._out) == began else b"") + data[at : min(stop, at + STRING_BYTES + 1)]
         if stop >= len(data):

@@ -121,19 +121,19 @@ class ResponseWriter:
     async def _whole(self, upstream: UpstreamResponse, *, held: bool) -> None:
         """Passes a reply that is no event stream, and reads its usage from a copy, of a large one from its outline."""
         x, length, coding = self._x, upstream.content_length, coding_of(upstream.headers)
-        begin, whole = b"", length is not None and length <= WHOLE_BYTES and self._request.method != "HEAD"
-        if whole or (held and length is None):
-            begin, whole = await _up_to(upstream, WHOLE_BYTES)
+        body, complete = b"", length is not None and length <= WHOLE_BYTES and self._request.method != "HEAD"
+        if complete or (held and length is None):
+            body, complete = await _up_to(upstream, WHOLE_BYTES)
         headers = self._begin(upstream)
-        if whole:
+        if complete:
             if coding is None:
-                self._note(upstream, begin, len(begin))
+                self._note(upstream, body, len(body))
             else:
-                await self._note_decoded(upstream, begin, coding)
+                await self._note_decoded(upstream, body, coding)
             if held and x.reason in FAILOVER and x.reply.unreadable not in ASKED_ONCE:
                 raise RequestEnd(x.reason or "")
             self.release_slot()
-            await self._finish(Response(upstream.status, headers, begin, upstream.reason))
+            await self._finish(Response(upstream.status, headers, body, upstream.reason))
             return
         if held and (reason := self._reason(upstream, x.reply)) in FAILOVER:
             raise RequestEnd(reason or "")
@@ -141,8 +141,8 @@ class ResponseWriter:
         self._start(response)
         copy = Copy(outlined=is_json(upstream.content_type))
         reads = self._admitted and x.reply.unreadable is None
-        while chunk := begin or await _next(upstream):
-            begin = b""
+        while chunk := body or await _next(upstream):
+            body = b""
             await self._write(response, chunk)
             for piece in () if not reads else (chunk,) if coding is None else coding.pieces(chunk):
                 copy.add(piece)
@@ -429,10 +429,10 @@ def _reading(coding: DecodedCopy, scanner: Scanner) -> Feed:
 
 async def _up_to(upstream: UpstreamResponse, most: int) -> tuple[bytes, bool]:
     """Return the begin of a body, with little more than `most` bytes, and whether it is all. Raises RequestEnd."""
-    body = begin = await _next(upstream)
-    while begin and len(body) <= most:
-        body += (begin := await _next(upstream))
-    return body, not begin
+    body = piece = await _next(upstream)
+    while piece and len(body) <= most:
+        body += (piece := await _next(upstream))
+    return body, not piece
 
 
 async def _pumped(upstream: UpstreamResponse, take: Callable[[bytes], bool]) -> bool:

@@ -256,6 +256,8 @@ class Scanner:
         self.objects += 1
         choices = body.choices
         noted = self.reply.note(body)
+        if noted == NOTHING and choices and self.first_textless is not None:
+            noted = PROGRESS  # some engines repeat the role in every event
         if noted == CONTENT:
             self._content(now)
         elif self.first_textless is None and (choices or noted == PROGRESS):

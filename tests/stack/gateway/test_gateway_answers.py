@@ -336,12 +336,12 @@ async def test_an_answer_is_read_or_said_to_be_unreadable(tmp_path: Path, name: 
     case = CASES[name]
     ask = STREAM if case.stream else ASK
     async with gateway(tmp_path, case.answer) as it, _session() as session:
-        seen = []
+        replies = []
         for base in (it.engine.url, it.started.url):
             headers = {"Authorization": f"Bearer {KEYS['demo'][0]}"}
             async with session.post(base + case.route, json=ask, headers=headers, allow_redirects=False) as got:
-                seen.append((got.status, await got.read()))
-        direct, through = seen
+                replies.append((got.status, await got.read()))
+        direct, through = replies
         record = await it.record()
         assert (case.unread, case.reason, case.tokens, case.estimated) == reading(record)
         assert case.failed <= (record.outcome != "ok")
@@ -529,6 +529,7 @@ def test_time_per_token_is_possible_or_unknown(tokens: int | None, token_ms: flo
         (50, [ROLE, 0.05, TOKEN]),
         (50, [ROLE, 0.05, NO_TEXT, 0.1, NO_TEXT, LAST.replace(b"!", b"")]),
         (150, [ROLE, 0.05, NO_TEXT, 0.1, TOKEN]),
+        (50, [ROLE, 0.05, ROLE, 0.1, ROLE]),
         (None, [ROLE, 0.05, DONE]),
         (70, [typed("response.created"), 0.07, typed("response.output_item.added"), 0.1,
               typed("response.completed", response={})]),

@@ -154,8 +154,8 @@ class Shared:
         async with self.it.session.post(
             url + CHAT, json=body, headers={"Authorization": f"Bearer {KEYS['demo'][0]}"}
         ) as answer:
-            told = answer.headers.getall("X-Accel-Buffering", [])
-            assert (["no"] if url != self.engine.url and "event-stream" in answer.content_type else []) == told
+            buffering = answer.headers.getall("X-Accel-Buffering", [])
+            assert (["no"] if url != self.engine.url and "event-stream" in answer.content_type else []) == buffering
             headers = [(name.lower(), value) for name, value in answer.headers.items() if name.lower() not in HOP]
             return Seen(
                 answer.status, answer.reason, headers, await answer.read(), answer.headers.get("Content-Length")
