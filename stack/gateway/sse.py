@@ -102,8 +102,8 @@ class Scanner:
                 first, last = before, max(last or before, behind or before)
             elif tokens > MANY * self.content_events:
                 return None
-            elif tokens > events > 0:  # the first event had several, too
-                tokens += 1 - round(tokens / events)
+            elif self.content_events:  # the first event had several, too
+                tokens += 1 - round(tokens / self.content_events)
         if tokens is None or tokens < 2 or events < 2 or first is None or last is None or last <= first:
             return None
         return (last - first) / (tokens - 1)

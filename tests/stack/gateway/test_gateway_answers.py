@@ -505,7 +505,7 @@ CALL = delta(tool_calls=[{"index": 0, "function": {"arguments": "{}"}}])
     ("tokens", "token_ms", "parts"),
     [
         (21, 20.0, [ROLE, *[TOKEN, 0.02] * 20, TOKEN, LAST]),  # an event a token
-        (16, 10.0, [TOKEN, 0.08, TOKEN]),  # eight tokens an event, and none before the first
+        (16, 10.0, [TOKEN, 0.08, TOKEN, NO_TEXT]),  # eight tokens an event, and none before the first
         (21, 20.0, [ROLE, TOKEN, *[0.08, TOKEN] * 5]),  # four tokens an event, of which the last were in one
         (1020, 3.3, [ROLE, 2.9827, *[TOKEN, 0.02] * 19, TOKEN, LAST]),  # reasoning left out
         (1020, None, [2.9827, *[TOKEN, 0.02] * 19, TOKEN]),  # and no event before it
