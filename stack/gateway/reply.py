@@ -85,7 +85,7 @@ class Body(msgspec.Struct):
     scores: msgspec.Raw = _ABSENT
 
 
-_AS_BYTES = frozenset(("output", "content", "data", "results", "text", "answers", "scores"))
+_AS_BYTES = frozenset(name for name, kind in Body.__annotations__.items() if kind == "msgspec.Raw")
 BLANK = Body()  # an object without any field that is known
 _decoder = msgspec.json.Decoder(Body)
 

@@ -159,15 +159,15 @@ def test_a_closed_month_stays_as_it_was(recorded, prices, tmp_path):
 
 
 def test_a_month_that_an_earlier_release_closed_is_read(tmp_path):
-    found = SourceTotals("log", month_period(MONTH, "UTC"), "EUR", known={"cost"})
-    found.parts[CostPart(found.period.from_s, found.period.to_s)]["t", "m"] = TeamUse(seconds=1.5)
-    path = close_month(found, tmp_path, END_S)
+    totals = SourceTotals("log", month_period(MONTH, "UTC"), "EUR", known={"cost"})
+    totals.parts[CostPart(totals.period.from_s, totals.period.to_s)]["t", "m"] = TeamUse(seconds=1.5)
+    path = close_month(totals, tmp_path, END_S)
     content = json.loads(path.read_text()) | {"digest": ""}
     del content["rows"][0]["use"]["unreadable_requests"]
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     path.chmod(0o644)
     path.write_text(json.dumps(content | {"digest": hashlib.sha256(text.encode()).hexdigest()}))
-    assert read_month(tmp_path, MONTH).parts == found.parts
+    assert read_month(tmp_path, MONTH).parts == totals.parts
 
 
 @pytest.mark.prometheus

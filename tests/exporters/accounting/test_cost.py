@@ -83,12 +83,12 @@ def test_the_log_alone_shares_busy_time_by_who_ran(tmp_path):
 def test_a_time_that_is_said_has_idle(tmp_path):
     """Of 100 s on two GPUs, 5 were busy: 190 GPU-seconds stood idle, and are on the bill by allocation alone."""
     path = write(tmp_path, request(0, 5), request(0, 5, "blue"))
-    told = cost.report(from_log([path], last(100), PRICES, {"": 2.0}), "team")
-    assert {"red": 5.0, "blue": 5.0, IDLE: 190.0} == hours(told)
-    assert pytest.approx(0.2) == told["total"]["cost_allocation"]
-    assert pytest.approx(0.01) == told["total"]["cost_usage"]
-    assert pytest.approx(0.2 / 220 * 1000) == told["total"]["allocation_per_1k_tokens"]
-    assert pytest.approx(0.26) == told["total"]["api_cost"]
+    report = cost.report(from_log([path], last(100), PRICES, {"": 2.0}), "team")
+    assert {"red": 5.0, "blue": 5.0, IDLE: 190.0} == hours(report)
+    assert pytest.approx(0.2) == report["total"]["cost_allocation"]
+    assert pytest.approx(0.01) == report["total"]["cost_usage"]
+    assert pytest.approx(0.2 / 220 * 1000) == report["total"]["allocation_per_1k_tokens"]
+    assert pytest.approx(0.26) == report["total"]["api_cost"]
 
 
 def test_a_model_without_requests_is_idle_and_named(tmp_path):
@@ -134,10 +134,10 @@ def test_idle_cost_can_be_spread(tmp_path):
 def test_unreadable_answers_are_a_column(tmp_path):
     unknown = {"prompt_tokens": None, "completion_tokens": None, "est_prompt_tokens": 40, "unreadable": "usage"}
     path = write(tmp_path, request(0, 10, outcome="ok", **unknown), request(10, 20), request(0, 5, "blue"))
-    told = cost.report(from_log([path], last(100), PRICES), "team")
-    assert {"red": 1, "blue": 0, IDLE: 0} == {row["team"]: row["unreadable_requests"] for row in told["rows"]}
-    assert (1, 40) == (told["total"]["unreadable_requests"], told["total"]["est_prompt_tokens"])
-    head, rows = cli_cost.sheet(told)
+    report = cost.report(from_log([path], last(100), PRICES), "team")
+    assert {"red": 1, "blue": 0, IDLE: 0} == {row["team"]: row["unreadable_requests"] for row in report["rows"]}
+    assert (1, 40) == (report["total"]["unreadable_requests"], report["total"]["est_prompt_tokens"])
+    head, rows = cli_cost.sheet(report)
     assert ["1", "0", "0", "1"] == [row[head.index("unreadable")] for row in rows]
     assert "unreadable" not in cli_cost.sheet(cost.report(from_log([write(tmp_path, request(0, 9))])))[0]
 
@@ -159,19 +159,19 @@ def test_aborted_work_is_a_column_of_its_team(tmp_path):
         request(0, 50, outcome="rejected"),
         request(20, 24, "blue", outcome="timeout"),
     )
-    told = cost.report(from_log([path], last(100), PRICES), "team")
-    assert {"red": 20.0, "blue": 4.0, IDLE: 76.0} == hours(told)
+    report = cost.report(from_log([path], last(100), PRICES), "team")
+    assert {"red": 20.0, "blue": 4.0, IDLE: 76.0} == hours(report)
     assert {"red": 10.0, "blue": 4.0, IDLE: 0.0} == {
-        row["team"]: pytest.approx(3600 * row["aborted_gpu_hours"]) for row in told["rows"]
+        row["team"]: pytest.approx(3600 * row["aborted_gpu_hours"]) for row in report["rows"]
     }
-    red = next(row for row in told["rows"] if row["team"] == "red")
+    red = next(row for row in report["rows"] if row["team"] == "red")
     assert (100, 10, 40, 7) == tuple(
         red[name] for name in ("prompt_tokens", "completion_tokens", "est_prompt_tokens", "est_completion_tokens")
     )
     assert pytest.approx((140 * 1.0 + 17 * 3.0) / 1000) == red["api_cost"]
-    head, rows = cli_cost.sheet(told)
+    head, rows = cli_cost.sheet(report)
     assert "0.0039" == rows[-1][head.index("of which aborted")]
-    assert "aborted_gpu_hours" in cli_cost.csv_text(told).splitlines()[0]
+    assert "aborted_gpu_hours" in cli_cost.csv_text(report).splitlines()[0]
 
 
 def test_time_in_the_gateways_queue_is_no_work(tmp_path):
@@ -197,9 +197,9 @@ def test_lines_that_cannot_be_counted_are_told(tmp_path):
 def test_work_across_the_period_counts_in_part(tmp_path):
     """Work that reaches into the time counts with the part that does."""
     path = write(tmp_path, request(-50, 10), request(-90, -80), request(90, 110, "blue"))
-    told = cost.report(from_log([path], last(100)), "team")
-    assert {"red": 10.0, "blue": 10.0, IDLE: 80.0} == hours(told)
-    assert {"red": 100.0, "blue": 0.0, IDLE: 0.0} == {row["team"]: row["prompt_tokens"] for row in told["rows"]}
+    report = cost.report(from_log([path], last(100)), "team")
+    assert {"red": 10.0, "blue": 10.0, IDLE: 80.0} == hours(report)
+    assert {"red": 100.0, "blue": 0.0, IDLE: 0.0} == {row["team"]: row["prompt_tokens"] for row in report["rows"]}
 
 
 spans = st.tuples(

@@ -91,9 +91,9 @@ def test_a_broken_line_is_told_as_it_is_counted(line: bytes, reason: str | None,
 
 def test_summed_prompt_names_its_parts():
     fields = FieldMap({"in": "prompt_fresh_tokens", "read": "cached_tokens"})
-    told = explain(b'{"request_id":"a","in":5,"read":2,"made":1}', fields)
-    assert ("in + read", 7) == next((f["from"], f["value"]) for f in told["fields"] if f["field"] == "prompt_tokens")
-    assert ["made"] == [one["name"] for one in told["ignored"]]
+    summary = explain(b'{"request_id":"a","in":5,"read":2,"made":1}', fields)
+    assert ("in + read", 7) == next((f["from"], f["value"]) for f in summary["fields"] if f["field"] == "prompt_tokens")
+    assert ["made"] == [one["name"] for one in summary["ignored"]]
 
 
 def test_text_is_safe_for_a_terminal():

@@ -474,10 +474,10 @@ def test_two_variants_at_the_same_time_are_controlled():
 
 def test_unreadable_answers_are_a_row_of_their_own():
     """Without a verdict. Their unknown tokens are in no stratum of known ones, and not taken for 0."""
-    told = between(variants(unreadable="usage", prompt_tokens=None, cached_tokens=None, completion_tokens=None))
-    found = finding(told, "unreadable_ratio")
-    assert (0.0, 1.0, False) == (found.a, found.b, found.has_verdict)
-    assert finding(told, "hit_ratio").effect is None
+    comparison = between(variants(unreadable="usage", prompt_tokens=None, cached_tokens=None, completion_tokens=None))
+    finding_row = finding(comparison, "unreadable_ratio")
+    assert (0.0, 1.0, False) == (finding_row.a, finding_row.b, finding_row.has_verdict)
+    assert finding(comparison, "hit_ratio").effect is None
     assert "unreadable_ratio" not in [each.metric.figure for each in between(variants()).findings]
 
 
