@@ -13,8 +13,8 @@ import logging
 import operator
 import re
 
+from stack.gateway import body_forms
 from stack.gateway import request_body as token_requests
-from stack.gateway import request_routes
 from stack.gateway.admission_state import Refusal
 from stack.gateway.answers import ASKED_ONCE, EVENTS, FAILED, JSON, unreadable_head
 from stack.gateway.client_request import BrokenBody, json_response
@@ -139,7 +139,7 @@ class RequestHandler(ResponseWriter):
         """Limits the output to what the team may have. Raises RequestEnd for what the team or model does not allow."""
         x, ask, terms = self._x, self._ask, self._terms.team(team)
         # the engine may read more than we do: it would escape every limit
-        if ask.stream is None and self._x.route not in request_routes.UPLOADS:
+        if ask.stream is None and self._x.route not in body_forms.UPLOADS:
             raise RequestEnd(
                 "bad_body", await self._services.large.describe(ask.body, self._request.headers.get("Content-Type", ""))
             )

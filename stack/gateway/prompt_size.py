@@ -6,6 +6,7 @@ import re
 
 import msgspec
 
+from stack.gateway.body_forms import BodyForm
 from stack.gateway.request_fields import (
     FIELDS_DECODER,
     LIST,
@@ -18,7 +19,6 @@ from stack.gateway.request_fields import (
     plain_value,
     read_number,
 )
-from stack.gateway.request_routes import BodyRoute
 
 MOST_ITEMS = 1_000_000  # of a list that is counted, about 50 bytes each for as long as that takes
 # up to these, what a chat template adds to each is less than an estimate is worth; beyond them each adds
@@ -84,7 +84,7 @@ class PromptSize:
         self.dense = dense
         self.quoting = quoting
 
-    def add_prompt(self, how: BodyRoute, fields: RawFields) -> int:
+    def add_prompt(self, how: BodyForm, fields: RawFields) -> int:
         """Adds all that becomes prompt, and returns how many prompts that is."""
         counts = {name: self._add_prompts(how, name, fields[name]) for name in how.prompt if name in fields}
         for name in how.media:
@@ -100,7 +100,7 @@ class PromptSize:
             self._add_aside(how, fields, prompts)
         return prompts
 
-    def _add_aside(self, how: BodyRoute, fields: RawFields, prompts: int) -> None:
+    def _add_aside(self, how: BodyForm, fields: RawFields, prompts: int) -> None:
         """Add the fields that go into each prompt as their JSON."""
         shared = PromptSize(self.dense) if prompts > 1 else self
         for name in how.aside & fields.keys():
@@ -119,7 +119,7 @@ class PromptSize:
         if 4 * count >= self.text_bytes():
             self.ids, self.bytes, self.texts = count, 0, []
 
-    def _add_prompts(self, how: BodyRoute, name: str, value: msgspec.Raw) -> int:
+    def _add_prompts(self, how: BodyForm, name: str, value: msgspec.Raw) -> int:
         """Add a field of the prompt, and return how many prompts that is."""
         if name in how.ids and memoryview(value)[0] == LIST and (ids := self._token_ids(value)) is not None:
             self.ids += ids[0]

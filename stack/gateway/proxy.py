@@ -12,7 +12,7 @@ from collections.abc import Collection
 from multidict import CIMultiDict
 
 from exporters.requests.record import fitting_line
-from stack.gateway import request_routes, routes
+from stack.gateway import body_forms, routes
 from stack.gateway.client_request import ClientRequest, Response, json_response, text_response
 from stack.gateway.cors import is_preflight
 from stack.gateway.handler import RequestHandler
@@ -59,7 +59,7 @@ class Proxy:
             ready = self.services.life.ready
             return text_response("ready\n" if ready else "stopping\n", 200 if ready else 503)
         engine_page = path in self._engine_pages and request.method in ("GET", "HEAD")
-        recorded = request.method == "POST" and path in request_routes.RECORDED
+        recorded = request.method == "POST" and path in body_forms.RECORDED
         if not engine_page and not recorded and not routes.plain(path):
             return self._not_served(request, f"{path[:100]} is not served here; see /v1/...")
         if not engine_page and not recorded and not routes.passed(request.method, path, self._also_pass):

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from stack.gateway.body_forms import BODY_ROUTES, LIMITS, OTHER_ROUTE, UPLOADS, USAGE_ON_REQUEST, BodyForm
 from stack.gateway.form_body import form_models
 from stack.gateway.prompt_size import TRANSFERS, PromptSize, within
 from stack.gateway.request_fields import (
@@ -26,7 +27,6 @@ from stack.gateway.request_fields import (
     plain_value,
     read_number,
 )
-from stack.gateway.request_routes import BODY_ROUTES, LIMITS, OTHER_ROUTE, UPLOADS, USAGE_ON_REQUEST, BodyRoute
 
 MOST_N = 16_384  # texts of one prompt: what vLLM makes (the default of VLLM_MAX_N_SEQUENCES)
 MOST_TEXTS = 99_999  # of all prompts together: what a record can say
@@ -213,7 +213,7 @@ def _transfer(fields: RawFields) -> str:
     return ""
 
 
-def _uncountable(route: str, how: BodyRoute, fields: RawFields, texts: int, prompts: int) -> str:
+def _uncountable(route: str, how: BodyForm, fields: RawFields, texts: int, prompts: int) -> str:
     """Return why no record could count the request; empty where one can."""
     if texts > MOST_N or max(texts, 1) * prompts > MOST_TEXTS:
         return (
@@ -239,7 +239,7 @@ def _too_many_fields(body: bytes) -> bool:
     )
 
 
-def _limit(how: BodyRoute, fields: RawFields) -> tuple[str | None, int | None]:
+def _limit(how: BodyForm, fields: RawFields) -> tuple[str | None, int | None]:
     """The field that limits the output on this route, and the limit. None: as much as the context has left.
 
     A null counts as not said, except that it lifts the limit of a route that has one."""

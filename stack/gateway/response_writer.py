@@ -13,8 +13,8 @@ from collections.abc import Callable
 import msgspec
 from multidict import CIMultiDict
 
+from stack.gateway import body_forms
 from stack.gateway import request_body as token_requests
-from stack.gateway import request_routes
 from stack.gateway.admission import LATEST_S
 from stack.gateway.admission_state import Ticket
 from stack.gateway.answers import ASKED_ONCE, EVENTS, FAILED, ROUTE_ANSWERS, DecodedCopy, coding_of, is_json
@@ -309,7 +309,7 @@ class ResponseWriter:
         an answer is unreadable."""
         reply = scanner.reply
         said = self._reason(upstream, reply) or scanner.done or reply.finish_reasons
-        if not said and upstream.status == 200 and self._x.route in request_routes.ENDING:
+        if not said and upstream.status == 200 and self._x.route in body_forms.ENDING:
             return "upstream_reset"
         if self._admitted and upstream.status < 300 and not reply.shaped and reply.error_code is None:
             reply.unreadable = reply.unreadable or ("shape" if scanner.objects else "empty")

@@ -32,7 +32,7 @@ from stack.board.request_pages import RequestPages
 from stack.capacity import worksheet
 from stack.cli import Later, main, options
 from stack.deploy.helm import values
-from stack.gateway import config, handler, metrics, policy, proxy, reasons, request_routes, routes
+from stack.gateway import body_forms, config, handler, metrics, policy, proxy, reasons, routes
 from stack.golden.prompts import PromptSet
 from stack.request_source import RequestSourceOptions
 from stack.tuning.experiment import Experiment
@@ -124,7 +124,7 @@ def gateway_endpoints() -> Iterator[str]:
     """Yield the routes of the gateway, which has no router: its tables, and the paths that its handlers compare."""
     for path in (*_paths(proxy.Proxy._handled), *_paths(handler.RequestHandler._steps), *proxy._ENGINE_PAGES):
         yield f"endpoint gateway GET {path}"
-    for path in (*request_routes.RECORDED, *_alternatives(routes._PASSED.pattern)):
+    for path in (*body_forms.RECORDED, *_alternatives(routes._PASSED.pattern)):
         yield f"endpoint gateway POST {path}"
     yield from (f"endpoint gateway {method} /v1/{{path}}" for method in routes.READS - {"HEAD"})
     for path in (*_paths(metrics.GatewayMetrics.page), *ENGINE_PROBES):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stack.gateway import request_routes, routes
+from stack.gateway import body_forms, routes
 from stack.root import ROOT
 from tests.outputs.features import features
 
@@ -94,9 +94,9 @@ def test_the_changelog_names_removed_features():
 def test_listed_posts_are_served_by_the_gateway():
     """Paths made of a pattern match it, so the list follows the gateway without a router."""
     paths = [line.split()[3] for line in features() if line.startswith("endpoint gateway POST ")]
-    assert len(paths) > len(request_routes.RECORDED)
+    assert len(paths) > len(body_forms.RECORDED)
     assert [] == [
-        path for path in paths if path not in request_routes.RECORDED and not routes.passed("POST", path, frozenset())
+        path for path in paths if path not in body_forms.RECORDED and not routes.passed("POST", path, frozenset())
     ]
 
 

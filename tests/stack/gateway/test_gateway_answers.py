@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 
 from exporters.requests.record import UNREADABLE, RequestRecord
 from stack.gateway.answers import DECODED_BYTES, ROUTE_ANSWERS, DecodedCopy, unreadable_head
+from stack.gateway.body_forms import RECORDED
 from stack.gateway.config import Timeouts
 from stack.gateway.form_body import form_models
 from stack.gateway.outline import MOST_BYTES, STRING_BYTES, Outline
 from stack.gateway.reply import CONTENT, NOTHING, PROGRESS, Reply, decode
-from stack.gateway.request_routes import RECORDED
 from stack.gateway.sse import EVENT_BYTES, Scanner
 from stack.gateway.upstream_client import HEAD_BYTES
 from tests.support.gateway_scene import (

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stack.gateway import prompt_size, request_fields, request_routes
+from stack.gateway import body_forms, prompt_size, request_fields
 from stack.gateway import request_body as token_requests
 from stack.gateway.estimate import (
     BYTES_PER_TOKEN,
@@ -441,11 +441,11 @@ JSON = st.recursive(
 )
 NAMES = sorted(
     {"model", "stream", "stream_options", "n", "best_of", "truncation", "logit_bias", "zz"}.union(
-        *(how.prompt + how.against + how.whole + how.media + how.limit for how in request_routes.BODY_ROUTES.values())
+        *(how.prompt + how.against + how.whole + how.media + how.limit for how in body_forms.BODY_ROUTES.values())
     )
 )
 BODIES = st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=3), JSON, max_size=8)
-ROUTES = st.sampled_from([*request_routes.BODY_ROUTES, AUDIO, "/v1/models"])
+ROUTES = st.sampled_from([*body_forms.BODY_ROUTES, AUDIO, "/v1/models"])
 
 
 @given(ROUTES, BODIES, st.booleans(), st.none() | st.text(max_size=5), st.none() | st.integers(0, 10**6))
@@ -468,7 +468,7 @@ def test_whatever_is_asked_only_what_must_change_changes(
         )
         want["stream_options"] = kept | {"include_usage": True}
     if most is not None and found.limit is not None and fields:
-        for name in {found.limit, *request_routes.LIMITS}:  # also what only another engine takes for a limit
+        for name in {found.limit, *body_forms.LIMITS}:  # also what only another engine takes for a limit
             said = token_requests._said(found.fields, name)
             unsaid = not said and name == found.limit and (found.max_tokens is None or found.max_tokens > most)
             if unsaid or (said and not prompt_size.within(found.fields[name], most)):

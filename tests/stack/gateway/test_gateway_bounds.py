@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from exporters.catalogue.gateway import INFLIGHT
 from exporters.requests.record import fitting_line, parse_line
+from stack.gateway import body_forms, request_fields
 from stack.gateway import request_body as token_requests
-from stack.gateway import request_fields, request_routes
 from stack.gateway.body_budget import PARTS, BodyBudget
 from stack.gateway.config import GatewayConfig, GatewayLimits
 from stack.gateway.handler import RequestHandler
@@ -254,7 +254,7 @@ NUMBERS = (
 
 
 @given(
-    st.sampled_from(sorted(request_routes.RECORDED)),
+    st.sampled_from(sorted(body_forms.RECORDED)),
     NUMBERS,
     NUMBERS,
     st.integers(0, 3) | st.sampled_from([99_999, 100_000, 150_000]),

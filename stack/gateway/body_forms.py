@@ -21,7 +21,7 @@ USAGE_ON_REQUEST = frozenset(("/v1/chat/completions", "/v1/completions"))
 
 
 @dataclass(frozen=True, slots=True)
-class BodyRoute:
+class BodyForm:
     """Fields of a route.
 
     prompt: fields of text, parts, messages or token ids. each: those whose list items are prompts of their own;
@@ -64,11 +64,11 @@ _TEMPLATE = ("chat_template", "chat_template_kwargs")
 _SCORED_WITH = (*_TEMPLATE, "instruction")
 _GIVEN, _ASIDE = ("tools", "functions", "documents"), ("response_format", "tool_choice", *_TEMPLATE)
 BODY_ROUTES = {
-    "/v1/chat/completions": BodyRoute(("messages",), whole=_GIVEN, maybe=_ASIDE, limit=_CHAT_LIMIT, has_n=True),
-    "/v1/chat/completions/batch": BodyRoute(
+    "/v1/chat/completions": BodyForm(("messages",), whole=_GIVEN, maybe=_ASIDE, limit=_CHAT_LIMIT, has_n=True),
+    "/v1/chat/completions/batch": BodyForm(
         ("messages",), each=("messages",), whole=_GIVEN, maybe=_ASIDE, limit=_CHAT_LIMIT, has_n=True
     ),
-    "/v1/completions": BodyRoute(
+    "/v1/completions": BodyForm(
         ("prompt",),
         each=("prompt", "prompt_embeds"),
         ids=("prompt",),
@@ -78,13 +78,13 @@ BODY_ROUTES = {
         unsaid=16,
         has_n=True,
     ),
-    "/v1/responses": BodyRoute(
+    "/v1/responses": BodyForm(
         ("instructions", "input"),
         whole=("tools",),
         maybe=("previous_input_messages", "tool_choice", "text", *_TEMPLATE),
         limit=("max_output_tokens",),
     ),
-    "/v1/messages": BodyRoute(
+    "/v1/messages": BodyForm(
         ("system", "messages"),
         whole=("tools",),
         maybe=("tool_choice", "output_config", *_TEMPLATE),
@@ -92,7 +92,7 @@ BODY_ROUTES = {
         limit=("max_tokens",),
         has_priority=False,
     ),
-    "/v1/embeddings": BodyRoute(
+    "/v1/embeddings": BodyForm(
         ("input", "messages"),
         each=("input", "messages"),
         one_each=True,
@@ -101,11 +101,11 @@ BODY_ROUTES = {
         maybe=_TEMPLATE,
         unsaid=0,
     ),
-    "/v1/rerank": BodyRoute(("documents",), each=("documents",), against=("query",), maybe=_SCORED_WITH, unsaid=0),
-    "/v1/score": BodyRoute(
+    "/v1/rerank": BodyForm(("documents",), each=("documents",), against=("query",), maybe=_SCORED_WITH, unsaid=0),
+    "/v1/score": BodyForm(
         _SCORED, each=_SCORED, one_each=True, against=("queries", "text_1", "data_1"), maybe=_SCORED_WITH, unsaid=0
     ),
-    "/v1/systemone": BodyRoute(
+    "/v1/systemone": BodyForm(
         ("questions",),
         each=("questions",),
         named=("questions",),
@@ -115,10 +115,10 @@ BODY_ROUTES = {
         media=("images", "audio", "videos"),
         unsaid=1,
     ),
-    "/v1/decisions": BodyRoute(
+    "/v1/decisions": BodyForm(
         ("questions",), each=("questions",), against=("input",), chats=("input",), unsaid=1, has_priority=False
     ),
 }
 BODY_ROUTES = {route: replace(how, aside=frozenset(how.whole + how.maybe)) for route, how in BODY_ROUTES.items()}
-OTHER_ROUTE = BodyRoute()
+OTHER_ROUTE = BodyForm()
 UPLOADS = frozenset(("/v1/audio/transcriptions", "/v1/audio/translations"))  # forms with a file, no JSON
