@@ -23,7 +23,7 @@ _DATA = re.compile(rb"(?:^|[\r\n])data:")
 # that no event shows are as likely.
 SEVERAL, MANY = 2, 8
 NAME_BYTES = 4 << 10  # of a large event, in which its name and the begin of its data must stand
-_ENDS = frozenset(("response.completed", "response.incomplete", "response.failed", "message_stop"))
+_ENDS = frozenset(("response.completed", "response.incomplete", "response.failed", "message_stop", "message-end"))
 # Inside a JSON string every quote has a backslash before it, so these can only be keys of the object itself.
 _SOME_TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content)":"[^"]')
 
@@ -38,8 +38,8 @@ class Scanner:
     last_progress, progress_events: of events that prove a step of the engine and have no text."""
 
     __slots__ = (
-        "_after", "_before", "_big", "_carriage", "_cut", "_forced", "_held", "_lf", "_name", "_searched", "_strip",
-        "_tail", "content_events", "done", "events", "first_content", "first_progress", "first_textless",
+        "_after", "_before", "_big", "_carriage", "_cut", "_forced", "_head", "_held", "_lf", "_name", "_searched",
+        "_strip", "_tail", "content_events", "done", "events", "first_content", "first_progress", "first_textless",
         "last_content", "last_progress", "objects", "progress_events", "reply",
     )  # fmt: skip
 
@@ -58,6 +58,7 @@ class Scanner:
         self._searched = 0  # up to here _held has no blank line
         self._carriage = False  # a CR was seen, so line ends need the slower search
         self._big: Outline | None = None  # of an event beyond EVENT_BYTES that has not ended
+        self._head: bytearray | None = None  # of that event, until its name and the begin of its data were looked for
         self._cut = False  # its end never came
         self._name = b""  # of that event
         self._tail = b""  # its last bytes: a blank line may be cut
@@ -167,27 +168,39 @@ class Scanner:
 
     def _begin_big(self, begin: bytes) -> Outline:
         self.events += 1
-        self._big = outline = Outline()
-        head = begin[:NAME_BYTES]
-        name, data = _NAME.search(head), _DATA.search(head)
-        self._name = name[1] if name else b""
-        outline.feed(begin[data.end() :] if data else b"")
+        self._big, self._head = outline, _ = Outline(), bytearray()
+        self._feed_big(outline, begin)
         return outline
+
+    def _feed_big(self, outline: Outline, data: bytes, *, ended: bool = False) -> None:
+        """Read on in a large event, once its head is there; of one without data in its head only the name is read."""
+        if self._head is None:
+            outline.feed(data)
+            return
+        self._head += data
+        if len(self._head) >= NAME_BYTES or ended:
+            event, self._head = bytes(self._head), None
+            name, begin = (sign.search(event[:NAME_BYTES]) for sign in (_NAME, _DATA))
+            self._name = name[1] if name else b""
+            outline.lost = begin is None
+            outline.feed(event[begin.end() :] if begin else b"")
 
     def _end_of_big(self, chunk: bytes, outline: Outline, now: float) -> int:
         window = self._tail + chunk
         end = self._boundary(window, 0)
         if end < 0:
             self._tail = window[-3:]
-            outline.feed(chunk)
+            self._feed_big(outline, chunk)
             return len(chunk)
         past = max(0, end - len(self._tail))
-        outline.feed(chunk[:past])
+        self._feed_big(outline, chunk[:past])
         self._finish_big(outline, now)
         return past
 
     def _finish_big(self, outline: Outline, now: float) -> None:
         """Take in a large event. Its name says how the stream ended, whatever else could be read."""
+        if self._head is not None:
+            self._feed_big(outline, b"", ended=True)
         self._big, self._tail = None, b""
         body = decode(outline.text())
         if body is None:
