@@ -9,6 +9,7 @@ on its span; values known only here are below `vllm_watch.`, in the unit that th
 
 from __future__ import annotations
 
+import re
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -20,14 +21,13 @@ TEXT_CHARS = 256  # per attribute: lines of foreign logs may have 1 MiB, and the
 
 Value = str | bool | int | float | list[str]
 
+# Of routes without the versions in them.
 _OPERATIONS = {
-    "/v1/chat/completions": "chat",
-    "/v1/chat/completions/batch": "chat",
-    "/v1/responses": "chat",
-    "/v1/messages": "chat",
-    "/v1/completions": "text_completion",
-    "/v1/embeddings": "embeddings",
+    **dict.fromkeys(("chat/completions", "chat/completions/batch", "responses", "messages", "cohere/chat"), "chat"),
+    **dict.fromkeys(("completions", "inference/generate"), "text_completion"),
+    **dict.fromkeys(("embeddings", "embed"), "embeddings"),
 }
+_VERSION = re.compile(r"v\d+")
 _MOST_NS = 2**63
 _TEXTS = tuple(f.name for f in msgspec.structs.fields(RequestRecord) if str in getattr(f.type, "__args__", (f.type,)))
 
@@ -96,8 +96,8 @@ def failure(record: RequestRecord) -> str | None:
 
 def operation(route: str | None) -> str:
     """Return the conventions' operation name of a route; else the route's first word, such as rerank or audio."""
-    words = [word for word in (route or "").split("/") if word not in ("", "v1")]
-    return _OPERATIONS.get(route or "", words[0] if words else "request")
+    words = [word for word in (route or "").split("/") if word and not _VERSION.fullmatch(word)]
+    return _OPERATIONS.get("/".join(words), words[0] if words else "request")
 
 
 # Attributes from fields of the record, and from its times in seconds.
