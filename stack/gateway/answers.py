@@ -1,4 +1,4 @@
-"""Possible answers of each recorded route: media types, shape, and where usage stands. Copies of encoded answers.
+"""Forms of answers: media types, shape, and where usage stands. Copies of encoded answers.
 
 Invariant: an answer is read, unreadable for a reason, or absent. Unreadable is never ok. What lies beyond a bound is
 not read, which says nothing of the answer. Source: routers and response models of vLLM 0.32; API references of OpenAI,
@@ -32,8 +32,9 @@ class UsageFields:
     count stands, since streams count upwards.
 
     details: objects with cached_tokens, which are part of the prompt. fresh: name of a prompt count that leaves out
-    what `read` and `written` say. total: whether the total is the prompt where no other name is present. paths: where
-    the object stands beside `usage`. header: the response header that has it for answers in bytes."""
+    what `read` and `written` say. total: whether the total is the prompt where no other name is present. inner: objects
+    within `usage`, or within `meta` where no `usage` is, that have counts. header: the response header that has it for
+    answers in bytes."""
 
     prompt: tuple[str, ...] = ("prompt_tokens", "input_tokens")
     output: tuple[str, ...] = ("completion_tokens", "output_tokens")
@@ -42,50 +43,49 @@ class UsageFields:
     read: str = "cache_read_input_tokens"
     written: str = "cache_creation_input_tokens"
     total: bool = False
-    paths: tuple[tuple[str, str], ...] = ()
+    inner: tuple[str, ...] = ()
     header: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RouteAnswer:
     """keys: top-level fields, one of which each complete answer has. lists: whether it may be a bare list.
-    streams: whether event streams may come. media:
-    types beside JSON."""
+    streams: whether event streams may come. ends: whether a stream says that it is complete. media: types beside
+    JSON."""
 
     keys: tuple[str, ...]
     lists: bool = False
     streams: bool = False
+    ends: bool = False
     media: frozenset[str] = frozenset()
     usage: UsageFields = field(default_factory=UsageFields)
 
 
-_CHAT = RouteAnswer(("choices",), streams=True)
-_RESPONSES = RouteAnswer(("output",), streams=True, usage=UsageFields(("input_tokens",), ("output_tokens",)))
-_MESSAGES = RouteAnswer(("content",), streams=True, usage=UsageFields(("input_tokens",), ("output_tokens",)))
-_VECTORS = UsageFields(total=True, header="metadata")
-_SCORES = UsageFields(total=True, paths=(("meta", "tokens"), ("meta", "billed_units")))
-_AUDIO = RouteAnswer(("text", "choices"), streams=True, media=TEXTS)
+_IN_AND_OUT = UsageFields(("input_tokens",), ("output_tokens",))
+_VECTOR_USAGE = UsageFields(total=True, header="metadata")
+_UNITS = ("billed_units", "tokens")  # the second one stands
+CHAT_ANSWER = RouteAnswer(("choices",), streams=True, ends=True)
+RESPONSES_ANSWER = RouteAnswer(("output",), streams=True, ends=True, usage=_IN_AND_OUT)
+MESSAGES_ANSWER = RouteAnswer(("content",), streams=True, ends=True, usage=_IN_AND_OUT)
+COHERE_CHAT_ANSWER = RouteAnswer(
+    ("finish_reason",),
+    streams=True,
+    ends=True,
+    usage=UsageFields(("input_tokens",), ("output_tokens",), read="cached_tokens", inner=_UNITS),
+)
+VECTORS_ANSWER = RouteAnswer(("data",), media=frozenset((BYTES,)), usage=_VECTOR_USAGE)
+COHERE_VECTORS_ANSWER = RouteAnswer(("embeddings",), usage=UsageFields(written="image_tokens", inner=_UNITS))
+RERANK_ANSWER = RouteAnswer(("results", "data"), lists=True, usage=UsageFields(total=True, inner=_UNITS))
+SCORES_ANSWER = RouteAnswer(("data", "results", "scores"), usage=UsageFields(total=True, inner=_UNITS))
+AUDIO_ANSWER = RouteAnswer(("text", "choices"), streams=True, media=TEXTS)
+QUESTIONS_ANSWER = RouteAnswer(("answers",))
 OTHER_ANSWER = RouteAnswer(("choices", "output", "content", "data", "results", "text", "answers"), streams=True)
-ROUTE_ANSWERS = {
-    "/v1/chat/completions": _CHAT,
-    "/v1/chat/completions/batch": _CHAT,
-    "/v1/completions": _CHAT,
-    "/v1/responses": _RESPONSES,
-    "/v1/messages": _MESSAGES,
-    "/v1/embeddings": RouteAnswer(("data",), media=frozenset((BYTES,)), usage=_VECTORS),
-    "/v1/rerank": RouteAnswer(("results", "data"), lists=True, usage=_SCORES),
-    "/v1/score": RouteAnswer(("data", "results", "scores"), usage=_SCORES),
-    "/v1/audio/transcriptions": _AUDIO,
-    "/v1/audio/translations": _AUDIO,
-    "/v1/systemone": RouteAnswer(("answers",)),
-}
 
 
-def unreadable_head(route: str, status: int, content_type: str) -> str | None:
-    """Return why an answer cannot be one of the route, by its head; None where it may be."""
+def unreadable_head(answer: RouteAnswer, status: int, content_type: str) -> str | None:
+    """Return why an answer cannot be one of its route, by its head; None where it may be."""
     if 300 <= status < 400:
         return "redirect"
-    answer = ROUTE_ANSWERS.get(route, OTHER_ANSWER)
     known = is_json(content_type) or content_type in answer.media or (answer.streams and content_type == EVENTS)
     return None if known or status >= 400 else "content_type"
 

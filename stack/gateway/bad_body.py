@@ -1,5 +1,6 @@
-"""Error message for a body that the gateway cannot read. It gives the place of the mistake, never content: that may
-be a prompt or a key."""
+"""Error messages about bodies: those of bodies that the gateway cannot read, and those of engines without our fields.
+
+Our own give the place of the mistake, never content: that may be a prompt or a key."""
 
 from __future__ import annotations
 
@@ -12,6 +13,12 @@ from stack.gateway.request_fields import MOST_PIECES
 _KINDS = {"[": "an array", '"': "a string", "t": "a boolean", "f": "a boolean", "n": "null"}
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _any = msgspec.json.Decoder(msgspec.Raw)
+# Errors of vLLM's request models about the body as a whole, which they describe by the number of its fields: a field is
+# missing, or the body is wrong. Source: vLLM 0.32, exception_handling/handlers/validation.py.
+_COUNTED = re.compile(
+    rb"(\{'type': '(?:missing', 'loc': 'body(?:\.[A-Z]\w*)*\.[a-z]\w*|\w+', 'loc': 'body(?:\.[A-Z]\w*)*)', 'msg': "
+    rb"[^{}]{0,500}?'input': '<dict of )(\d+)(?= items>')"
+)
 
 
 def describe(body: bytes, content_type: str) -> str:
@@ -37,6 +44,13 @@ def describe(body: bytes, content_type: str) -> str:
     except (msgspec.MsgspecError, ValueError) as error:
         return _not_json(body, str(error))
     return f"the body has more than {MOST_PIECES:,} fields at its top level; send fewer"
+
+
+def without_ours(error: bytes, fields: int, ours: int) -> bytes:
+    """Return an engine's validation error without the fields that the gateway added to the body. fields: of the body as
+    the engine got it; ours: how many of them were added."""
+    counted, own = b"%d" % fields, b"%d" % (fields - ours)
+    return _COUNTED.sub(lambda found: found[1] + (own if found[2] == counted else found[2]), error)
 
 
 def _is_json(content_type: str) -> bool:

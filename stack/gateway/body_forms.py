@@ -1,28 +1,13 @@
-"""Body fields of each API route: prompts, output limit, media."""
+"""Forms of request bodies: prompts, output limit, media."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
-# Routes that make or read tokens: each POST to them leaves one record. Everything else under /v1 (models, render,
-# count_tokens, ...) is only passed on and leaves none. Source: the routers of vLLM 0.32, and of 0.33 for decisions.
-RECORDED = frozenset(
-    f"/v1/{name}"
-    for name in (
-        "chat/completions", "chat/completions/batch", "completions", "responses", "embeddings", "messages",
-        "audio/transcriptions",
-        "audio/translations", "rerank", "score", "systemone", "decisions",
-    )
-)  # fmt: skip
-# Routes whose streams say that they are complete.
-ENDING = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"))
-# Routes whose streams tell their usage only when asked by stream_options.
-USAGE_ON_REQUEST = frozenset(("/v1/chat/completions", "/v1/completions"))
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
 class BodyForm:
-    """Fields of a route.
+    """Fields of the bodies of a route.
 
     prompt: fields of text, parts, messages or token ids. each: those whose list items are prompts of their own;
     one_each: an engine reads only one of them. ids: those of them that take token ids. chats: those in which a list of
@@ -31,8 +16,10 @@ class BodyForm:
     those that may, as the chat template likes. media: fields of images, sounds or embeddings.
     quoting: media in messages of any role but user may become text. aside: all of whole and maybe.
     limit: fields that limit the output, the one that counts first; unsaid: the
-    limit of a body without them, None for what the context has left. has_priority: whether the body may name the
-    priority of its request; has_n: how many texts it wants.
+    limit of a body without them, None for what the context has left. within: the field that holds the limit and n.
+    has_priority: whether the body may name the priority of its request; has_n: how many texts it wants; has_salt: the
+    salt of the prefix cache. usage_option: whether streams report usage only when stream_options asks for it.
+    form: whether it is a form with a file, of which the model alone is read.
     Source: the request models of vLLM 0.32 and 0.33 (entrypoints/**/protocol.py)."""
 
     prompt: tuple[str, ...] = ()
@@ -46,11 +33,18 @@ class BodyForm:
     maybe: tuple[str, ...] = ()
     media: tuple[str, ...] = ()
     quoting: bool = False
-    aside: frozenset[str] = frozenset()
+    aside: frozenset[str] = field(init=False, default=frozenset())
     limit: tuple[str, ...] = ()
     unsaid: int | None = None
+    within: str = ""
     has_priority: bool = True
     has_n: bool = False
+    has_salt: bool = True
+    usage_option: bool = False
+    form: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "aside", frozenset(self.whole + self.maybe))
 
 
 # Fields that limit the output on some route of some engine. Which of them it obeys has changed: 0.10 takes
@@ -63,62 +57,73 @@ _SCORED = ("documents", "items", "text_2", "data_2")
 _TEMPLATE = ("chat_template", "chat_template_kwargs")
 _SCORED_WITH = (*_TEMPLATE, "instruction")
 _GIVEN, _ASIDE = ("tools", "functions", "documents"), ("response_format", "tool_choice", *_TEMPLATE)
-BODY_ROUTES = {
-    "/v1/chat/completions": BodyForm(("messages",), whole=_GIVEN, maybe=_ASIDE, limit=_CHAT_LIMIT, has_n=True),
-    "/v1/chat/completions/batch": BodyForm(
-        ("messages",), each=("messages",), whole=_GIVEN, maybe=_ASIDE, limit=_CHAT_LIMIT, has_n=True
-    ),
-    "/v1/completions": BodyForm(
-        ("prompt",),
-        each=("prompt", "prompt_embeds"),
-        ids=("prompt",),
-        against=("suffix",),
-        media=("prompt_embeds",),
-        limit=("max_tokens",),
-        unsaid=16,
-        has_n=True,
-    ),
-    "/v1/responses": BodyForm(
-        ("instructions", "input"),
-        whole=("tools",),
-        maybe=("previous_input_messages", "tool_choice", "text", *_TEMPLATE),
-        limit=("max_output_tokens",),
-    ),
-    "/v1/messages": BodyForm(
-        ("system", "messages"),
-        whole=("tools",),
-        maybe=("tool_choice", "output_config", *_TEMPLATE),
-        quoting=True,
-        limit=("max_tokens",),
-        has_priority=False,
-    ),
-    "/v1/embeddings": BodyForm(
-        ("input", "messages"),
-        each=("input", "messages"),
-        one_each=True,
-        ids=("input",),
-        chats=("input", "messages"),
-        maybe=_TEMPLATE,
-        unsaid=0,
-    ),
-    "/v1/rerank": BodyForm(("documents",), each=("documents",), against=("query",), maybe=_SCORED_WITH, unsaid=0),
-    "/v1/score": BodyForm(
-        _SCORED, each=_SCORED, one_each=True, against=("queries", "text_1", "data_1"), maybe=_SCORED_WITH, unsaid=0
-    ),
-    "/v1/systemone": BodyForm(
-        ("questions",),
-        each=("questions",),
-        named=("questions",),
-        against=("instructions",),
-        whole=("state",),
-        maybe=("chat_template_kwargs",),
-        media=("images", "audio", "videos"),
-        unsaid=1,
-    ),
-    "/v1/decisions": BodyForm(
-        ("questions",), each=("questions",), against=("input",), chats=("input",), unsaid=1, has_priority=False
-    ),
-}
-BODY_ROUTES = {route: replace(how, aside=frozenset(how.whole + how.maybe)) for route, how in BODY_ROUTES.items()}
-OTHER_ROUTE = BodyForm()
-UPLOADS = frozenset(("/v1/audio/transcriptions", "/v1/audio/translations"))  # forms with a file, no JSON
+CHAT_BODY = BodyForm(("messages",), whole=_GIVEN, maybe=_ASIDE, limit=_CHAT_LIMIT, has_n=True, usage_option=True)
+BATCH_BODY = BodyForm(("messages",), each=("messages",), whole=_GIVEN, maybe=_ASIDE, limit=_CHAT_LIMIT, has_n=True)
+COMPLETIONS_BODY = BodyForm(
+    ("prompt",),
+    each=("prompt", "prompt_embeds"),
+    ids=("prompt",),
+    against=("suffix",),
+    media=("prompt_embeds",),
+    limit=("max_tokens",),
+    unsaid=16,
+    has_n=True,
+    usage_option=True,
+)
+RESPONSES_BODY = BodyForm(
+    ("instructions", "input"),
+    whole=("tools",),
+    maybe=("previous_input_messages", "tool_choice", "text", *_TEMPLATE),
+    limit=("max_output_tokens",),
+)
+MESSAGES_BODY = BodyForm(
+    ("system", "messages"),
+    whole=("tools",),
+    maybe=("tool_choice", "output_config", *_TEMPLATE),
+    quoting=True,
+    limit=("max_tokens",),
+    has_priority=False,
+)
+COHERE_CHAT_BODY = BodyForm(("messages",), whole=_GIVEN, maybe=_ASIDE, limit=("max_tokens",), has_salt=False)
+TOKENS_BODY = BodyForm(
+    ("token_ids",),
+    ids=("token_ids",),
+    media=("features", "content_parts"),
+    limit=("max_tokens",),
+    within="sampling_params",
+    has_n=True,
+    usage_option=True,
+)
+VECTORS_BODY = BodyForm(
+    ("input", "messages"),
+    each=("input", "messages"),
+    one_each=True,
+    ids=("input",),
+    chats=("input", "messages"),
+    maybe=_TEMPLATE,
+    unsaid=0,
+)
+POOLING_BODY = replace(VECTORS_BODY, prompt=("input", "messages", "data"))
+COHERE_VECTORS_BODY = BodyForm(
+    ("texts", "inputs"), each=("texts", "inputs", "images"), one_each=True, media=("images",), unsaid=0, has_salt=False
+)
+RERANK_BODY = BodyForm(("documents",), each=("documents",), against=("query",), maybe=_SCORED_WITH, unsaid=0)
+SCORES_BODY = BodyForm(
+    _SCORED, each=_SCORED, one_each=True, against=("queries", "text_1", "data_1"), maybe=_SCORED_WITH, unsaid=0
+)
+LABELS_BODY = BodyForm(("items",), each=("items",), ids=("items", "query"), against=("query",), unsaid=1)
+QUESTIONS_BODY = BodyForm(
+    ("questions",),
+    each=("questions",),
+    named=("questions",),
+    against=("instructions",),
+    whole=("state",),
+    maybe=("chat_template_kwargs",),
+    media=("images", "audio", "videos"),
+    unsaid=1,
+)
+DECISIONS_BODY = BodyForm(
+    ("questions",), each=("questions",), against=("input",), chats=("input",), unsaid=1, has_priority=False
+)
+UPLOAD_BODY = BodyForm(form=True, has_salt=False)
+OTHER_BODY = BodyForm()

@@ -16,9 +16,8 @@ from exporters.net.http_client import client_ssl_context
 from exporters.net.listener_auth import ListenerAuth
 from stack.config import BadConfig
 from stack.gateway.body_budget import PARTS
-from stack.gateway.body_forms import RECORDED
 from stack.gateway.cors import Cors
-from stack.gateway.routes import plain
+from stack.gateway.routes import RECORDED, plain
 from stack.gateway.sharing import Sharing
 
 

@@ -13,12 +13,12 @@ import logging
 import operator
 import re
 
-from stack.gateway import body_forms
 from stack.gateway import request_body as token_requests
 from stack.gateway.admission_state import Refusal
 from stack.gateway.answers import ASKED_ONCE, EVENTS, FAILED, JSON, unreadable_head
 from stack.gateway.client_request import BrokenBody, json_response
 from stack.gateway.deadline import Deadline
+from stack.gateway.ids import request_id
 from stack.gateway.large_bodies import LARGE_BYTES
 from stack.gateway.passed_headers import (
     NOT_SENT_ON,
@@ -32,6 +32,7 @@ from stack.gateway.reasons import FAILOVER
 from stack.gateway.refusals import RETRY_MESSAGES, RequestEnd, refusal_end, too_large_end
 from stack.gateway.reply import Reply
 from stack.gateway.response_writer import ResponseWriter
+from stack.gateway.routes import find
 from stack.gateway.routing import RequestedModel, UpstreamChoice, may_ask, name_at
 from stack.gateway.upstream_client import BrokenConnection, HeadTooLong, Unreachable, UpstreamResponse
 
@@ -129,6 +130,8 @@ class RequestHandler(ResponseWriter):
             token_requests.read(x.route, body) if len(body) <= LARGE_BYTES else await services.large.read(x.route, body)
         )
         del body
+        if "request_id" in ask.fields and "X-Request-Id" not in self._request.headers:
+            x.request_id = request_id(ask.text("request_id"), lambda size: x.request_id)
         self._asked = asked = self._terms.names.of(ask.model)
         x.priority = self._terms.team(x.team or "").band
         x.model, x.named, x.adapter = asked.model or ask.model, asked.model is not None, asked.adapter
@@ -139,7 +142,7 @@ class RequestHandler(ResponseWriter):
         """Limits the output to what the team may have. Raises RequestEnd for what the team or model does not allow."""
         x, ask, terms = self._x, self._ask, self._terms.team(team)
         # the engine may read more than we do: it would escape every limit
-        if ask.stream is None and self._x.route not in body_forms.UPLOADS:
+        if ask.stream is None and not ask.media:
             raise RequestEnd(
                 "bad_body", await self._services.large.describe(ask.body, self._request.headers.get("Content-Type", ""))
             )
@@ -432,7 +435,8 @@ class RequestHandler(ResponseWriter):
     def _owned(self, response_id: str | None) -> None:
         """Raise RequestEnd for a stored response of another team, which is as unknown as one that no engine has."""
         if response_id is not None and not self._terms.isolation.owns(self._x.team or "", response_id):
-            raise RequestEnd("bad_request", f"response {response_id[:100]!r} is not known", status=404)
+            why = f"Response with id {response_id[:100]!r} not found."
+            raise RequestEnd("bad_request", why, status=404, param="response_id")
 
     async def _sent(self, choice: UpstreamChoice, *, last: bool) -> UpstreamResponse:
         """The engine's answer, as soon as its head is there. last: nobody else will be asked. Raises RequestEnd when
@@ -440,9 +444,10 @@ class RequestHandler(ResponseWriter):
         request, watch = self._request, self._services.watch
         ask, headers = self._ask.renamed(name_at(choice.upstream, self._asked)), self._headers(choice)
         if (band := self._band()) and choice.upstream.kind == "engine":
-            ask = self._isolated(ask).ranked(self._x.route, priority := ask.priority(band.engine_priority))
+            ask = self._isolated(ask).ranked(priority := ask.priority(band.engine_priority))
             # for routes without the field, from vLLM 0.32 on
             headers += [("X-Vllm-Priority", str(priority))] if priority else []
+        self._fields, self._ours = len(ask.fields), len(ask.added)
         body = ask.sent if len(ask.body) <= LARGE_BYTES else await self._services.large.run(len(ask.body), _SENT, ask)
         sending = self._services.client.send(
             choice.upstream.url,
@@ -468,7 +473,7 @@ class RequestHandler(ResponseWriter):
         self._x.prefill_engine = take_engine_name(answer.headers, choice.upstream.prefill_header)
         self._x.decode_engine = take_engine_name(answer.headers, choice.upstream.decode_header)
         if self._admitted and (answer.status != 200 or answer.content_type != JSON):
-            self._x.reply.unreadable = unreadable_head(self._x.route, answer.status, answer.content_type)
+            self._x.reply.unreadable = unreadable_head(find(self._x.route).answer, answer.status, answer.content_type)
         if answer.status < 500 and self._x.reply.unreadable is None:
             watch.worked(choice.name)
         return answer
@@ -479,5 +484,8 @@ class RequestHandler(ResponseWriter):
         # The state of a trace that we could not read belongs to none that goes on.
         kept = headers_without(self._request.headers, NOT_SENT_ON if x.trace.continued else NOT_SENT_ON_ANEW)
         # usage must be readable
-        ours = [("X-Request-Id", x.request_id), ("traceparent", x.trace.traceparent), ("Accept-Encoding", "identity")]
+        ours = [("traceparent", x.trace.traceparent), ("Accept-Encoding", "identity")]
+        # where nothing is recorded, an engine takes the id of the body
+        if self._admitted or self._request.method != "POST" or "X-Request-Id" in self._request.headers:
+            ours.append(("X-Request-Id", x.request_id))
         return kept + ours + list(self._terms.headers.get(choice.name, {}).items())

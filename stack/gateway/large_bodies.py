@@ -13,7 +13,7 @@ import socket
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -116,7 +116,7 @@ class _Read(msgspec.Struct, frozen=True, array_like=True):
     """An Ask without its body. known: its other attributes. fields: name and value, or the value's place in the
     body."""
 
-    known: dict[str, str | int | bool | None]
+    known: dict[str, str | int | bool | list[str] | None]
     fields: list[tuple[str, bytes | tuple[int, int]]]
 
 
@@ -136,7 +136,7 @@ def _restored(read: _Read, body: bytes) -> token_requests.TokenRequest:
     """Return the Ask; the values of its fields are views of the body."""
     whole = memoryview(body)
     fields = {name: msgspec.Raw(whole[at[0] : at[1]] if isinstance(at, tuple) else at) for name, at in read.fields}
-    known: dict[str, Any] = dict(read.known)
+    known: dict[str, Any] = {**read.known, "added": tuple(cast("list[str]", read.known["added"]))}
     return token_requests.TokenRequest(body=body, fields=fields, **known)
 
 

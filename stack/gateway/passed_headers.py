@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from multidict import CIMultiDict
 
-from stack.gateway.body_forms import RECORDED
+from stack.gateway.routes import RECORDED
 
 if TYPE_CHECKING:
     from stack.gateway.client_request import ClientRequest

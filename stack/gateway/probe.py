@@ -20,6 +20,7 @@ from stack.gateway.answers import FAILED, unreadable_head
 from stack.gateway.metrics import GatewayMetrics
 from stack.gateway.policy import Upstream
 from stack.gateway.reply import Reply
+from stack.gateway.routes import find
 
 OPEN_S = 60.0  # then the next one is sent: a connection may be dead although the engine is back
 ANSWER_BYTES = 64 << 10
@@ -71,7 +72,7 @@ class Prober:
                 allow_redirects=False,
             ) as response:
                 body, status = await read_bounded(response, ANSWER_BYTES), response.status
-            reply.unreadable = unreadable_head(_ROUTE, status, response.content_type)
+            reply.unreadable = unreadable_head(find(_ROUTE).answer, status, response.content_type)
             if reply.unreadable is None:
                 reply.read(status, response.content_type, body, len(body))
             if reply.unreadable in FAILED:

@@ -95,7 +95,9 @@ class PromptSize:
         for name in how.against:
             if name in fields:
                 one = PromptSize(self.dense)
-                self.bytes += (prompts if one._add_prompts(how, name, fields[name]) == 1 else 1) * one.text_bytes()
+                times = prompts if one._add_prompts(how, name, fields[name]) == 1 else 1
+                self.bytes += times * one.text_bytes()
+                self.ids += times * one.ids
         if not how.aside.isdisjoint(fields):
             self._add_aside(how, fields, prompts)
         return prompts

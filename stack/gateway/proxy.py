@@ -12,14 +12,14 @@ from collections.abc import Collection
 from multidict import CIMultiDict
 
 from exporters.requests.record import fitting_line
-from stack.gateway import body_forms, routes
+from stack.gateway import routes
 from stack.gateway.client_request import ClientRequest, Response, json_response, text_response
 from stack.gateway.cors import is_preflight
 from stack.gateway.handler import RequestHandler
 from stack.gateway.ids import request_id, trace
 from stack.gateway.log import RequestLog
 from stack.gateway.passed_headers import has_two_keys, sent_key
-from stack.gateway.refusals import error_body
+from stack.gateway.refusals import RequestEnd, error_body
 from stack.gateway.reply import Reply
 from stack.gateway.request_state import RequestState, record
 from stack.gateway.services import Services
@@ -59,15 +59,13 @@ class Proxy:
             ready = self.services.life.ready
             return text_response("ready\n" if ready else "stopping\n", 200 if ready else 503)
         engine_page = path in self._engine_pages and request.method in ("GET", "HEAD")
-        recorded = request.method == "POST" and path in body_forms.RECORDED
-        if not engine_page and not recorded and not routes.plain(path):
-            return self._not_served(request, f"{path[:100]} is not served here; see /v1/...")
-        if not engine_page and not recorded and not routes.passed(request.method, path, self._also_pass):
-            why = (
-                f"{request.method} {path[:100]} is not served here: it would be on no record; also_pass in gateway.yaml"
-                " opens it"
-            )
-            return self._not_served(request, why)
+        recorded = request.method == "POST" and path in routes.RECORDED
+        if not engine_page and not recorded:
+            refused = routes.refusal(request.method, path, self._also_pass)
+            if refused is None and not routes.plain(path):
+                refused = 404, "it can be read in more than one way"
+            if refused is not None:
+                return self._not_served(request, path, *refused)
         x = RequestState(
             request_id=request_id(request.headers.get("X-Request-Id"), self.services.new_hex),
             trace=trace(request.headers.get("traceparent"), self.services.new_hex),
@@ -115,8 +113,11 @@ class Proxy:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), seconds)
 
-    def _not_served(self, request: ClientRequest, why: str) -> Response:
-        answer = json_response(error_body(404, "not_found", why), 404)
+    def _not_served(self, request: ClientRequest, path: str, status: int, why: str) -> Response:
+        end = RequestEnd("bad_request", f"{request.method} {path[:100]} is not served here: {why}", status=status)
+        headers = {"Allow": ", ".join(sorted(routes.find(path).methods))} if status == 405 else None
+        name = request_id(request.headers.get("X-Request-Id"), self.services.new_hex)
+        answer = json_response(error_body(routes.find(path).dialect, end, name), status, headers)
         self.services.mark(request, answer)
         return answer
 

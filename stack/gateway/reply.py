@@ -15,8 +15,9 @@ from typing import Any
 
 import msgspec
 
-from stack.gateway.answers import OTHER_ANSWER, ROUTE_ANSWERS, TEXTS, UsageFields, is_json
+from stack.gateway.answers import TEXTS, UsageFields, is_json
 from stack.gateway.outline import Outline
+from stack.gateway.routes import find
 
 FINISH_WORDS = 20  # different ones that are kept of one reply; engines know about ten
 NOTHING, PROGRESS, CONTENT = 0, 1, 2  # of an event: neither; proof of a step without text to show; text or tool calls
@@ -27,6 +28,12 @@ _FINISH = {
     "max_tokens": "length",
     "max_output_tokens": "length",
     "tool_use": "tool_calls",
+    "COMPLETE": "stop",
+    "STOP_SEQUENCE": "stop",
+    "MAX_TOKENS": "length",
+    "TOOL_CALL": "tool_calls",
+    "ERROR": "error",
+    "TIMEOUT": "error",
 }
 _GRAVEST = ("error", "abort", "repetition", "content_filter", "length", "tool_calls", "function_call", "stop")
 _CODES = ("code", "status", "status_code")
@@ -49,9 +56,9 @@ _DELTAS = (
 )
 
 
-_ABSENT, _NULL = msgspec.Raw(), ord("n")
+_ABSENT = msgspec.Raw()
 _WAITING = frozenset(("response.created", "response.queued", "response.in_progress"))
-_TEXTS = frozenset((*_DELTAS, "arguments", "message", "output"))
+_TEXTS = frozenset((*_DELTAS, "arguments", "message", "output", "tool_plan"))
 
 
 class Body(msgspec.Struct):
@@ -70,6 +77,7 @@ class Body(msgspec.Struct):
     message: Any = None
     status: Any = None
     stop_reason: Any = None
+    finish_reason: Any = None
     incomplete_details: Any = None
     system_fingerprint: Any = None
     object: Any = None
@@ -83,6 +91,7 @@ class Body(msgspec.Struct):
     text: msgspec.Raw = _ABSENT
     answers: msgspec.Raw = _ABSENT
     scores: msgspec.Raw = _ABSENT
+    embeddings: msgspec.Raw = _ABSENT
 
 
 _AS_BYTES = frozenset(name for name, kind in Body.__annotations__.items() if kind == "msgspec.Raw")
@@ -136,7 +145,7 @@ class Reply:
     )
 
     def __init__(self, route: str = "") -> None:
-        self._answer = ROUTE_ANSWERS.get(route, OTHER_ANSWER)
+        self._answer = find(route).answer
         self._implausible = False  # a count that cannot be was among them
         self._parts: dict[str, int] = {}  # of a prompt that is reported in parts, the latest of each
         self.model: str | None = None
@@ -232,16 +241,12 @@ class Reply:
         if isinstance(body.status, str):
             self._note_response(body.status, body.incomplete_details)
         failed = body.status == "error" or (isinstance(body.status, int) and body.status >= 400)
-        raws = [memoryview(getattr(body, name)) for name in self._answer.keys if name != "choices"]
-        present = [raw for raw in raws if raw and raw[0] != _NULL]
-        if present:
+        if filled := max(_filled(getattr(body, name)) for name in self._answer.keys):
             self.shaped = True
-            for path, name in self._answer.usage.paths:
-                where = getattr(body, path)
-                if isinstance(where, dict) and body.usage is None:
-                    self._note_usage(where.get(name))
-            full = any(bytes(raw[:2]) not in (b"[]", b'""') for raw in present)
-            return CONTENT if full and self._answer.streams else NOTHING
+            self._note_finish(body.finish_reason)
+            if body.usage is None:
+                self._note_usage(body.meta)
+            return CONTENT if filled > 1 and self._answer.streams else NOTHING
         if self.error_code is None and (
             failed or body.object == "error" or any((body.detail, body.errors, body.message, body.code))
         ):
@@ -278,6 +283,12 @@ class Reply:
         elif kind == "message":
             self._note_finish(body.stop_reason)
             return None
+        elif kind.startswith(("content-", "tool-")):  # Cohere
+            noted = CONTENT if _text_bytes(body.delta) else PROGRESS
+        elif kind == "message-end" and isinstance(body.delta, dict):
+            self._note_finish(body.delta.get("finish_reason"))
+            self._note_usage(body.delta.get("usage"))
+            noted = PROGRESS
         elif kind in ("message_start", "message_delta", "message_stop", "ping"):
             noted = self._note_message_event(kind, body)
         else:
@@ -327,11 +338,18 @@ class Reply:
             self.finish_reasons.add(_FINISH.get(word, word)[:32])
 
     def _note_usage(self, usage: Any) -> None:
-        """Take the counts of a usage object; a prompt of no tokens cannot be."""
+        """Take the counts of a usage object and of those within it."""
         if not isinstance(usage, dict):
             self._implausible = self._implausible or usage is not None
             return
         fields = self._answer.usage
+        self._note_counts(usage, fields)
+        for name in fields.inner:
+            if isinstance(inner := usage.get(name), dict):
+                self._note_counts(inner, fields)
+
+    def _note_counts(self, usage: dict[str, Any], fields: UsageFields) -> None:
+        """Take the counts of one object; a prompt of no tokens cannot be."""
         prompt = self._prompt(usage, fields)
         if prompt:
             self.prompt_tokens = prompt
@@ -379,6 +397,14 @@ class Reply:
         if isinstance(code, str) and code.isdecimal() and len(code) == 3:
             code = int(code)
         self.error_code = code if isinstance(code, int) and 400 <= code < 600 else 500
+
+
+def _filled(value: Any) -> int:
+    """Return 0 for a field that is absent or null, 1 for an empty one, 2 for any other."""
+    if not isinstance(value, msgspec.Raw):
+        return 0 if value is None else 2
+    begin = bytes(memoryview(value)[:2])
+    return 0 if begin in (b"", b"nu") else 1 if begin in (b"[]", b'""') else 2
 
 
 def _plain(raw: msgspec.Raw) -> Any:

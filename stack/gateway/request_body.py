@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from stack.gateway.body_forms import BODY_ROUTES, LIMITS, OTHER_ROUTE, UPLOADS, USAGE_ON_REQUEST, BodyForm
+from stack.gateway.body_forms import LIMITS, OTHER_BODY, BodyForm
 from stack.gateway.form_body import form_models
 from stack.gateway.prompt_size import TRANSFERS, PromptSize, within
 from stack.gateway.request_fields import (
@@ -27,21 +27,16 @@ from stack.gateway.request_fields import (
     plain_value,
     read_number,
 )
+from stack.gateway.routes import ROUTES, find
 
 MOST_N = 16_384  # texts of one prompt: what vLLM makes (the default of VLLM_MAX_N_SEQUENCES)
 MOST_TEXTS = 99_999  # of all prompts together: what a record can say
+_FORMS = [route.body for route in ROUTES.values() if route.body is not None]
+_LARGE = {name for how in _FORMS for name in how.prompt + how.against + how.whole + how.maybe + how.media}
 # The fields that may well be large.
 _vast = msgspec.json.Decoder(
     msgspec.defstruct(
-        "_Vast",
-        [
-            (name, msgspec.Raw, msgspec.Raw())
-            for name in sorted(
-                {"logit_bias", *TRANSFERS}.union(
-                    *(r.prompt + r.against + r.whole + r.maybe + r.media for r in BODY_ROUTES.values())
-                )
-            )
-        ],
+        "_Vast", [(name, msgspec.Raw, msgspec.Raw()) for name in sorted({"logit_bias", *TRANSFERS} | _LARGE)]
     )
 )
 
@@ -60,7 +55,8 @@ class TokenRequest(msgspec.Struct, frozen=True):
     media: images, sounds, videos, files. truncates: the engine may cut the prompt to what fits.
     limit: the field that limits the output. uncountable: why no record could count what is asked for, else empty.
     transfer: the first of TRANSFERS that it has, else empty.
-    fields: the body's, each value as it came or as it was changed. edited: whether any was."""
+    route: of the request. fields: the body's, each value as it came or as it was changed, and those that were added.
+    edited: whether any was changed."""
 
     body: bytes
     model: str | None = None
@@ -78,16 +74,26 @@ class TokenRequest(msgspec.Struct, frozen=True):
     limit: str | None = None
     uncountable: str = ""
     transfer: str = ""
+    route: str = ""
     fields: RawFields = {}
+    added: tuple[str, ...] = ()
     edited: bool = False
+
+    @property
+    def form(self) -> BodyForm:
+        """Return how the body is read."""
+        return find(self.route).body or OTHER_BODY
 
     @property
     def sent(self) -> bytes:
         """Return the body for the engine, which is encoded here, once for all changes.
 
-        Every other field keeps its place and the bytes of its value; of one given twice the last stays, which is the
-        one that the engine would see; white space between fields goes."""
-        return msgspec.json.encode(self.fields) if self.edited else self.body
+        Added fields stand behind the others, which keep every byte. Where a value was changed, the white space between
+        fields goes, and of a field given twice the last stays, which is the one that the engine would see."""
+        if self.edited or not self.added:
+            return msgspec.json.encode(self.fields) if self.edited else self.body
+        more = msgspec.json.encode({name: self.fields[name] for name in self.added})
+        return self.body[: self.body.rindex(b"}")] + b"," + more[1:]
 
     def renamed(self, model: str | None) -> TokenRequest:
         """Return the body for an engine that knows the model by this name; None leaves it as it is."""
@@ -105,24 +111,27 @@ class TokenRequest(msgspec.Struct, frozen=True):
         limit must hold. So is each other field that some engine takes for one."""
         if max_output is None or self.limit is None or not self.fields:
             return self
-        fields = self.fields
+        fields = _limits(self.form, self.fields)
         beyond = [
             name for name in LIMITS if name in fields and _said(fields, name) and not within(fields[name], max_output)
         ]
         if (self.max_tokens is None or self.max_tokens > max_output) and self.limit not in beyond:
             beyond.append(self.limit)
         known = max_output if self.limit in beyond else self.max_tokens
-        return self._with(dict.fromkeys(beyond, max_output), max_tokens=known) if beyond else self
+        changed: Mapping[str, Any] = dict.fromkeys(beyond, max_output)
+        if changed and self.form.within:
+            changed = {self.form.within: {**fields, **changed}}
+        return self._with(changed, max_tokens=known) if beyond else self
 
     def priority(self, best: int) -> int:
         """Return the priority for the engine, where smaller is sooner: what it asks for, but none before `best`."""
         asked = self.fields.get("priority")
         return best if asked is None else max(best, read_number(plain_value(asked)) or 0)
 
-    def ranked(self, route: str, priority: int) -> TokenRequest:
+    def ranked(self, priority: int) -> TokenRequest:
         """Return the body with this priority, where the body has another, or none and it is not the engine's default of
         0."""
-        if not self.fields or not BODY_ROUTES.get(route, OTHER_ROUTE).has_priority:
+        if not self.fields or not self.form.has_priority:
             return self
         asked = self.fields.get("priority")
         as_it_is = not priority if asked is None else bytes(asked) == b"%d" % priority
@@ -130,7 +139,7 @@ class TokenRequest(msgspec.Struct, frozen=True):
 
     def salted(self, salt: str) -> TokenRequest:
         """Return the same with this cache_salt in place of the client's own."""
-        return self._with({"cache_salt": salt}) if self.fields else self
+        return self._with({"cache_salt": salt}) if self.fields and self.form.has_salt else self
 
     def identified(self, request_id: str) -> TokenRequest:
         """Return the same with this id, by which an engine stores the response."""
@@ -141,9 +150,11 @@ class TokenRequest(msgspec.Struct, frozen=True):
         value = plain_value(self.fields.get(name))
         return value if isinstance(value, str) else None
 
-    def _with(self, changed: Mapping[str, str | int], **known: Any) -> TokenRequest:
+    def _with(self, changed: Mapping[str, Any], **known: Any) -> TokenRequest:
         fields = {**self.fields, **{name: msgspec.Raw(msgspec.json.encode(value)) for name, value in changed.items()}}
-        return msgspec.structs.replace(self, fields=fields, edited=True, **known)
+        new = tuple(name for name in changed if name not in self.fields)
+        edited = self.edited or any(name not in new and name not in self.added for name in changed)
+        return msgspec.structs.replace(self, fields=fields, added=self.added + new, edited=edited, **known)
 
 
 def read(route: str, body: bytes) -> TokenRequest:
@@ -161,7 +172,8 @@ def read(route: str, body: bytes) -> TokenRequest:
             return TokenRequest(body=body)
         return _ask(route, body, FIELDS_DECODER.decode(body), dense)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        return _upload(body) if route in UPLOADS else TokenRequest(body=body)
+        form = find(route).body
+        return _upload(body) if form is not None and form.form else TokenRequest(body=body)
 
 
 def _upload(body: bytes) -> TokenRequest:
@@ -172,15 +184,17 @@ def _upload(body: bytes) -> TokenRequest:
 
 
 def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool) -> TokenRequest:
-    how = BODY_ROUTES.get(route, OTHER_ROUTE)
+    how = find(route).body or OTHER_BODY
     model, stream = plain_value(fields.get("model")), is_true(plain_value(fields.get("stream")))
-    n, best_of = (_number(fields, "n"), _number(fields, "best_of")) if how.has_n else (0, 0)
-    limit, max_tokens = _limit(how, fields)
+    settings = _limits(how, fields)
+    n, best_of = (_number(settings, "n"), _number(settings, "best_of")) if how.has_n else (0, 0)
+    limit, max_tokens = _limit(how, settings)
     size = PromptSize(dense, how.quoting)
     prompts = size.add_prompt(how, fields)
     if TRANSFERS[0] in fields:
         size.add_transferred(fields)
-    options = _options(fields) if stream and route in USAGE_ON_REQUEST else None
+    options = _object(fields, "stream_options") if stream and how.usage_option else None
+    new = "stream_options" not in fields
     if add := options is not None and not is_true(plain_value(options.get("include_usage"))):
         fields["stream_options"] = _with_usage(options)
     return TokenRequest(
@@ -200,9 +214,16 @@ def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool) -
         limit=limit,
         uncountable=_uncountable(route, how, fields, max(n, best_of), prompts),
         transfer=_transfer(fields),
+        route=route,
         fields=fields,
-        edited=add,
+        added=("stream_options",) if add and new else (),
+        edited=add and not new,
     )
+
+
+def _limits(how: BodyForm, fields: RawFields) -> RawFields:
+    """Return the fields among which the limit stands: those of the body, or of an object in it."""
+    return _object(fields, how.within) if how.within else fields
 
 
 def _transfer(fields: RawFields) -> str:
@@ -263,8 +284,9 @@ def _said(fields: RawFields, name: str) -> bool:
     return name != "max_completion_tokens" or read_number(plain_value(fields[name])) != 0
 
 
-def _options(fields: RawFields) -> RawFields:
-    value = fields.get("stream_options")
+def _object(fields: RawFields, name: str) -> RawFields:
+    """Return the fields of an object in a field; none for any other value."""
+    value = fields.get(name)
     return FIELDS_DECODER.decode(value) if value is not None and memoryview(value)[0] == OBJECT else {}
 
 

@@ -13,20 +13,21 @@ from collections.abc import Callable
 import msgspec
 from multidict import CIMultiDict
 
-from stack.gateway import body_forms
 from stack.gateway import request_body as token_requests
 from stack.gateway.admission import LATEST_S
 from stack.gateway.admission_state import Ticket
-from stack.gateway.answers import ASKED_ONCE, EVENTS, FAILED, ROUTE_ANSWERS, DecodedCopy, coding_of, is_json
+from stack.gateway.answers import ASKED_ONCE, EVENTS, FAILED, DecodedCopy, coding_of, is_json
+from stack.gateway.bad_body import without_ours
 from stack.gateway.client_request import ClientRequest, Response
 from stack.gateway.deadline import Deadline
 from stack.gateway.outline import Copy
 from stack.gateway.passed_headers import NOT_SENT_BACK, headers_without
 from stack.gateway.policy import Band
 from stack.gateway.reasons import FAILOVER, NOTHING_DONE, RETRYABLE, classify
-from stack.gateway.refusals import RequestEnd, end_body
+from stack.gateway.refusals import RequestEnd, error_body, error_events
 from stack.gateway.reply import Reply
 from stack.gateway.request_state import RequestState
+from stack.gateway.routes import find
 from stack.gateway.services import Services
 from stack.gateway.sse import Scanner
 from stack.gateway.upstream_client import BrokenConnection, UpstreamResponse
@@ -46,6 +47,8 @@ class ResponseWriter:
     """The client's side of one request: its deadline, its slot, its body, and how an answer or a refusal is written.
 
     A base class of RequestHandler and no object of its own, so that a request costs one object."""
+
+    _fields = _ours = 0  # of the body as the engine got it: all fields, and those that we added
 
     def __init__(
         self, services: Services, request: ClientRequest, x: RequestState, task: asyncio.Task[None], *, admitted: bool
@@ -127,6 +130,8 @@ class ResponseWriter:
         headers = self._begin(upstream)
         if complete:
             if coding is None:
+                if upstream.status == 400 and self._ours:
+                    body = without_ours(body, self._fields, self._ours)
                 self._note(upstream, body, len(body))
             else:
                 await self._note_decoded(upstream, body, coding)
@@ -172,7 +177,7 @@ class ResponseWriter:
         elif reply.partly_read and not body:
             reply.settle(content=False)
         else:
-            name = ROUTE_ANSWERS[x.route].usage.header if x.route in ROUTE_ANSWERS else ""
+            name = find(x.route).answer.usage.header
             header = upstream.headers.get(name) if name else None
             reply.read(upstream.status, upstream.content_type, body, size, header)
         x.reason = self._reason(upstream, reply)
@@ -309,7 +314,7 @@ class ResponseWriter:
         an answer is unreadable."""
         reply = scanner.reply
         said = self._reason(upstream, reply) or scanner.done or reply.finish_reasons
-        if not said and upstream.status == 200 and self._x.route in body_forms.ENDING:
+        if not said and upstream.status == 200 and find(self._x.route).answer.ends:
             return "upstream_reset"
         if self._admitted and upstream.status < 300 and not reply.shaped and reply.error_code is None:
             reply.unreadable = reply.unreadable or ("shape" if scanner.objects else "empty")
@@ -375,7 +380,8 @@ class ResponseWriter:
                 text = endless and "Content-Encoding" not in self._response.headers
                 if self._response.content_type == EVENTS and text and end.reason != "client_stalled":
                     apart = b"\n\n" if self._mid_event else b""  # so that our error event is one of its own
-                    self._response.put(apart + b"data: " + msgspec.json.encode(end_body(end)) + b"\n\n")
+                    events = error_events(find(self._x.route).dialect, end, self._x.request_id)
+                    self._response.put(apart + events)
                     await self._finish(self._response)
                     return
         self._request.abort()  # a clean end would pass for a complete reply
@@ -394,7 +400,8 @@ class ResponseWriter:
             }
         elif status < 500:
             headers["X-Should-Retry"] = "false"
-        answer = Response(status, headers, msgspec.json.encode(end_body(end)))
+        body = error_body(find(x.route).dialect, end, x.request_id)
+        answer = Response(status, headers, msgspec.json.encode(body))
         answer.closes = self._services.life.draining
         return answer
 

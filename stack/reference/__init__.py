@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from stack.reference import alerts, metrics, modules, runbooks, upgrades
+from stack.reference import alerts, metrics, modules, routes, runbooks, upgrades
 
 FOLDER = Path("docs/reference")
 
@@ -18,5 +18,6 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield FOLDER / "metrics.md", metrics.page()
     yield FOLDER / "alerts.md", alerts.page()
     yield FOLDER / "runbooks.md", runbooks.page()
+    yield FOLDER / "routes.md", routes.page()
     yield FOLDER / "upgrades.md", upgrades.page()
     yield FOLDER / "modules.md", modules.page()

@@ -14,11 +14,12 @@ import pytest
 
 from stack.gateway.estimate import Estimator
 from stack.gateway.request_body import read
+from stack.gateway.routes import find
 from tests.support.engines import run_by_engine
 
 pytestmark = pytest.mark.engine
 
-CHAT, BATCH, TEXT, RESPONSES, MESSAGES, EMBEDDINGS, RERANK, SCORE, DECISIONS = ROUTES = [
+CHAT, BATCH, TEXT, RESPONSES, MESSAGES, EMBEDDINGS, RERANK, SCORE, DECISIONS = V1 = [
     f"/v1/{name}"
     for name in (
         "chat/completions",
@@ -32,6 +33,10 @@ CHAT, BATCH, TEXT, RESPONSES, MESSAGES, EMBEDDINGS, RERANK, SCORE, DECISIONS = R
         "systemone",
     )
 ]
+TOKENS, LABELS, CLASSIFY, POOLING, COHERE = ROOT = [
+    "/inference/v1/generate", "/generative_scoring", "/classify", "/pooling", "/v2/embed"
+]  # fmt: skip
+ROUTES = V1 + ROOT
 MODEL_NAME, LONG = "m", "word " * 2000
 IDS = [100] * 2000
 NOTE = {"role": "user", "content": "x"}
@@ -132,14 +137,23 @@ CARRIES: dict[str, dict[str, list[Any]]] = {
                     {"q": {"type": "bool"}, "p": {"type": "bool"}}],
                 "images": [["QUJD"]], "audio": [["QUJD"]], "videos": [["QUJD"]],
                 "chat_template_kwargs": TEMPLATE["chat_template_kwargs"]},
+    TOKENS: {"token_ids": [IDS], "features": [], "content_parts": [[{"type": "text", "text": "x"}]]},
+    LABELS: {"query": [LONG, IDS], "items": [[LONG], ["a", LONG], [IDS, [1]]]},
+    CLASSIFY: {"input": [*TEXTS, *NUMBERS], "messages": [*CHAT_MESSAGES[:2]], **TEMPLATE},
+    POOLING: {"input": [*TEXTS, *NUMBERS], "messages": [*CHAT_MESSAGES[:2]], "data": [{"a": LONG}], **TEMPLATE},
+    COHERE: {"texts": [[LONG], ["a", LONG]], "images": [["QUJD", "QUJD"]],
+             "inputs": [[{"content": [{"type": "text", "text": LONG}]}] * 2]},
 }  # fmt: skip
 REST: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [NOTE]}, BATCH: {"messages": [[NOTE]]}, TEXT: {"prompt": "x"}, RESPONSES: {"input": "x"},
     MESSAGES: {"model": "m", "messages": [NOTE], "max_tokens": 9}, EMBEDDINGS: {"input": "x"},
     RERANK: {"query": "x", "documents": ["y"]},
+    TOKENS: {"token_ids": [1], "sampling_params": {}}, LABELS: {"query": "x", "items": ["y"], "label_token_ids": [1]},
+    CLASSIFY: {"input": "x"}, POOLING: {"input": "x"}, COHERE: {},
     SCORE: PAIR, DECISIONS: {"state": "x", "questions": {"q": {"type": "bool"}}},
 }  # fmt: skip
 BESIDE: dict[tuple[str, str], dict[str, Any]] = {
+    (CLASSIFY, "messages"): {}, (POOLING, "messages"): {}, (POOLING, "data"): {},
     (TEXT, "prompt_embeds"): {}, (EMBEDDINGS, "messages"): {}, (CHAT, "tool_choice"): {"messages": [NOTE], "tools": [
         {"type": "function", "function": {"name": LONG, "parameters": {}}}]},
     (RESPONSES, "tool_choice"): {"tools": [{"type": "function", "name": "f", "parameters": {}, "strict": False}],
@@ -151,6 +165,8 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
 # Fields that carry nothing into the prompt: ec_transfer_params names no text, previous_response_id stands for what an
 # engine has stored.
 CARRIES_NONE_TEXT = """
+    apply_softmax embedding_types input_type item_first label_token_ids output_dimension output_mode reasoning_ended
+    reasoning_parser_kwargs sampling_params task token_offsets truncate
     add_generation_prompt add_special_tokens allowed_token_ids background bad_words best_of cache_salt
     continue_final_message dimensions early_stopping ec_transfer_params echo embed_dtype enable_response_messages
     encoding_format endianness frequency_penalty guided_decoding_backend ignore_eos include include_reasoning
@@ -167,7 +183,8 @@ CARRIES_NONE_TEXT = """
 CARRIES_NONE = frozenset(CARRIES_NONE_TEXT.split())
 WITH_EVERY_PROMPT = ("suffix", "instruction", "query", "text_1", "state", "instructions")
 # The first is refused by vLLM, the others are no part of a prompt without messages.
-CARRIES_NONE_ON = {(RESPONSES, "prompt"), (TEXT, "kv_transfer_params"), (TEXT, "response_format")}
+CARRIES_NONE_ON = {(RESPONSES, "prompt"), (TEXT, "kv_transfer_params"), (TEXT, "response_format"),
+    (TOKENS, "kv_transfer_params")}  # fmt: skip
 
 
 def carried() -> list[dict[str, Any]]:
@@ -267,6 +284,15 @@ def test_every_field_of_the_engines_request_models_is_classified(vllm: Any):
             if name not in CARRIES_NONE | CARRIES[route].keys() and (route, name) not in CARRIES_NONE_ON
         }
         assert not unknown, f"{route}: say whether {sorted(unknown)} can carry text or token ids into the prompt"
+
+
+def test_salt_and_priority_stand_where_the_engine_takes_them(vllm: Any):
+    """Salts are withheld where they mean nothing; a client of such a route is not isolated, which is documented."""
+    forms = {route: form for route in ROUTES if (form := find(route).body) is not None}
+    for field, added in (("cache_salt", "has_salt"), ("priority", "has_priority")):
+        assert {route: field in vllm["fields"][route] for route in forms} == {
+            route: getattr(form, added) for route, form in forms.items()
+        }
 
 
 def test_no_field_carries_more_prompt_than_estimated(vllm: Any):

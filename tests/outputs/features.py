@@ -32,7 +32,7 @@ from stack.board.request_pages import RequestPages
 from stack.capacity import worksheet
 from stack.cli import Later, main, options
 from stack.deploy.helm import values
-from stack.gateway import body_forms, config, handler, metrics, policy, proxy, reasons, routes
+from stack.gateway import config, handler, metrics, policy, proxy, reasons, routes
 from stack.golden.prompts import PromptSet
 from stack.request_source import RequestSourceOptions
 from stack.tuning.experiment import Experiment
@@ -124,8 +124,9 @@ def gateway_endpoints() -> Iterator[str]:
     """Yield the routes of the gateway, which has no router: its tables, and the paths that its handlers compare."""
     for path in (*_paths(proxy.Proxy._handled), *_paths(handler.RequestHandler._steps), *proxy._ENGINE_PAGES):
         yield f"endpoint gateway GET {path}"
-    for path in (*body_forms.RECORDED, *_alternatives(routes._PASSED.pattern)):
-        yield f"endpoint gateway POST {path}"
+    for path, route in routes.ROUTES.items():
+        methods = () if route.refused else route.methods - {"HEAD", "OPTIONS"}
+        yield from (f"endpoint gateway {method} {path}" for method in methods)
     yield from (f"endpoint gateway {method} /v1/{{path}}" for method in routes.READS - {"HEAD"})
     for path in (*_paths(metrics.GatewayMetrics.page), *ENGINE_PROBES):
         yield f"endpoint gateway-metrics GET {path}"
@@ -134,15 +135,6 @@ def gateway_endpoints() -> Iterator[str]:
 def _paths(function: Callable[..., Any]) -> list[str]:
     """Return the literals of a function that are paths."""
     return [one for one in function.__code__.co_consts if isinstance(one, str) and re.fullmatch(r"(/[-\w]+)+", one)]
-
-
-def _alternatives(pattern: str) -> Iterator[str]:
-    """Yield the paths of a pattern that has groups of alternatives."""
-    if (group := re.search(r"\(\?:([^()]*)\)", pattern)) is None:
-        yield pattern.replace("[^/]+", "{id}")
-        return
-    for one in group[1].split("|"):
-        yield from _alternatives(pattern[: group.start()] + one + pattern[group.end() :])
 
 
 def keys() -> Iterator[str]:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from stack.gateway import body_forms, routes
 from stack.root import ROOT
 from tests.outputs.features import features
 
@@ -89,15 +88,6 @@ def test_the_list_has_every_feature():
 def test_the_changelog_names_removed_features():
     missing = {change.name: unexplained(change.removed, change.added_changelog) for change in changes(ROOT)}
     assert {} == {commit: lines for commit, lines in missing.items() if lines}
-
-
-def test_listed_posts_are_served_by_the_gateway():
-    """Paths made of a pattern match it, so the list follows the gateway without a router."""
-    paths = [line.split()[3] for line in features() if line.startswith("endpoint gateway POST ")]
-    assert len(paths) > len(body_forms.RECORDED)
-    assert [] == [
-        path for path in paths if path not in body_forms.RECORDED and not routes.passed("POST", path, frozenset())
-    ]
 
 
 # ---- the rule

@@ -14,12 +14,16 @@ os.environ["VLLM_LOGGING_LEVEL"] = "CRITICAL"
 
 def models():
     from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+    from vllm.entrypoints.generate.generative_scoring.serving import GenerativeScoringRequest
     from vllm.entrypoints.generate.structured_decisions.protocol import StructuredDecisionRequest
     from vllm.entrypoints.openai.chat_completion.protocol import BatchChatCompletionRequest, ChatCompletionRequest
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
     from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
-    from vllm.entrypoints.pooling.embed.protocol import EmbeddingRequest
+    from vllm.entrypoints.pooling.classify.protocol import ClassificationRequest
+    from vllm.entrypoints.pooling.embed.protocol import CohereEmbedRequest, EmbeddingRequest
+    from vllm.entrypoints.pooling.pooling.protocol import PoolingRequest
     from vllm.entrypoints.pooling.scoring.protocol import RerankRequest, ScoreRequest
+    from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
 
     return {
         "/v1/chat/completions": ChatCompletionRequest,
@@ -31,6 +35,11 @@ def models():
         "/v1/rerank": RerankRequest,
         "/v1/score": ScoreRequest,
         "/v1/systemone": StructuredDecisionRequest,
+        "/inference/v1/generate": GenerateRequest,
+        "/generative_scoring": GenerativeScoringRequest,
+        "/classify": ClassificationRequest,
+        "/pooling": PoolingRequest,
+        "/v2/embed": CohereEmbedRequest,
     }
 
 
@@ -41,6 +50,19 @@ def fields(model):
     if hasattr(model, "model_fields"):
         return set(model.model_fields) | {field.alias for field in model.model_fields.values() if field.alias}
     return set().union(*(fields(part) for part in get_args(model) if isinstance(part, type) or get_args(part)))
+
+
+def labelled(request):
+    """The token ids of each prompt of a request for label scores."""
+    query = request.query if isinstance(request.query, list) else []
+    return [query + (item if isinstance(item, list) else []) for item in request.items]
+
+
+AT_ROOT = {
+    "/inference/v1/generate": lambda request: [request.token_ids],
+    "/generative_scoring": labelled,
+    "/v2/embed": lambda request: [None] * len(request.texts or request.images or request.inputs),
+}
 
 
 def prompts(route, request):
@@ -54,7 +76,9 @@ def prompts(route, request):
         both = parsed(request.prompt_embeds) if request.prompt_embeds is not None else []
         both += parsed(request.prompt) if request.prompt is not None else []
         return [None if isinstance(one, bytes) else one.get("prompt_token_ids") for one in both]
-    if route == "/v1/embeddings":
+    if route in AT_ROOT:
+        return AT_ROOT[route](request)
+    if route in ("/v1/embeddings", "/classify", "/pooling") and "IOProcessor" not in type(request).__name__:
         if "Batch" in type(request).__name__:
             return [None] * len(request.messages)
         return (

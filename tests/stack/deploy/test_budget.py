@@ -28,9 +28,9 @@ from exporters.sidecar_config import EngineTarget, SidecarConfig
 from exporters.tracing.config import OtlpConfig
 from stack.deploy.fleet import budget, files
 from stack.deploy.fleet.budget import Fleet
-from stack.gateway.body_forms import RECORDED
 from stack.gateway.metrics import GatewayMetrics
 from stack.gateway.reasons import REASONS
+from stack.gateway.routes import RECORDED
 from tests.support.wait import until
 
 ROOT = Path(__file__).parents[3]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stack.gateway import body_forms, prompt_size, request_fields
+from stack.gateway import body_forms, prompt_size, request_fields, routes
 from stack.gateway import request_body as token_requests
 from stack.gateway.estimate import (
     BYTES_PER_TOKEN,
@@ -367,18 +367,18 @@ def test_nobody_gets_ahead_of_the_best_priority_of_its_band(
     fields = {"model": "m", **asked_for}
     found = asked(CHAT, **fields)
     assert priority == found.priority(best)
-    assert fields | said == json.loads(found.ranked(CHAT, priority).sent)
-    assert (found is found.ranked(CHAT, priority)) == (not said)
+    assert fields | said == json.loads(found.ranked(priority).sent)
+    assert (found is found.ranked(priority)) == (not said)
 
 
 def test_of_a_priority_given_twice_the_engines_one_counts():
     found = read(CHAT, b'{"priority":9,"model":"m","priority":-9}')
-    assert b'{"priority":0,"model":"m"}' == found.ranked(CHAT, found.priority(0)).sent
+    assert b'{"priority":0,"model":"m"}' == found.ranked(found.priority(0)).sent
 
 
 def test_a_body_without_a_field_for_it_keeps_its_bytes():
     for route, body in ((MESSAGES, b'{ "priority":-1 }'), (AUDIO, b"--form\r\n")):
-        assert body is read(route, body).ranked(route, 3).sent
+        assert body is read(route, body).ranked(3).sent
 
 
 def test_the_options_of_a_stream_stay():
@@ -439,13 +439,14 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4),
     max_leaves=12,
 )
+FORMS = {path: route.body for path, route in routes.ROUTES.items() if route.body is not None and not route.body.form}
 NAMES = sorted(
     {"model", "stream", "stream_options", "n", "best_of", "truncation", "logit_bias", "zz"}.union(
-        *(how.prompt + how.against + how.whole + how.media + how.limit for how in body_forms.BODY_ROUTES.values())
+        *(how.prompt + how.against + how.whole + how.media + how.limit for how in FORMS.values())
     )
 )
 BODIES = st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=3), JSON, max_size=8)
-ROUTES = st.sampled_from([*body_forms.BODY_ROUTES, AUDIO, "/v1/models"])
+ROUTES = st.sampled_from([*FORMS, AUDIO, "/v1/models"])
 
 
 @given(ROUTES, BODIES, st.booleans(), st.none() | st.text(max_size=5), st.none() | st.integers(0, 10**6))
@@ -468,11 +469,16 @@ def test_whatever_is_asked_only_what_must_change_changes(
         )
         want["stream_options"] = kept | {"include_usage": True}
     if most is not None and found.limit is not None and fields:
+        within = found.form.within
+        settings = token_requests._limits(found.form, found.fields)
+        changed = want.get(within) if within and settings else want
         for name in {found.limit, *body_forms.LIMITS}:  # also what only another engine takes for a limit
-            said = token_requests._said(found.fields, name)
+            said = token_requests._said(settings, name)
             unsaid = not said and name == found.limit and (found.max_tokens is None or found.max_tokens > most)
-            if unsaid or (said and not prompt_size.within(found.fields[name], most)):
-                want[name] = most
+            if unsaid or (said and not prompt_size.within(settings[name], most)):
+                if within and not settings:
+                    want[within] = changed = {}
+                changed[name] = most
     if model is not None and fields:
         want["model"] = model
     assert want == json.loads(sent.sent)

@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 
 from exporters.catalogue.gateway import INFLIGHT
 from exporters.requests.record import fitting_line, parse_line
-from stack.gateway import body_forms, request_fields
 from stack.gateway import request_body as token_requests
+from stack.gateway import request_fields, routes
 from stack.gateway.body_budget import PARTS, BodyBudget
 from stack.gateway.config import GatewayConfig, GatewayLimits
 from stack.gateway.handler import RequestHandler
 from stack.gateway.ids import trace
 from stack.gateway.large_bodies import LARGE_BYTES
 from stack.gateway.request_state import RequestState, record
-from stack.gateway.routes import passed, plain
+from stack.gateway.routes import plain, refusal
 from tests.support.gateway_scene import (
     ASK,
     CHAT,
@@ -83,8 +83,8 @@ def test_a_plain_path_is_one(path: str):
     assert plain(path)
 
 
-@pytest.mark.parametrize("path", ["/v1", "/v1/", "/v2/models", "v1/models", "/v1/a\n", "/x/v1/models", ""])
-def test_what_is_no_path_under_v1_is_none(path: str):
+@pytest.mark.parametrize("path", ["", "/", "/v1/", "v1/models", "/v1/a\n", "//v1/models", "/v1/./models"])
+def test_what_is_no_plain_path_is_none(path: str):
     assert not plain(path)
 
 
@@ -101,13 +101,26 @@ def test_what_is_no_path_under_v1_is_none(path: str):
         ("POST", "/v1/unload_lora_adapter", False),
         ("POST", "/v1/classify", False),
         ("POST", "/v1/responses/r1/cancel/x", False),
+        ("POST", "/tokenize", True),
+        ("POST", "/detokenize", True),
+        ("GET", "/version", True),
+        ("GET", "/tokenizer_info", True),
+        ("POST", "/cohere/v2/chat/render", True),
+        ("GET", "/server_info", False),
+        ("GET", "/v1/realtime", False),
+        ("POST", "/invocations", False),
+        ("POST", "/inference/v1/abort_requests", False),
+        ("GET", "/pooling", False),
+        ("GET", "/v1", False),
+        ("POST", "/v2/models", False),
+        ("GET", "/x/v1/models", False),
         ("DELETE", "/v1/responses/r1", False),
         ("PUT", "/v1/chat/completions", False),
     ],
 )
 def test_what_leaves_no_record_must_cost_the_engine_nothing(method: str, path: str, served: bool):
-    assert served is passed(method, path, frozenset())
-    assert passed(method, path, frozenset((path,)))
+    assert served is (refusal(method, path, frozenset()) is None)
+    assert refusal(method, path, frozenset((path,))) is None
 
 
 async def test_who_may_not_load_an_adapter_is_told_what_opens_that(tmp_path: Path):
@@ -124,7 +137,7 @@ async def test_who_may_not_load_an_adapter_is_told_what_opens_that(tmp_path: Pat
         assert ["/v1/load_lora_adapter"] == [path for _, path, _, _ in it.engine.asked]
 
 
-@pytest.mark.parametrize("route", ["/v1/chat/completions", "/load_lora_adapter", "/v1/../x", ""])
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/pooling", "/v1/../x", "sleep", ""])
 def test_only_routes_without_a_record_are_opened_by_name(route: str):
     with pytest.raises(ValueError, match="also_pass"):
         GatewayConfig(also_pass=[route])
@@ -254,7 +267,7 @@ NUMBERS = (
 
 
 @given(
-    st.sampled_from(sorted(body_forms.RECORDED)),
+    st.sampled_from(sorted(routes.RECORDED)),
     NUMBERS,
     NUMBERS,
     st.integers(0, 3) | st.sampled_from([99_999, 100_000, 150_000]),
