@@ -172,11 +172,15 @@ class RequestHandler(ResponseWriter):
         # without a limit of its own it wants what the context has left
         wanted = (self._ask.max_tokens or 0) if ask.max_tokens else 0
         # The engine counts exactly and refuses by itself; here only what is too long for sure is kept from the queue.
-        if context is not None and self._services.estimator.at_least(prompt, ask) + wanted > context:
-            raise RequestEnd(
-                "context_too_long",
-                f"prompt (about {prompt} tokens) and output ({wanted}) are longer than the context of {context} tokens",
+        if context is None or (least := self._services.estimator.at_least(prompt, ask)) + wanted <= context:
+            return
+        if least > context:  # in OpenAI's words, by which LiteLLM goes on to a model with a longer context
+            why = f"This model's maximum context length is {context} tokens; the prompt has at least {least}"
+        else:
+            why = (
+                f"prompt (about {prompt} tokens) and output ({wanted}) are longer than the context of {context} tokens"
             )
+        raise RequestEnd("context_too_long", why)
 
     def _limit_prompt(self, team: str, prompt: int, limit: int) -> None:
         """Raise RequestEnd for a prompt that is certainly too long for its team, or that probably is while the team has

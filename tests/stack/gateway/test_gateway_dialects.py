@@ -83,15 +83,17 @@ async def test_a_broken_stream_raises(tmp_path: Path, reader: str, fault: str):
 
 
 OPENAI = {"error": {"message": "", "type": "authentication_error", "param": None, "code": "unknown_key"}}
+ANTHROPIC = {
+    "type": "error",
+    "error": {"type": "authentication_error", "message": "", "code": "unknown_key"},
+    "request_id": "mine",
+}
 BODIES = {
     CHAT: OPENAI,
     "/v1/responses": OPENAI,
     "/v1/embeddings": OPENAI,
-    "/v1/messages": {
-        "type": "error",
-        "error": {"type": "authentication_error", "message": "", "code": "unknown_key"},
-        "request_id": "mine",
-    },
+    "/v1/messages": ANTHROPIC,
+    "/v1/messages/count_tokens": ANTHROPIC,
     "/cohere/v2/chat": {"message": "", "id": "mine", "code": "unknown_key"},
 }
 

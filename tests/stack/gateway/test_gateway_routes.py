@@ -6,12 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from stack.gateway import routes
 from stack.gateway.bad_body import without_ours
-from stack.gateway.refusals import RequestEnd, error_events
 from stack.gateway.reply import Reply
 from stack.gateway.request_body import read
 from stack.gateway.sse import Scanner
@@ -85,7 +83,6 @@ def test_added_fields_leave_every_byte_of_the_client():
 # ---- answers
 
 UNITS = {"input_tokens": 9.0, "output_tokens": 5.0}
-UNKNOWN = {"type": "authentication_error", "code": "unknown_key"}
 SPENT = {"billed_units": UNITS, "tokens": UNITS, "cached_tokens": 4.0}
 
 
@@ -134,37 +131,6 @@ def test_a_stream_of_cohere_is_read():
 
 
 # ---- errors and ids
-
-
-@pytest.mark.parametrize(
-    ("path", "error"),
-    [
-        ("/v1/messages", {"type": "error", "error": UNKNOWN, "request_id": "r"}),
-        ("/v1/messages/count_tokens", {"type": "error", "error": UNKNOWN, "request_id": "r"}),
-        (COHERE, {"code": "unknown_key", "id": "r"}),
-        ("/rerank", {"error": UNKNOWN | {"param": None}}),
-    ],
-)
-async def test_an_error_has_the_form_of_its_api(tmp_path: Path, path: str, error: Any):
-    async with gateway(tmp_path) as it:
-        wrong = {"Authorization": "Bearer nobody", "X-Request-Id": "r"}
-        async with it.session.post(it.started.url + path, json=ASK, headers=wrong) as answer:
-            said = await answer.json()
-    assert 401 == answer.status
-    assert said.get("error", said).pop("message")
-    assert error == said
-
-
-@pytest.mark.parametrize(
-    ("dialect", "reason", "status", "type_"),
-    [("anthropic", "decode_timeout", 504, "timeout_error"), ("anthropic", "upstream_reset", 502, "api_error"),
-     ("responses", "decode_timeout", 504, "error")],
-)  # fmt: skip
-def test_a_stream_ends_in_a_named_error_event(dialect: Any, reason: str, status: int, type_: str):
-    name, _, data = error_events(dialect, RequestEnd(reason, "m"), "r").partition(b"\ndata: ")
-    body = msgspec.json.decode(data)
-    assert (b"event: error", "error", reason) == (name, body["type"], body["error"]["code"])
-    assert type_ == (body["error"] if dialect == "anthropic" else body)["type"]
 
 
 async def test_an_unknown_stored_response_is_answered_as_by_vllm(tmp_path: Path):
