@@ -28,7 +28,7 @@ LIVE = $(PYTEST) --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "$(R
 # Else every process that the tests start compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help lab cli test test-fast test-live check lint bench-dashboards bench-rules bench-admission bench-gateway bench-replicas bench-judge bench-canary bench-runner bench-crosscheck bench-truth bench-golden bench-tuning bench-faults bench-sidecar bench-fleet bench-histograms bench-soak bench-data
+.PHONY: help lab cli test test-fast test-live check lint bench-dashboards bench-rules bench-admission bench-gateway bench-replicas bench-judge bench-canary bench-runner bench-crosscheck bench-vllm bench-truth bench-golden bench-tuning bench-faults bench-sidecar bench-fleet bench-histograms bench-soak bench-data
 .PHONY: drills screenshots mutants outputs
 .PHONY: release image audit pins import-graph
 .DEFAULT_GOAL := help
@@ -55,6 +55,7 @@ help:
 	@echo 'make bench-judge               2,000 simulated experiments a line: its false alarms, and the effects that it finds'
 	@echo 'make bench-canary              400 simulated days a line: false alarms of a canary that is looked at each minute, and time to a verdict; ARGS=--quick 40'
 	@echo 'make bench-crosscheck          our TTFT, TPOT and throughput beside those of `vllm bench serve`, in turns on one real engine'
+	@echo 'make bench-vllm                every back end of `vllm bench serve`, directly and through the gateway: the same lengths, the same tokens in the log'
 	@echo 'make bench-truth               percentiles by PromQL beside the request log and three clients, on one real engine; ARGS=--quick shorter'
 	@echo 'make bench-golden              200 checks of golden prompts on a real engine: false alarms, cost; ARGS="--noise strong --damage flip,nan"'
 	@echo 'make bench-tuning              prefix caching and chunked prefill, off and on, with a real engine started anew for each turn'
@@ -173,6 +174,10 @@ bench-admission: $(VENV)/dev.done
 bench-crosscheck: $(VENV)/dev.done
 	@$(RUN) lab install engine model
 	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench/bench_crosscheck.py $(ARGS)
+
+bench-vllm: $(VENV)/dev.done
+	@$(RUN) lab install engine model
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench/vllm_bench_routes.py
 
 bench-truth: $(VENV)/dev.done
 	@$(RUN) lab install prometheus engine model

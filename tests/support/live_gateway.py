@@ -183,8 +183,10 @@ def running(
     engines: Mapping[str, str],
     ports: tuple[int, int],
     liveness: Mapping[str, Any] = {"probe": False},
+    anonymous: str | None = None,
 ) -> Iterator[Gate]:
-    """A gateway under this policy, from its start to its peaceful end. liveness: as in gateway.yaml."""
+    """A gateway under this policy, from its start to its peaceful end. liveness: as in gateway.yaml. anonymous: team of
+    requests without a key."""
     keys = {team: make_key(team) for team in policy["teams"]}
     said = policy | {"teams": {team: terms | {"keys": [keys[team][1]]} for team, terms in policy["teams"].items()}}
     said["upstreams"] = {
@@ -192,9 +194,8 @@ def running(
     }
     (folder / "teams.yaml").write_text(json.dumps(said))
     listen, metrics_listen = (f"127.0.0.1:{port}" for port in ports)
-    (folder / "gateway.yaml").write_text(
-        json.dumps({"listen": listen, "metrics_listen": metrics_listen, "liveness": liveness})
-    )
+    settings = {"listen": listen, "metrics_listen": metrics_listen, "liveness": liveness, "anonymous_team": anonymous}
+    (folder / "gateway.yaml").write_text(json.dumps(settings))
     process = subprocess.Popen(
         [sys.executable, "-m", "stack.cli", "gateway", "run", "--config", folder / "gateway.yaml"],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, preexec_fn=supervisor._die_with_parent,
