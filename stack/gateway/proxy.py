@@ -101,8 +101,10 @@ class Proxy:
             if recorded:
                 if x.reply.completion_tokens is None:
                     events, estimator = x.content_events or x.progress_events, self.services.estimator
-                    x.est_completion_tokens = estimator.completion(x.team, x.model, events) or estimator.text(
-                        x.model, x.team, x.reply.text_bytes
+                    x.est_completion_tokens = (
+                        x.reply.token_ids
+                        or estimator.completion(x.team, x.model, events)
+                        or estimator.text(x.model, x.team, x.reply.text_bytes)
                     )
                 self._log.write(fitting_line(record(x, self.services.now(), self.services.unix_s())))
                 self.services.metrics.ended(x.team, x.outcome, x.status, x.reason)

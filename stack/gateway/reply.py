@@ -141,6 +141,7 @@ class Reply:
         "prompt_tokens",
         "shaped",
         "text_bytes",
+        "token_ids",
         "unreadable",
     )
 
@@ -160,7 +161,7 @@ class Reply:
         self.shaped = False
         self.partly_read = False
         self.unreadable: str | None = None
-        self.text_bytes = 0  # of a whole reply without usable usage
+        self.text_bytes = self.token_ids = 0  # of a whole reply without usable usage
 
     @property
     def finish_reason(self) -> str | None:
@@ -196,6 +197,10 @@ class Reply:
         if not self.shaped and self.error_code is None:
             self.unreadable = self.unreadable or "shape"
         self.settle(content=content)
+        if self.completion_tokens is None and not self.partly_read:
+            choices = read.choices if isinstance(read.choices, list) else ()
+            ids = [choice.get("token_ids") for choice in choices if isinstance(choice, dict)]
+            self.token_ids = sum(len(each) for each in ids if isinstance(each, list))
         if self.completion_tokens is None and content and not self.partly_read:
             with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):  # no estimate of odd ones
                 texts = (read.choices, *(_plain(raw) for raw in (read.output, read.content, read.text)))

@@ -108,6 +108,19 @@ def test_an_answer_is_read_in_the_form_of_its_route(route: str, answer: Any, cou
     assert (None, counts) == (reply.unreadable, (reply.prompt_tokens, reply.cached_tokens, reply.completion_tokens))
 
 
+async def test_token_ids_without_usage_are_the_estimate(tmp_path: Path):
+    """The Rust frontend of vLLM 0.32 answers a request for tokens so."""
+    choices = [{"index": 0, "token_ids": [7, 8, 9], "finish_reason": "length"}]
+    async with gateway(tmp_path, says({"request_id": "r", "choices": choices})) as it:
+        async with it.post({"token_ids": [1, 2], "sampling_params": {}}, route=GENERATE):
+            pass
+        record = await it.record()
+    assert ("ok", None, 2, None, 3) == (
+        record.outcome, record.prompt_tokens, record.est_prompt_tokens,
+        record.completion_tokens, record.est_completion_tokens,
+    )  # fmt: skip
+
+
 def test_a_stream_of_cohere_is_read():
     """As vLLM 0.32 sent it, one event for each token."""
     scanner = Scanner(COHERE)
