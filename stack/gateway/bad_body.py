@@ -48,9 +48,10 @@ def describe(body: bytes, content_type: str) -> str:
 
 def without_ours(error: bytes, fields: int, ours: int) -> bytes:
     """Return an engine's validation error without the fields that the gateway added to the body. fields: of the body as
-    the engine got it; ours: how many of them were added."""
-    counted, own = b"%d" % fields, b"%d" % (fields - ours)
-    return _COUNTED.sub(lambda found: found[1] + (own if found[2] == counted else found[2]), error)
+    the engine got it, which may add some before it looks; ours: how many of them were added."""
+    return _COUNTED.sub(
+        lambda found: found[1] + (b"%d" % (count - ours) if (count := int(found[2])) >= fields else found[2]), error
+    )
 
 
 def _is_json(content_type: str) -> bool:

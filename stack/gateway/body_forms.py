@@ -10,16 +10,17 @@ class BodyForm:
     """Fields of the bodies of a route.
 
     prompt: fields of text, parts, messages or token ids. each: those whose list items are prompts of their own;
-    one_each: an engine reads only one of them. ids: those of them that take token ids. chats: those in which a list of
-    objects is one conversation. named: objects each field of which is a prompt. against: fields that the engine reads
-    once with every prompt of the others. whole: fields that go into the prompt as their JSON, with every prompt. maybe:
-    those that may, as the chat template likes. media: fields of images, sounds or embeddings.
-    quoting: media in messages of any role but user may become text. aside: all of whole and maybe.
-    limit: fields that limit the output, the one that counts first; unsaid: the
-    limit of a body without them, None for what the context has left. within: the field that holds the limit and n.
-    has_priority: whether the body may name the priority of its request; has_n: how many texts it wants; has_salt: the
-    salt of the prefix cache. usage_option: whether streams report usage only when stream_options asks for it.
-    form: whether it is a form with a file, of which the model alone is read.
+    one_each: an engine reads only one of them. ids: those of them that take token ids; numbers: those of ids in which
+    strings are token ids, too. chats: those in which a list of objects is one conversation. named: objects each field
+    of which is a prompt. against: fields that the engine reads once with every prompt of the others. whole: fields that
+    go into the prompt as their JSON, with every prompt. maybe: those that may, as the chat template likes. media:
+    fields of images, sounds or embeddings. quoting: media in messages of any role but user may become text. aside: all
+    of whole and maybe. limit: fields that limit the output, the one that counts first; unsaid: the limit of a body
+    without them, None for what the context has left. within: the field that holds the limit and n. cuts: whether the
+    engine cuts a prompt that is too long, unless the field truncate says NONE. has_priority: whether the body may name
+    the priority of its request; has_n: how many texts it wants; has_salt: the salt of the prefix cache. usage_option:
+    whether streams report usage only when stream_options asks for it. form: whether it is a form with a file, of which
+    the model alone is read.
     Source: the request models of vLLM 0.32 and 0.33 (entrypoints/**/protocol.py)."""
 
     prompt: tuple[str, ...] = ()
@@ -27,6 +28,7 @@ class BodyForm:
     one_each: bool = False
     ids: tuple[str, ...] = ()
     chats: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
     against: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
@@ -37,6 +39,7 @@ class BodyForm:
     limit: tuple[str, ...] = ()
     unsaid: int | None = None
     within: str = ""
+    cuts: bool = False
     has_priority: bool = True
     has_n: bool = False
     has_salt: bool = True
@@ -88,6 +91,7 @@ COHERE_CHAT_BODY = BodyForm(("messages",), whole=_GIVEN, maybe=_ASIDE, limit=("m
 TOKENS_BODY = BodyForm(
     ("token_ids",),
     ids=("token_ids",),
+    numbers=("token_ids",),
     media=("features", "content_parts"),
     limit=("max_tokens",),
     within="sampling_params",
@@ -105,13 +109,21 @@ VECTORS_BODY = BodyForm(
 )
 POOLING_BODY = replace(VECTORS_BODY, prompt=("input", "messages", "data"))
 COHERE_VECTORS_BODY = BodyForm(
-    ("texts", "inputs"), each=("texts", "inputs", "images"), one_each=True, media=("images",), unsaid=0, has_salt=False
+    ("texts", "inputs"),
+    each=("texts", "inputs", "images"),
+    one_each=True,
+    media=("images",),
+    unsaid=0,
+    cuts=True,
+    has_salt=False,
 )
 RERANK_BODY = BodyForm(("documents",), each=("documents",), against=("query",), maybe=_SCORED_WITH, unsaid=0)
 SCORES_BODY = BodyForm(
     _SCORED, each=_SCORED, one_each=True, against=("queries", "text_1", "data_1"), maybe=_SCORED_WITH, unsaid=0
 )
-LABELS_BODY = BodyForm(("items",), each=("items",), ids=("items", "query"), against=("query",), unsaid=1)
+LABELS_BODY = BodyForm(
+    ("items",), each=("items",), ids=("items", "query"), numbers=("query",), against=("query",), unsaid=1
+)
 QUESTIONS_BODY = BodyForm(
     ("questions",),
     each=("questions",),

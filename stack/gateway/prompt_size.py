@@ -123,27 +123,35 @@ class PromptSize:
 
     def _add_prompts(self, how: BodyForm, name: str, value: msgspec.Raw) -> int:
         """Add a field of the prompt, and return how many prompts that is."""
-        if name in how.ids and memoryview(value)[0] == LIST and (ids := self._token_ids(value)) is not None:
-            self.ids += ids[0]
-            return ids[1]
+        if name in how.ids and memoryview(value)[0] == LIST:
+            ids = self._token_ids(value, numbers=name in how.numbers)
+            if ids is not None:
+                self.ids += ids[0]
+                return ids[1]
         if name in how.named and memoryview(value)[0] == OBJECT:
             self.add_text(value)
             return len(FIELDS_DECODER.decode(value))
         prompts = self.add(value)
         return 1 if prompts and name in how.chats and _begins_with_object(value) else prompts
 
-    def _token_ids(self, value: msgspec.Raw) -> tuple[int, int] | None:
+    def _token_ids(self, value: msgspec.Raw, *, numbers: bool) -> tuple[int, int] | None:
         """Return tokens and prompts of a list that the engine's schema reads as token ids, or as several lists of such;
         None for any other list.
 
         The schema (pydantic) takes each number, boolean or numeric string for an id, unless all items are strings,
-        which are texts. What holds anything else beside numbers is refused by the engine, so commas tell how many ids
-        there are."""
+        which are texts where the schema has texts (not `numbers`). What holds anything else beside numbers is refused
+        by the engine, so commas tell how many ids there are."""
         data = bytes(value)
         if _OBJECTS.match(data):
             return None
-        if b'"' in data and (
-            _TEXTS.fullmatch(data) if self.dense else {memoryview(one)[0] for one in _values.decode(value)} == {STRING}
+        if (
+            not numbers
+            and b'"' in data
+            and (
+                _TEXTS.fullmatch(data)
+                if self.dense
+                else {memoryview(one)[0] for one in _values.decode(value)} == {STRING}
+            )
         ):
             return None
         if not data[1:-1].strip():

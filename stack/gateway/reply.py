@@ -175,7 +175,7 @@ class Reply:
         """Take in a whole reply, or the outline of a large one. size: bytes of the reply. header: with usage, of an
         answer in bytes."""
         if not is_json(content_type):
-            if header is not None and (read := decode(header.encode())) is not None:
+            if header is not None and (read := decode(header.encode("utf-8", "replace"))) is not None:
                 self._note_usage(read.usage)
                 self.model = read.model if isinstance(read.model, str) else None
             self.text_bytes = size if content_type in TEXTS else 0
@@ -196,11 +196,10 @@ class Reply:
         content = self.note(read) == CONTENT
         if not self.shaped and self.error_code is None:
             self.unreadable = self.unreadable or "shape"
-        self.settle(content=content)
-        if self.completion_tokens is None and not self.partly_read:
-            choices = read.choices if isinstance(read.choices, list) else ()
-            ids = [choice.get("token_ids") for choice in choices if isinstance(choice, dict)]
-            self.token_ids = sum(len(each) for each in ids if isinstance(each, list))
+        if not content and isinstance(read.choices, list):
+            ids = [choice.get("token_ids") for choice in read.choices if isinstance(choice, dict)]
+            self.token_ids = sum(len(each) for each in ids if isinstance(each, list)) * (not self.partly_read)
+        self.settle(content=content or self.token_ids > 0)
         if self.completion_tokens is None and content and not self.partly_read:
             with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):  # no estimate of odd ones
                 texts = (read.choices, *(_plain(raw) for raw in (read.output, read.content, read.text)))
@@ -416,13 +415,13 @@ def _plain(raw: msgspec.Raw) -> Any:
     return msgspec.json.decode(raw) if raw else None
 
 
-def _text_bytes(value: Any, key: str = "text") -> int:
-    """Return the bytes of generated text inside a decoded answer."""
+def _text_bytes(value: Any, key: str = "text", depth: int = 16) -> int:
+    """Return the bytes of generated text inside a decoded answer, down to this depth."""
     if isinstance(value, str):
         return len(value.encode("utf-8", "replace")) if key in _TEXTS else 0
-    if isinstance(value, dict):
-        return sum(_text_bytes(inner, name) for name, inner in value.items())
-    return sum(_text_bytes(inner, key) for inner in value) if isinstance(value, list) else 0
+    if isinstance(value, dict) and depth:
+        return sum(_text_bytes(inner, name, depth - 1) for name, inner in value.items())
+    return sum(_text_bytes(inner, key, depth - 1) for inner in value) if isinstance(value, list) and depth else 0
 
 
 def _milliseconds(value: Any, otherwise: float | None) -> float | None:

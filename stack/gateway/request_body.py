@@ -31,6 +31,7 @@ from stack.gateway.routes import ROUTES, find
 
 MOST_N = 16_384  # texts of one prompt: what vLLM makes (the default of VLLM_MAX_N_SEQUENCES)
 MOST_TEXTS = 99_999  # of all prompts together: what a record can say
+_CUTS = ("truncate_prompt_tokens", "max_tokens_per_doc", "max_tokens_per_query")
 _FORMS = [route.body for route in ROUTES.values() if route.body is not None]
 _LARGE = {name for how in _FORMS for name in how.prompt + how.against + how.whole + how.maybe + how.media}
 # The fields that may well be large.
@@ -111,7 +112,9 @@ class TokenRequest(msgspec.Struct, frozen=True):
         limit must hold. So is each other field that some engine takes for one."""
         if max_output is None or self.limit is None or not self.fields:
             return self
-        fields = _limits(self.form, self.fields)
+        fields, around = _limits(self.form, self.fields), self.form.within
+        if around and not _is_object(self.fields.get(around)):
+            return self  # the engine refuses it
         beyond = [
             name for name in LIMITS if name in fields and _said(fields, name) and not within(fields[name], max_output)
         ]
@@ -119,8 +122,8 @@ class TokenRequest(msgspec.Struct, frozen=True):
             beyond.append(self.limit)
         known = max_output if self.limit in beyond else self.max_tokens
         changed: Mapping[str, Any] = dict.fromkeys(beyond, max_output)
-        if changed and self.form.within:
-            changed = {self.form.within: {**fields, **changed}}
+        if around:
+            changed = {around: {**fields, **changed}}
         return self._with(changed, max_tokens=known) if beyond else self
 
     def priority(self, best: int) -> int:
@@ -210,10 +213,10 @@ def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool) -
         maybe_bytes=size.maybe,
         prompt_ids=size.ids,
         media=size.media,
-        truncates="truncate_prompt_tokens" in fields or plain_value(fields.get("truncation")) == "auto",
+        truncates=_truncates(how, fields),
         limit=limit,
         uncountable=_uncountable(route, how, fields, max(n, best_of), prompts),
-        transfer=_transfer(fields),
+        transfer=_transfer(fields, settings),
         route=route,
         fields=fields,
         added=("stream_options",) if add and new else (),
@@ -226,12 +229,27 @@ def _limits(how: BodyForm, fields: RawFields) -> RawFields:
     return _object(fields, how.within) if how.within else fields
 
 
-def _transfer(fields: RawFields) -> str:
-    """Return the first of TRANSFERS that a body has; empty where it has none."""
+def _transfer(fields: RawFields, settings: RawFields) -> str:
+    """Return the first of TRANSFERS that a body has; empty where it has none. vLLM takes them among the extra arguments
+    of sampling, too."""
+    places = [fields]
+    if "vllm_xargs" in fields:
+        places.append(_object(fields, "vllm_xargs"))
+    if settings is not fields and "extra_args" in settings:
+        places.append(_object(settings, "extra_args"))
     for name in TRANSFERS:
-        if name in fields and memoryview(fields[name])[0] != NULL:
+        if any(name in place and memoryview(place[name])[0] != NULL for place in places):
             return name
     return ""
+
+
+def _truncates(how: BodyForm, fields: RawFields) -> bool:
+    """Return whether the engine may cut a prompt to what fits."""
+    if any(plain_value(fields.get(name)) not in (None, 0) for name in _CUTS if name in fields):
+        return True
+    return plain_value(fields.get("truncation")) == "auto" or (
+        how.cuts and plain_value(fields.get("truncate")) != "NONE"
+    )
 
 
 def _uncountable(route: str, how: BodyForm, fields: RawFields, texts: int, prompts: int) -> str:
@@ -287,7 +305,11 @@ def _said(fields: RawFields, name: str) -> bool:
 def _object(fields: RawFields, name: str) -> RawFields:
     """Return the fields of an object in a field; none for any other value."""
     value = fields.get(name)
-    return FIELDS_DECODER.decode(value) if value is not None and memoryview(value)[0] == OBJECT else {}
+    return FIELDS_DECODER.decode(value) if value is not None and _is_object(value) else {}
+
+
+def _is_object(value: msgspec.Raw | None) -> bool:
+    return value is not None and memoryview(value)[0] == OBJECT
 
 
 def _with_usage(options: RawFields) -> msgspec.Raw:

@@ -18,8 +18,8 @@ Each POST passes admission and leaves one record. The model is the field `model`
 have the form of the API, so that its official client raises them.
 """
 _REQUESTS = """
-An empty limit: the engine makes no text. A number: it makes so many tokens. No cache salt: the engine takes none, so
-teams share its prefix cache.
+An empty limit: the engine makes no text. A number: it makes so many tokens. Of a form no limit is read: a file makes
+as much text as the model hears. No cache salt: the engine takes none, so teams share its prefix cache.
 """
 _ANSWERS = """
 An answer without these forms is [unreadable](../guides/gateway.md#answers-of-engines). Of several names the first that
@@ -28,13 +28,13 @@ is present counts. Cached tokens (`cached_tokens`, `cache_read_input_tokens`) ar
 
 ## Passed without a record
 
-They cost an engine no tokens. Every other GET below /v1 is passed as well.
+They cost an engine no tokens. Every other GET below /v1 is passed as well. GET includes HEAD and OPTIONS.
 """
 _REFUSED = """
 ## Refused
 
-404, unless `also_pass` in gateway.yaml names the route. So is every path that stands nowhere above. Other methods are
-405.
+404, unless `also_pass` in gateway.yaml names the route. So is every path that stands nowhere above and is no GET below
+/v1. Another method of a served route is 405.
 """
 
 
@@ -74,7 +74,7 @@ def _names(names: Iterable[str], between: str = ", ") -> str:
 
 def _request(route: Route) -> tuple[str, ...]:
     if (how := route.body) is None or how.form:
-        return "the file", "", "no", _DIALECTS[route.dialect]
+        return "the file", "of the model", "no", _DIALECTS[route.dialect]
     prompt = _names(dict.fromkeys(how.prompt + how.against + how.whole + how.media))
     limit = _names(f"{how.within}.{name}" if how.within else name for name in how.limit)
     salt = "yes" if how.has_salt else "no"

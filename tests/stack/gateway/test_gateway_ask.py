@@ -471,13 +471,11 @@ def test_whatever_is_asked_only_what_must_change_changes(
     if most is not None and found.limit is not None and fields:
         within = found.form.within
         settings = token_requests._limits(found.form, found.fields)
-        changed = want.get(within) if within and settings else want
-        for name in {found.limit, *body_forms.LIMITS}:  # also what only another engine takes for a limit
+        changed = want.get(within) if within else want
+        for name in {found.limit, *body_forms.LIMITS} if isinstance(changed, dict) else ():  # what any engine takes
             said = token_requests._said(settings, name)
             unsaid = not said and name == found.limit and (found.max_tokens is None or found.max_tokens > most)
             if unsaid or (said and not prompt_size.within(settings[name], most)):
-                if within and not settings:
-                    want[within] = changed = {}
                 changed[name] = most
     if model is not None and fields:
         want["model"] = model

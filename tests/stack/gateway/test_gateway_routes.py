@@ -42,6 +42,8 @@ def test_each_route_of_vllm_is_served_or_refused(method: str, path: str):
         (GENERATE, {"token_ids": [1], "max_tokens": 7}, 1, 1, 0, 1, None),
         (LABELS, {"query": "abc", "items": ["d", "ef"], "label_token_ids": [1]}, 2, 0, 9, 2, 1),
         (LABELS, {"query": [1, 2, 3], "items": [[4], [5]]}, 2, 8, 0, 2, 1),
+        (LABELS, {"query": ["1", "2", "3"], "items": ["d", "e"]}, 2, 6, 2, 2, 1),
+        (GENERATE, {"token_ids": ["1", "2", "3"], "sampling_params": {}}, 1, 3, 0, 1, None),
         ("/classify", {"input": ["ab", "c"]}, 2, 0, 3, 0, 0),
         ("/pooling", {"data": {"image": "abc"}, "task": "plugin"}, 1, 0, 3, 0, 0),
         ("/v2/embed", {"texts": ["ab", "c"], "max_tokens": 9}, 2, 0, 3, 0, 0),
@@ -65,12 +67,40 @@ def test_a_body_is_read_in_the_form_of_its_route(
         ({"max_tokens": 100, "n": 2}, {"max_tokens": 5, "n": 2}),
         ({"max_tokens": "4"}, {"max_tokens": "4"}),
         ({}, {"max_tokens": 5}),
-        (None, {"max_tokens": 5}),
+        (None, None),  # the engine refuses it, and so it stays
+        ([], []),
     ],
 )
 def test_a_limit_holds_within_sampling_params(settings: Any, sent: Any):
     body = {"token_ids": [1], "sampling_params": settings}
     assert body | {"sampling_params": sent} == json.loads(read(GENERATE, json.dumps(body).encode()).limited(5).sent)
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        (GENERATE, {"token_ids": [1], "sampling_params": {"extra_args": {"kv_transfer_params": {"a": 1}}}}),
+        (GENERATE, {"token_ids": [1], "ec_transfer_params": {}}),
+        (CHAT, {"messages": [], "vllm_xargs": {"kv_transfer_params": "x"}}),
+    ],
+)
+def test_a_transfer_is_found_where_the_engine_takes_it(route: str, body: Any):
+    assert read(route, json.dumps(body).encode()).transfer in ("kv_transfer_params", "ec_transfer_params")
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "cut"),
+    [
+        ("/v2/embed", {"texts": ["a"]}, True),
+        ("/v2/embed", {"texts": ["a"], "truncate": "NONE"}, False),
+        ("/rerank", {"documents": ["a"], "max_tokens_per_doc": 9}, True),
+        ("/rerank", {"documents": ["a"], "max_tokens_per_doc": 0}, False),
+        ("/classify", {"input": "a", "truncate_prompt_tokens": -1}, True),
+        ("/classify", {"input": "a", "truncate_prompt_tokens": None}, False),
+    ],
+)
+def test_a_prompt_that_the_engine_cuts_is_not_too_long(route: str, body: Any, cut: bool):
+    assert cut is read(route, json.dumps(body).encode()).truncates
 
 
 def test_added_fields_leave_every_byte_of_the_client():
@@ -84,6 +114,11 @@ def test_added_fields_leave_every_byte_of_the_client():
 
 UNITS = {"input_tokens": 9.0, "output_tokens": 5.0}
 SPENT = {"billed_units": UNITS, "tokens": UNITS, "cached_tokens": 4.0}
+
+
+DEEP: Any = "x"
+for _ in range(150):
+    DEEP = {"content": [DEEP]}
 
 
 def units(**counts: int) -> dict[str, Any]:
@@ -131,7 +166,7 @@ def test_a_stream_of_cohere_is_read():
             {"type": "content-start", "delta": {"message": {"content": {"text": "", "type": "text"}}}},
             {"type": "content-delta", "delta": text},
             {"type": "content-delta", "delta": text},
-            {"type": "content-end", "index": 0},
+            {"type": "content-end", "index": 0, "delta": DEEP},
             {"type": "message-end", "delta": {"finish_reason": "MAX_TOKENS", "usage": SPENT}},
         )
     ):
@@ -191,7 +226,13 @@ MISSING = "{'type': 'missing', 'loc': 'body.%s', 'msg': 'Field required', 'input
 
 @pytest.mark.parametrize(
     ("place", "count", "left"),
-    [("messages", 4, 2), ("EmbeddingCompletionRequest.input", 4, 2), ("messages.0.content", 4, 4), ("messages", 5, 5)],
+    [
+        ("messages", 4, 2),
+        ("messages", 5, 3),  # vLLM adds a field of its own first
+        ("messages", 3, 3),
+        ("EmbeddingCompletionRequest.input", 4, 2),
+        ("messages.0.content", 4, 4),
+    ],
 )
 def test_no_validation_error_counts_added_fields(place: str, count: int, left: int):
     error = json.dumps({"error": {"message": MISSING % (place, count)}}).encode()
