@@ -20,6 +20,8 @@ import msgspec
 from exporters import process
 from stack.gateway import request_body as token_requests
 from stack.gateway.bad_body import describe
+from stack.gateway.body_forms import OTHER_BODY
+from stack.gateway.routes import find
 from vllm_watch import module_command
 
 # worth the change of threads, 0.1 ms: reading costs 2 ms a MiB, up to 15 ms of the worst, in which no stream moves
@@ -70,7 +72,7 @@ class LargeBodies:
         return (
             token_requests.read(route, body)
             if answer is None
-            else _restored(msgspec.msgpack.decode(answer, type=_Read), body)
+            else _restored(msgspec.msgpack.decode(answer, type=_Read), body, route)
         )
 
     def _describe_apart(self, body: bytes, content_type: str) -> str:
@@ -128,16 +130,18 @@ def _taken_apart(ask: token_requests.TokenRequest, body: bytes) -> _Read:
         start = -1 if len(value) <= SHORT_BYTES else body.find(value)
         fields.append((name, value if start < 0 else (start, start + len(value))))
     return _Read(
-        {name: value for name, value in msgspec.structs.asdict(ask).items() if name not in ("body", "fields")}, fields
+        {name: value for name, value in msgspec.structs.asdict(ask).items() if name not in ("body", "fields", "form")},
+        fields,
     )
 
 
-def _restored(read: _Read, body: bytes) -> token_requests.TokenRequest:
+def _restored(read: _Read, body: bytes, route: str) -> token_requests.TokenRequest:
     """Return the Ask; the values of its fields are views of the body."""
     whole = memoryview(body)
     fields = {name: msgspec.Raw(whole[at[0] : at[1]] if isinstance(at, tuple) else at) for name, at in read.fields}
     known: dict[str, Any] = {**read.known, "added": tuple(cast("list[str]", read.known["added"]))}
-    return token_requests.TokenRequest(body=body, fields=fields, **known)
+    form = find(route).body if fields else None  # of an unreadable body nothing is known
+    return token_requests.TokenRequest(body=body, fields=fields, form=form or OTHER_BODY, **known)
 
 
 class _Process:

@@ -136,6 +136,7 @@ class Reply:
         "engine_version",
         "error_code",
         "finish_reasons",
+        "finished",
         "model",
         "partly_read",
         "prompt_tokens",
@@ -157,6 +158,7 @@ class Reply:
         self.engine_queue_ms: float | None = None
         self.engine_ttft_ms: float | None = None
         self.finish_reasons: set[str] = set()
+        self.finished = 0  # choices that have a finish reason
         self.error_code: int | None = None
         self.shaped = False
         self.partly_read = False
@@ -263,6 +265,7 @@ class Reply:
             if isinstance(choice, dict):
                 finish = choice.get("finish_reason")
                 if finish is not None:
+                    self.finished += 1
                     self._note_finish(finish)
                 part = choice.get("delta") or choice.get("message")
                 if choice.get("text") or (isinstance(part, dict) and any(part.get(key) for key in _DELTAS)):

@@ -31,7 +31,7 @@ from stack.gateway.routes import ROUTES, find
 
 MOST_N = 16_384  # texts of one prompt: what vLLM makes (the default of VLLM_MAX_N_SEQUENCES)
 MOST_TEXTS = 99_999  # of all prompts together: what a record can say
-_CUTS = ("truncate_prompt_tokens", "max_tokens_per_doc", "max_tokens_per_query")
+_CUTS = frozenset(("truncate_prompt_tokens", "max_tokens_per_doc", "max_tokens_per_query"))
 _FORMS = [route.body for route in ROUTES.values() if route.body is not None]
 _LARGE = {name for how in _FORMS for name in how.prompt + how.against + how.whole + how.maybe + how.media}
 # The fields that may well be large.
@@ -56,7 +56,7 @@ class TokenRequest(msgspec.Struct, frozen=True):
     media: images, sounds, videos, files. truncates: the engine may cut the prompt to what fits.
     limit: the field that limits the output. uncountable: why no record could count what is asked for, else empty.
     transfer: the first of TRANSFERS that it has, else empty.
-    route: of the request. fields: the body's, each value as it came or as it was changed, and those that were added.
+    form: how it is read. fields: the body's, each value as it came or as it was changed, and those that were added.
     edited: whether any was changed."""
 
     body: bytes
@@ -75,15 +75,10 @@ class TokenRequest(msgspec.Struct, frozen=True):
     limit: str | None = None
     uncountable: str = ""
     transfer: str = ""
-    route: str = ""
+    form: BodyForm = OTHER_BODY
     fields: RawFields = {}
     added: tuple[str, ...] = ()
     edited: bool = False
-
-    @property
-    def form(self) -> BodyForm:
-        """Return how the body is read."""
-        return find(self.route).body or OTHER_BODY
 
     @property
     def sent(self) -> bytes:
@@ -154,10 +149,14 @@ class TokenRequest(msgspec.Struct, frozen=True):
         return value if isinstance(value, str) else None
 
     def _with(self, changed: Mapping[str, Any], **known: Any) -> TokenRequest:
-        fields = {**self.fields, **{name: msgspec.Raw(msgspec.json.encode(value)) for name, value in changed.items()}}
-        new = tuple(name for name in changed if name not in self.fields)
-        edited = self.edited or any(name not in new and name not in self.added for name in changed)
-        return msgspec.structs.replace(self, fields=fields, added=self.added + new, edited=edited, **known)
+        fields, added, edited = dict(self.fields), self.added, self.edited
+        for name, value in changed.items():
+            if name not in fields:
+                added += (name,)
+            elif name not in added:
+                edited = True
+            fields[name] = msgspec.Raw(msgspec.json.encode(value))
+        return msgspec.structs.replace(self, fields=fields, added=added, edited=edited, **known)
 
 
 def read(route: str, body: bytes) -> TokenRequest:
@@ -216,8 +215,8 @@ def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool) -
         truncates=_truncates(how, fields),
         limit=limit,
         uncountable=_uncountable(route, how, fields, max(n, best_of), prompts),
-        transfer=_transfer(fields, settings),
-        route=route,
+        transfer=_transfer(fields, {} if settings is fields else settings),
+        form=how,
         fields=fields,
         added=("stream_options",) if add and new else (),
         edited=add and not new,
@@ -232,20 +231,17 @@ def _limits(how: BodyForm, fields: RawFields) -> RawFields:
 def _transfer(fields: RawFields, settings: RawFields) -> str:
     """Return the first of TRANSFERS that a body has; empty where it has none. vLLM takes them among the extra arguments
     of sampling, too."""
-    places = [fields]
-    if "vllm_xargs" in fields:
-        places.append(_object(fields, "vllm_xargs"))
-    if settings is not fields and "extra_args" in settings:
-        places.append(_object(settings, "extra_args"))
     for name in TRANSFERS:
-        if any(name in place and memoryview(place[name])[0] != NULL for place in places):
+        if name in fields and memoryview(fields[name])[0] != NULL:
             return name
-    return ""
+    if "vllm_xargs" in fields:
+        return _transfer(_object(fields, "vllm_xargs"), {})
+    return _transfer(_object(settings, "extra_args"), {}) if "extra_args" in settings else ""
 
 
 def _truncates(how: BodyForm, fields: RawFields) -> bool:
     """Return whether the engine may cut a prompt to what fits."""
-    if any(plain_value(fields.get(name)) not in (None, 0) for name in _CUTS if name in fields):
+    if not _CUTS.isdisjoint(fields) and any(plain_value(fields.get(name)) not in (None, 0) for name in _CUTS):
         return True
     return plain_value(fields.get("truncation")) == "auto" or (
         how.cuts and plain_value(fields.get("truncate")) != "NONE"

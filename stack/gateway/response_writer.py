@@ -313,7 +313,8 @@ class ResponseWriter:
         """Return the reason of a stream that has ended without its end; empty for any other. One in which nothing was
         an answer is unreadable."""
         reply = scanner.reply
-        said = self._reason(upstream, reply) or scanner.done or reply.finish_reasons
+        finished = reply.finish_reasons and (self._ask.outputs < 2 or reply.finished >= self._ask.outputs)
+        said = self._reason(upstream, reply) or scanner.done or finished
         if not said and upstream.status == 200 and find(self._x.route).answer.ends:
             return "upstream_reset"
         if self._admitted and upstream.status < 300 and not reply.shaped and reply.error_code is None:

@@ -82,6 +82,15 @@ async def test_a_broken_stream_raises(tmp_path: Path, reader: str, fault: str):
         assert base in getattr(error, "__mro__", ())
 
 
+@pytest.mark.parametrize(("choices", "reason"), [(1, "upstream_reset"), (2, None)])
+async def test_a_stream_ends_with_its_last_choice(tmp_path: Path, choices: int, reason: str | None):
+    """Some engines send no [DONE]; then each choice needs its finish reason."""
+    ends = [event(choices=[{"index": n, "delta": {"content": "a"}, "finish_reason": "stop"}]) for n in range(choices)]
+    async with gateway(tmp_path, events(*ends)) as it, it.post(STREAM | {"n": 2}) as got:
+        assert (reason is not None) is (b'"error"' in await got.read())
+        assert reason == (await it.record()).reason
+
+
 OPENAI = {"error": {"message": "", "type": "authentication_error", "param": None, "code": "unknown_key"}}
 ANTHROPIC = {
     "type": "error",
