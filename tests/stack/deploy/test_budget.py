@@ -159,7 +159,7 @@ def test_gateway_team_costs_within_the_budget():
     standing = 3  # waiting, running and the estimate, of admission
     assert len(of_team) + standing <= budget.CREATED * budget.GATEWAY_TEAM
     assert len(samples(_page(GatewayMetrics()))) <= budget.GATEWAY_FIXED
-    assert len(UNREADABLE) * len(RECORDED) == budget.series(gateway.UNREADABLE)
+    assert len(UNREADABLE) * len(RECORDED) <= budget.series(gateway.UNREADABLE)
 
 
 def _page(shown: GatewayMetrics) -> str:
