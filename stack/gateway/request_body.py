@@ -215,7 +215,7 @@ def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool) -
         truncates=_truncates(how, fields),
         limit=limit,
         uncountable=_uncountable(route, how, fields, max(n, best_of), prompts),
-        transfer=_transfer(fields, {} if settings is fields else settings),
+        transfer=_transfer(fields, settings),
         form=how,
         fields=fields,
         added=("stream_options",) if add and new else (),
@@ -231,12 +231,15 @@ def _limits(how: BodyForm, fields: RawFields) -> RawFields:
 def _transfer(fields: RawFields, settings: RawFields) -> str:
     """Return the first of TRANSFERS that a body has; empty where it has none. vLLM takes them among the extra arguments
     of sampling, too."""
-    for name in TRANSFERS:
-        if name in fields and memoryview(fields[name])[0] != NULL:
-            return name
-    if "vllm_xargs" in fields:
-        return _transfer(_object(fields, "vllm_xargs"), {})
-    return _transfer(_object(settings, "extra_args"), {}) if "extra_args" in settings else ""
+    places = [fields]
+    for around, name in ((fields, "vllm_xargs"), (settings, "extra_args")):
+        if name in around:
+            places.append(_object(around, name))
+    for place in places:
+        for name in TRANSFERS:
+            if name in place and memoryview(place[name])[0] != NULL:
+                return name
+    return ""
 
 
 def _truncates(how: BodyForm, fields: RawFields) -> bool:

@@ -80,6 +80,7 @@ def test_a_limit_holds_within_sampling_params(settings: Any, sent: Any):
     ("route", "body"),
     [
         (GENERATE, {"token_ids": [1], "sampling_params": {"extra_args": {"kv_transfer_params": {"a": 1}}}}),
+        (GENERATE, {"vllm_xargs": {}, "sampling_params": {"extra_args": {"kv_transfer_params": {}}}}),
         (GENERATE, {"token_ids": [1], "ec_transfer_params": {}}),
         (CHAT, {"messages": [], "vllm_xargs": {"kv_transfer_params": "x"}}),
     ],
