@@ -57,7 +57,7 @@ def refusal_end(refusal: Refusal, team: str) -> RequestEnd:
 
 
 def error_body(dialect: Dialect, end: RequestEnd, request_id: str) -> dict[str, Any]:
-    """Return the body of an error; `code` is our reason, or says what is not there."""
+    """Return the body of an error. `code` is our reason, except for 404 and 405."""
     openai, anthropic = _TYPES.get(end.status, ("server_error", "api_error"))
     code = _CODES.get(end.status, end.reason)
     if dialect == "anthropic":

@@ -198,9 +198,9 @@ class Reply:
         content = self.note(read) == CONTENT
         if not self.shaped and self.error_code is None:
             self.unreadable = self.unreadable or "shape"
-        if not content and isinstance(read.choices, list):
+        if not content and not self.partly_read and isinstance(read.choices, list):
             ids = [choice.get("token_ids") for choice in read.choices if isinstance(choice, dict)]
-            self.token_ids = sum(len(each) for each in ids if isinstance(each, list)) * (not self.partly_read)
+            self.token_ids = sum(len(each) for each in ids if isinstance(each, list))
         self.settle(content=content or self.token_ids > 0)
         if self.completion_tokens is None and content and not self.partly_read:
             with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):  # no estimate of odd ones

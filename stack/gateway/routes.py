@@ -1,7 +1,7 @@
 """Table of the engines' routes: which are served, how their requests and answers are read, what leaves a record.
 
 A new route is one row. Invariant: what costs an engine tokens is recorded, and what changes an engine, or
-shows one team what is another's, is refused; both hold for paths that nobody knows. Source: the routers of vLLM 0.32,
+shows one team the state of another, is refused; unknown paths are refused as well. Source: the routers of vLLM 0.32,
 and of 0.33 for decisions."""
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _ROWS = {
     "/score /v1/score": Route(body_forms.SCORES_BODY, answers.SCORES_ANSWER),
     "/rerank /v1/rerank /v2/rerank": Route(body_forms.RERANK_BODY, answers.RERANK_ANSWER),
     "/v1/audio/transcriptions /v1/audio/translations": Route(body_forms.UPLOAD_BODY, answers.AUDIO_ANSWER),
-    # no tokens: prompts shown or counted, texts put together, an answer cancelled
+    # these cost no tokens: prompts are rendered or counted, token ids decoded, a response cancelled
     "/tokenize /detokenize": _COUNT,
     "/v1/chat/completions/render /v1/completions/render /v1/responses/render /v1/messages/render": _COUNT,
     "/v1/chat/completions/derender /v1/completions/derender /v1/responses/{id}/cancel": _COUNT,

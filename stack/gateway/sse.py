@@ -168,7 +168,8 @@ class Scanner:
 
     def _begin_big(self, begin: bytes) -> Outline:
         self.events += 1
-        self._big, self._head = outline, _ = Outline(), bytearray()
+        outline = Outline()
+        self._big, self._head = outline, bytearray()
         self._feed_big(outline, begin)
         return outline
 

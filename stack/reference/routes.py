@@ -18,8 +18,8 @@ Each POST passes admission and leaves one record. The model is the field `model`
 have the form of the API, so that its official client raises them.
 """
 _REQUESTS = """
-An empty limit: the engine makes no text. A number: it makes so many tokens. Of a form no limit is read: a file makes
-as much text as the model hears. No cache salt: the engine takes none, so teams share its prefix cache.
+An empty limit: the engine makes no text. A number: it makes so many tokens. Limits in a form are not read: the
+audio model decides on the length of its text. No cache salt: the engine takes none, so teams share its prefix cache.
 """
 _ANSWERS = """
 An answer without these forms is [unreadable](../guides/gateway.md#answers-of-engines). Of several names the first that

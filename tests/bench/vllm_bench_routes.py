@@ -3,7 +3,7 @@
 A row agrees if both runs, of one seed, end with the same lengths of every prompt and output, and the log of the gateway
 sums to what the tool reports. The tool asks /tokenize without a key, so the gateway takes those requests for a guest's.
 
-Not here: openai-audio needs a model that hears, the dataset `custom` needs pandas; no engine here has either."""
+Not here: openai-audio needs a speech model, the dataset `custom` needs pandas; no engine here has either."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ NOTE = '[{"role": "user", "content": "the cache"}]'
 TOKENS = list(range(100, 140))
 QWEN = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 2050}  # it answers decisions
 WORDS = {2048: "yes", 2049: "no"}  # that answer a decision
-# Audio: no model that hears. Cohere: a package that the engine's environment lacks. Decisions: a later release. Cancel:
+# Audio: no speech model. Cohere: a package that the engine's environment lacks. Decisions: a later release. Cancel:
 # of a response in the background, which the gateway refuses. Ready: of vLLM's supervisor of several engines. Stored
 # responses have a test of their own.
 NOT_HERE = """
