@@ -264,7 +264,7 @@ class Reply:
         for choice in choices:
             if isinstance(choice, dict):
                 finish = choice.get("finish_reason")
-                if finish is not None:
+                if finish:
                     self.finished += 1
                     self._note_finish(finish)
                 part = choice.get("delta") or choice.get("message")

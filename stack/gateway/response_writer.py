@@ -375,6 +375,8 @@ class ResponseWriter:
                     await self._finish(self._refusal(end))
                     return
                 endless = not self._response.framed_by_length  # into a promised length no more fits
+                if endless and self._scanner is not None:
+                    self._response.put(self._scanner.take_ending())
                 if self._x.complete and endless:
                     await self._finish(self._response)
                     return
@@ -392,6 +394,8 @@ class ResponseWriter:
         headers = {"X-Request-Id": x.request_id, "Content-Type": "application/json"}
         if status == 401:
             headers["WWW-Authenticate"] = "Bearer"
+        elif status == 415:
+            headers["Accept-Encoding"] = "identity"
         if end.reason in RETRYABLE:
             x.retry_after_s = float(self._retry_after_s(end))
             headers |= {

@@ -1,7 +1,7 @@
 """Scanner of server-sent event streams: content times, usage, end.
 
 Invariant: what goes out is what came in, byte for byte; only a usage event that the gateway itself asked for is left
-out.
+out, and what it has beside usage stands in the last event, as in an answer without usage.
 Memory is bounded: of an event beyond 1 MiB the outline is read. Fed with chunks cut anywhere; knows no socket and no
 clock."""
 
@@ -9,11 +9,18 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
 from stack.gateway.outline import Outline
 from stack.gateway.reply import BLANK, CONTENT, NOTHING, PROGRESS, Body, Reply, decode
+from stack.gateway.request_fields import FIELDS_DECODER, NULL
 
 EVENT_BYTES = 1 << 20
 _BACKSLASH = ord("\\")
+
+# Kinds of events: usage alone, with a finish reason, without data, any other.
+PLAIN, USAGE, LAST, SILENT = range(4)
+_OF_USAGE = frozenset(("usage", "metrics", "choices"))  # an engine sends none of them without include_usage
 
 # A blank line ends an event; a line ends in LF, CRLF or CR. The look-ahead keeps CRLF from being read as two line ends.
 _BLANK = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
@@ -31,16 +38,16 @@ _SOME_TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content)":"[^"]'
 class Scanner:
     """One stream. `reply` holds what it said; times are whatever clock `feed` is given.
 
-    strip_usage: hold incomplete events back (a client can do nothing with half an event), drop the event with usage and
-    no choices.
+    strip_usage: hold incomplete events back (a client can do nothing with half an event), and an event with a finish
+    reason until the next one comes; drop the event with usage and no choices.
 
     first_textless: when an event with a choice and without text came, be it with the role only. first_progress,
     last_progress, progress_events: of events that prove a step of the engine and have no text."""
 
     __slots__ = (
-        "_after", "_before", "_big", "_carriage", "_cut", "_forced", "_head", "_held", "_lf", "_name", "_searched",
-        "_strip", "_tail", "content_events", "done", "events", "first_content", "first_progress", "first_textless",
-        "last_content", "last_progress", "objects", "progress_events", "reply",
+        "_after", "_before", "_big", "_carriage", "_cut", "_ending", "_forced", "_head", "_held", "_lf", "_name",
+        "_searched", "_strip", "_tail", "content_events", "done", "events", "first_content", "first_progress",
+        "first_textless", "last_content", "last_progress", "objects", "progress_events", "reply",
     )  # fmt: skip
 
     def __init__(self, route: str = "", *, strip_usage: bool = False) -> None:
@@ -55,6 +62,7 @@ class Scanner:
         self.done = False  # [DONE] or the last event of the other APIs was seen
         self._strip = strip_usage
         self._held = bytearray()  # the event that is not complete yet
+        self._ending = b""  # a complete event with a finish reason, and comments behind it, until the next event comes
         self._searched = 0  # up to here _held has no blank line
         self._carriage = False  # a CR was seen, so line ends need the slower search
         self._big: Outline | None = None  # of an event beyond EVENT_BYTES that has not ended
@@ -120,11 +128,15 @@ class Scanner:
         if self._lf is not None and chunk:  # the client was not kept waiting for it
             lf, self._lf = self._lf, None
             if chunk.startswith(b"\n"):
+                if self._ending:
+                    self._ending += lf
+                    lf = b""
                 return lf + self.feed(chunk[1:], now)
         if self._big is None:
             # one whole event, as nearly always
             if not self._held and not self._carriage and chunk.find(b"\n\n") == len(chunk) - 2 >= 0:
-                return chunk[: -len(chunk.lstrip(b"\n"))] if self._event(chunk, now) and self._strip else chunk
+                kind = self._event(chunk, now)
+                return self._sift(chunk, kind) if self._strip and (kind or self._ending) else chunk
             return self._scan(chunk, now)
         past = self._end_of_big(chunk, self._big, now)
         return chunk if self._big is not None else chunk[:past] + self._scan(chunk[past:], now)
@@ -134,12 +146,34 @@ class Scanner:
         if self._big is not None:
             self._finish_big(self._big, now)
             self._cut = True
-        left, held_back, unreadable = bytes(self._held), self._strip, self.reply.unreadable
-        self._strip = False  # from here on the client has everything
-        if left and self._event(left, now) and held_back:
-            left, self._held = b"", bytearray()
-        self.reply.unreadable = unreadable  # an event that was cut is no broken JSON
-        return left if held_back else b""
+        left, unreadable = bytes(self._held), self.reply.unreadable
+        if not self._strip:
+            if left:
+                self._event(left, now)
+            self.reply.unreadable = unreadable  # an event that was cut is no broken JSON
+            return b""
+        kind = self._event(left, now) if left else SILENT
+        ready = self._sift(left, kind) + self.take_ending()
+        self._strip, self.reply.unreadable = False, unreadable  # from here on the client has everything
+        if kind == USAGE:
+            self._held = bytearray()
+        return ready
+
+    def take_ending(self) -> bytes:
+        """Return the complete event that is held back, which no other follows."""
+        ending, self._ending = self._ending, b""
+        return ending
+
+    def _sift(self, event: bytes, kind: int) -> bytes:
+        """Return what goes out for a complete event."""
+        if kind == SILENT and self._ending:
+            self._ending += event
+            return b""
+        before = self.take_ending()
+        if kind == LAST:
+            self._ending = event
+            return before
+        return before + event if kind != USAGE else _completed(before, event) + event[: -len(event.lstrip(b"\r\n"))]
 
     def _scan(self, chunk: bytes, now: float) -> bytes:
         if self._held:
@@ -147,24 +181,25 @@ class Scanner:
             data: bytes | bytearray = self._held
         else:
             data = chunk
-        at, dropped, end = 0, [], self._boundary(data, self._searched)
+        ready, at, end = bytearray(), 0, self._boundary(data, self._searched)
         while end > 0:
             event = bytes(data[at:end])
-            if self._event(event, now) and self._strip:
-                dropped.append((end - len(event.lstrip(b"\r\n")), end))
-                self._lf = self._lf and b""  # goes where its event went
+            kind = self._event(event, now)
+            if self._strip:
+                ready += self._sift(event, kind)
+                if kind == USAGE:
+                    self._lf = self._lf and b""  # goes where its event went
             at, end = end, self._boundary(data, end)
-        ready = _without(data, at, dropped)
         if data is chunk:
             self._held += data[at:]
         else:
             del self._held[:at]
         self._searched = max(0, len(self._held) - 3)
         if len(self._held) > EVENT_BYTES:
-            ready += self._held
+            ready += self.take_ending() + self._held
             self._begin_big(bytes(self._held))
             self._tail, self._held, self._searched = bytes(self._held[-3:]), bytearray(), 0
-        return ready if self._strip else chunk
+        return bytes(ready) if self._strip else chunk
 
     def _begin_big(self, begin: bytes) -> Outline:
         self.events += 1
@@ -220,14 +255,14 @@ class Scanner:
             self._lf = b"\n"
         return found.end()
 
-    def _event(self, event: bytes, now: float) -> bool:
-        """Takes in one event; True when it is the usage event, which has no choices."""
+    def _event(self, event: bytes, now: float) -> int:
+        """Take in one event, and return its kind."""
         self.events += 1
         # Whether the LF of a last CRLF is here yet hangs on where the chunks are cut, so it is not counted.
         if len(event) - event.endswith(b"\r\n") > EVENT_BYTES:
             self.events -= 1
             self._finish_big(self._begin_big(event), now)
-            return False
+            return PLAIN
         before, after = self._before, self._after
         if before and event.startswith(before) and event.endswith(after):
             text = event[len(before) : -len(after)]
@@ -235,25 +270,26 @@ class Scanner:
             if text and b'"' not in text and b"\n" not in text and b"\r" not in text and text[-1] != _BACKSLASH:
                 self.content_events += 1
                 self.last_content = now
-                return False
+                return PLAIN
         if self.reply.model is not None and (found := _plain_content(event)) is not None:
             self._content(now)
             begin = found.end() - 1
             end = event.find(b'"', begin)
             if event[end - 1] != _BACKSLASH:
                 self._before, self._after = event[:begin], event[end:]
-            return False
+            return PLAIN
         return self._decoded(event, now)
 
-    def _decoded(self, event: bytes, now: float) -> bool:
+    def _decoded(self, event: bytes, now: float) -> int:
         data = _data(event.removeprefix(b"\xef\xbb\xbf") if self.events == 1 else event)
         if not data:
             if event.startswith(b"error:"):  # of older llama.cpp
                 self.reply.note(Body(error=True))
-            return False
+                return PLAIN
+            return SILENT
         if data == b"[DONE]":
             self.done = True
-            return False
+            return PLAIN
         body = decode(data)
         name = _NAME.search(event) if b"event:" in event else None
         if name is not None and name[1] == b"error" and (body is None or body.error is None):
@@ -262,12 +298,13 @@ class Scanner:
             # clients skip events of a name that they do not know
             if name is None or name[1].startswith((b"message", b"response.", b"content_block_")):
                 self.reply.unreadable = self.reply.unreadable or "json"
-            return False
-        return self._note(body, now, empty=data.strip() == b"{}") and not self._forced
+            return PLAIN
+        return self._note(body, now, empty=data.strip() == b"{}")
 
-    def _note(self, body: Body, now: float, *, empty: bool = False) -> bool:
-        """Take in the object of an event; True for one with usage and no choices. empty: it has no field at all."""
+    def _note(self, body: Body, now: float, *, empty: bool = False) -> int:
+        """Take in the object of an event, and return its kind. empty: it has no field at all."""
         self.objects += 1
+        finished = self.reply.finished
         choices = body.choices
         noted = self.reply.note(body)
         if noted == NOTHING and choices and self.first_textless is not None:
@@ -287,7 +324,9 @@ class Scanner:
         usage_alone = choices == [] and body.usage is not None
         # so by --enable-force-include-usage, on every chunk
         self._forced = self._forced or (body.usage is not None and not usage_alone)
-        return usage_alone
+        if usage_alone and not self._forced:
+            return USAGE
+        return LAST if self.reply.finished > finished else PLAIN
 
     def _content(self, now: float) -> None:
         self.content_events += 1
@@ -321,10 +360,19 @@ def _data(event: bytes) -> bytes:
     return lines[0] if len(lines) == 1 else b"\n".join(lines)
 
 
-def _without(data: bytes | bytearray, end: int, dropped: list[tuple[int, int]]) -> bytes:
-    """data[:end] without the dropped ranges."""
-    kept, at = bytearray(), 0
-    for start, stop in dropped:
-        kept += data[at:start]
-        at = stop
-    return bytes(kept + data[at:end]) if dropped else bytes(data[:end])
+def _completed(last: bytes, usage: bytes) -> bytes:
+    """Return the last event before the usage event with the fields that this one alone has beside usage: an engine
+    writes them into the event that is the last of all. Without an event to put them in they go."""
+    if not last:
+        return last
+    try:
+        data = _data(last)
+        fields, others = FIELDS_DECODER.decode(data), FIELDS_DECODER.decode(_data(usage))
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return last
+    new = {
+        name: value
+        for name, value in others.items()
+        if name not in _OF_USAGE and memoryview(value)[0] != NULL and bytes(fields.get(name, b"null")) == b"null"
+    }
+    return last.replace(data, msgspec.json.encode({**fields, **new})) if new else last

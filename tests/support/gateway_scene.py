@@ -53,7 +53,8 @@ def event(**fields: Any) -> bytes:
 
 
 def delta(finish: str | None = None, **what: Any) -> bytes:
-    return event(model="tiny", choices=[{"index": 0, "delta": what, "finish_reason": finish}])
+    named = {"system_fingerprint": REPLY["system_fingerprint"]} if finish else {}
+    return event(model="tiny", choices=[{"index": 0, "delta": what, "finish_reason": finish}], **named)
 
 
 ROLE, TOKEN, LAST, DONE = (

@@ -20,10 +20,12 @@ def event(**fields: Any) -> bytes:
     return b"data: " + json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"
 
 
+NAMED = {"system_fingerprint": "vllm-0.32.0-d92bc6a7"}
+
+
 def chunk(finish: str | None = None, **delta: Any) -> bytes:
-    return event(
-        id="chatcmpl-1", model="tiny", choices=[{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]
-    )
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+    return event(id="chatcmpl-1", model="tiny", choices=[choice], **({} if finish is None else NAMED))
 
 
 ROLE = chunk(role="assistant", content="")
@@ -37,7 +39,7 @@ USAGE = event(
         "completion_tokens": 3,
         "prompt_tokens_details": {"cached_tokens": 96},
     },
-    system_fingerprint="vllm-0.32.0-d92bc6a7",
+    **NAMED,
     metrics={"time_to_first_token_ms": 2.5, "queue_time_ms": 0.25},
 )
 DONE = b"data: [DONE]\n\n"
@@ -498,3 +500,28 @@ def test_an_event_that_is_no_json_makes_the_stream_unreadable(broken: bytes):
 
 def test_stream_is_done_at_its_end():
     assert (False, True) == (scan(chunk(content="a"))[1].done, scan(chunk(content="a"), DONE)[1].done)
+
+
+@pytest.mark.parametrize("ends", [b"\n", b"\r\n", b"\r"])
+@pytest.mark.parametrize("others", [[], [b": ping\n\n"], [b"\n"]])
+def test_fields_beside_usage_stand_in_the_last_event(ends: bytes, others: list[bytes]):
+    """As vLLM writes them where nobody asks for usage; each other event keeps its bytes."""
+    choice = {"index": 0, "delta": {}, "finish_reason": "stop"}
+    last, second = (event(id="a", system_fingerprint=None, choices=[choice | {"index": at}]) for at in (0, 1))
+    usage = event(id="b", choices=[], usage={"prompt_tokens": 1}, metrics={}, system_fingerprint="f", x=[1], y=None)
+    want = event(id="a", system_fingerprint="f", choices=[choice | {"index": 1}], x=[1])
+    parts = [part.replace(b"\n", ends) for part in (ROLE, last, second, *others, usage, DONE)]
+    out = b"".join([*parts[:2], want.replace(b"\n", ends), *parts[3:-2], parts[-1]])
+    assert out == scan(*parts)[0]
+    assert out == scan(b"".join(parts))[0]
+
+
+def test_an_event_that_may_be_the_last_waits_for_no_more_than_the_next():
+    """Whoever ends a stream in between gets it out."""
+    last, scanner = chunk("stop", content="a"), Scanner(strip_usage=True)
+    assert b"" == scanner.feed(last, 1.0)
+    assert last + ROLE == scanner.feed(ROLE, 2.0)
+    assert b"" == scanner.feed(last, 3.0)
+    assert last == scanner.take_ending()
+    assert b"" == scanner.take_ending() == scanner.close(4.0)
+    assert last + ROLE[:9] == scan(last, ROLE[:9])[0]
