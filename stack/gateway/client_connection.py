@@ -38,12 +38,9 @@ QUEUED = 32  # requests that wait behind one; then nothing more is read until ha
 BODY_BYTES = 256 << 10  # that nobody has taken; then nothing more is read
 KEEPALIVE_S = 3630.0  # of an idle connection: longer than a proxy keeps it
 LINGER_S = 10.0  # wait for the rest of a body that nobody reads; a connection that is cut may lose its response
-# Headers that a request has once. A second one would be read in two ways. Source: aiohttp's parser.
-_ONCE: Final = frozenset(
-    (b"content-length", b"content-location", b"content-range", b"content-type", b"etag", b"host", b"max-forwards",
-     b"server", b"transfer-encoding", b"user-agent")
-)  # fmt: skip
 _FRAMING: Final = frozenset((b"content-length", b"transfer-encoding"))
+# Headers that a request has once, or a content type twice the same: other values would be read in two ways.
+_ONCE: Final = _FRAMING | {b"content-type", b"host"}
 _LINE_ERRORS = ("Invalid HTTP version", "Expected ", "Pause on PRI/Upgrade")  # of the parser, about the first line
 
 _log = logging.getLogger("gateway.http")
@@ -497,8 +494,8 @@ class ClientConnection(asyncio.Protocol):
         parser, raw = self._parser, self._headers
         method, chunks = parser.get_method().decode("latin-1"), parser.get_http_version() >= "1.1"
         names = [name.lower() for name, _ in raw]
-        several = len(set(names)) != len(names) and any(names.count(name) > 1 for name in _ONCE)
-        if several or (chunks and b"host" not in names):
+        unusual = len(set(names)) != len(names) or b"transfer-encoding" in names
+        if (unusual and _is_ambiguous(raw)) or (chunks and b"host" not in names):
             raise _Rejected(BAD_FRAMING)
         # the parser leaves white space at the end of a value (RFC 9110, 5.5)
         headers = CIMultiDict(
@@ -541,3 +538,15 @@ class ClientConnection(asyncio.Protocol):
             reading.ends()
             if reading is self._lingering:
                 self._after(reading)
+
+
+def _is_ambiguous(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Return whether two servers could read two values of a header, or see two ends of the body: a Transfer-Encoding is
+    chunked and nothing else (the parser also takes lists that end so)."""
+    for name in _ONCE:
+        values = [value for each, value in headers if each.lower() == name]
+        if len(values) > 1 and (name != b"content-type" or len(set(values)) > 1):
+            return True
+        if values and name == b"transfer-encoding" and values[0].strip(b" \t").lower() != b"chunked":
+            return True
+    return False
