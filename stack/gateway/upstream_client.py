@@ -1,13 +1,15 @@
 """HTTP/1.1 client to the engines, on httptools, with a connection pool.
 
 aiohttp's client, which the watchers use, wakes a task for every piece of a body; for a stream of tokens that is most of
-what a gateway costs (docs/internals/benchmark-gateway.md). Invariants: nothing is retried, followed, unpacked or added
-but Host and Content-Length. A connection is used again only after an answer that was complete and said so. What is held
-of an answer that nobody takes is bounded."""
+what a gateway costs (docs/internals/benchmark-gateway.md). Invariants: nothing is followed, unpacked or added but Host
+and Content-Length. A connection is used again only after an answer that was complete and said so; a request is sent a
+second time only when such a connection closed without a byte, as a server does with an idle one (RFC 9112, 9.3.1). What
+is held of an answer that nobody takes is bounded."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Iterable
@@ -25,6 +27,8 @@ KEEPALIVE_S = 3.0
 HEAD_BYTES = 1 << 20
 # of a request's body that is sent in one piece with its head; a larger one is not copied for that
 COPY_BYTES = 64 << 10
+# of a request's body that is held until its answer begins, to be sent again; a larger one gets a connection of its own
+AGAIN_BYTES = 16 << 10
 _TOO_LONG = f"the head of the engine's answer is longer than {HEAD_BYTES} bytes, which are not read"
 HELD_BYTES = 256 << 10  # of a body, beyond which the engine has to wait
 _BEFORE = 100, 102, 103  # may come before the answer; the parser knows that they have no body
@@ -42,6 +46,10 @@ class Unreachable(Exception):
 
 class BrokenConnection(Exception):
     """A connection that ended before its answer, or an answer that is no HTTP."""
+
+
+class ClosedUnused(BrokenConnection):
+    """A connection that ended without a byte of an answer."""
 
 
 class HeadTooLong(BrokenConnection):
@@ -113,16 +121,14 @@ class UpstreamClient:
         request = [f"{head}\r\n\r\n".encode("utf-8", "surrogateescape"), body]
         if len(body) <= COPY_BYTES:
             request = [b"".join(request)]
-        connection = self._kept(origin) or await self._connected(origin)
         # Over TLS this is unknown: encrypted data lie in a buffer below the one that reports its size.
-        answer = connection.ask(request, method, None if origin.tls else written)
+        written = None if origin.tls else written
+        if (written is None or len(body) <= AGAIN_BYTES) and (kept := self._kept(origin)) is not None:
+            with contextlib.suppress(ClosedUnused):
+                return await _answered(kept.ask(request, method, written))
+        answer = (await self._connected(origin)).ask(request, method, written)
         del body, request
-        try:
-            await answer.begun
-        except BaseException:
-            answer.close()
-            raise
-        return answer
+        return await _answered(answer)
 
     def _kept(self, origin: Origin) -> _Connection | None:
         idle, now = self._idle.get(origin), asyncio.get_running_loop().time()
@@ -178,6 +184,16 @@ class UpstreamClient:
             for connection in idle:
                 connection.cut()
         self._idle.clear()
+
+
+async def _answered(answer: UpstreamResponse) -> UpstreamResponse:
+    """Return an answer whose head is there. Raises BrokenConnection."""
+    try:
+        await answer.begun
+    except BaseException:
+        answer.close()
+        raise
+    return answer
 
 
 @lru_cache(maxsize=1)
@@ -295,7 +311,8 @@ class _Connection(asyncio.Protocol):
         self._lost, answer = True, self._answer
         if answer is not None and not self._ended:
             whole = error is None and answer.until_close
-            answer.ends(None if whole else BrokenConnection("the connection to the engine broke"))
+            kind = BrokenConnection if self._bodiless_bytes or answer.status else ClosedUnused
+            answer.ends(None if whole else kind("the connection to the engine broke"))
 
     # ---- the parser
 

@@ -33,6 +33,7 @@ from stack.gateway import upstream_client as module
 from stack.gateway.config import Timeouts
 from stack.gateway.handler import RequestHandler
 from stack.gateway.upstream_client import (
+    AGAIN_BYTES,
     HEAD_BYTES,
     HELD_BYTES,
     BrokenConnection,
@@ -739,6 +740,40 @@ async def test_connection_idle_too_long_is_closed():
         await until(lambda: it.open == 0, "idle connections are closed")
         await asked(it, client)
         assert 3 == it.connections
+
+
+@pytest.mark.parametrize("what", ["closes", "resets"])
+@on_each_loop
+async def test_request_on_a_connection_that_closes_unanswered_is_sent_again(what: str):
+    """On a new connection and once, if it was a kept one and no byte of an answer came. Servers close idle connections,
+    and uvicorn closes one behind a 500."""
+    begun, answered = b"", Counter[asyncio.StreamWriter]()
+
+    async def speak(request: bytes, writer: asyncio.StreamWriter) -> None:
+        answered[writer] += 1
+        if b"never" not in request and answered[writer] == 1:
+            writer.write(OK)
+        elif begun or what == "closes":
+            writer.write(begun)
+            writer.close()
+        else:
+            reset(writer)
+
+    async with engine(speak) as (it, client):
+        for number in (1, 2, 3):
+            assert (200, b"ok") == await asked(it, client)
+            assert number == it.connections
+        large = b"x" * (AGAIN_BYTES + 1)  # not held for it, so on a new connection
+        (await client.send(it.url, "POST", "/", [], large, lambda: None)).close()
+        assert (4, 6) == (it.connections, len(it.asked))
+        with pytest.raises(BrokenConnection):
+            await asked(it, client, body=b"never")
+        assert (5, 8) == (it.connections, len(it.asked))
+        await asked(it, client)
+        begun = b"H"
+        with pytest.raises(BrokenConnection):
+            await asked(it, client)
+        assert (6, 11) == (it.connections, len(it.asked))
 
 
 @pytest.mark.parametrize("what", ["closes", "resets", "speaks"])
