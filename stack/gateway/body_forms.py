@@ -15,12 +15,12 @@ class BodyForm:
     of which is a prompt. against: fields that the engine reads once with every prompt of the others. whole: fields that
     go into the prompt as their JSON, with every prompt. maybe: those that may, as the chat template likes. media:
     fields of images, sounds or embeddings. quoting: media in messages of any role but user may become text. aside: all
-    of whole and maybe. limit: fields that limit the output, the one that counts first; unsaid: the limit of a body
-    without them, None for what the context has left. within: the field that holds the limit and n. cuts: whether the
-    engine cuts a prompt that is too long, unless the field truncate says NONE. has_priority: whether the body may name
-    the priority of its request; has_n: how many texts it wants; has_salt: the salt of the prefix cache. usage_option:
-    whether streams report usage only when stream_options asks for it. form: whether it is a form with a file, of which
-    the model alone is read.
+    of whole and maybe. limit: fields that limit the output, the one that counts first; limit_required: whether an
+    engine refuses a body without; unsaid: the limit of a body without them, None for what the context has left. within:
+    the field that holds the limit and n. cuts: whether the engine cuts a prompt that is too long, unless the field
+    truncate says NONE. has_priority: whether the body may name the priority of its request; has_n: how many texts it
+    wants; has_salt: the salt of the prefix cache. usage_option: whether streams report usage only when stream_options
+    asks for it. form: whether it is a form with a file, of which the model alone is read.
     Source: the request models of vLLM 0.32 and 0.33 (entrypoints/**/protocol.py)."""
 
     prompt: tuple[str, ...] = ()
@@ -37,6 +37,7 @@ class BodyForm:
     quoting: bool = False
     aside: frozenset[str] = field(init=False, default=frozenset())
     limit: tuple[str, ...] = ()
+    limit_required: bool = False
     unsaid: int | None = None
     within: str = ""
     cuts: bool = False
@@ -85,6 +86,7 @@ MESSAGES_BODY = BodyForm(
     maybe=("tool_choice", "output_config", *_TEMPLATE),
     quoting=True,
     limit=("max_tokens",),
+    limit_required=True,
     has_priority=False,
 )
 COHERE_CHAT_BODY = BodyForm(("messages",), whole=_GIVEN, maybe=_ASIDE, limit=("max_tokens",), has_salt=False)

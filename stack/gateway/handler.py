@@ -74,6 +74,8 @@ class RequestHandler(ResponseWriter):
             raise RequestEnd("expectation_failed")
         if services.life.draining:
             raise RequestEnd("draining")
+        if "Content-Encoding" in self._request.headers and (self._request.owes_body or self._request.body_bytes):
+            self._refuse_encoded()
         if (
             x.team is not None
             and x.route == "/v1/models"
@@ -158,17 +160,14 @@ class RequestHandler(ResponseWriter):
                 "model_not_allowed", f"team {team} may not ask for model {(ask.model or 'without a name')[:100]!r}"
             )
         if x.route == _RESPONSES:
-            self._owned(ask.text("previous_response_id"))
+            self._owned(ask.text("previous_response_id") or None)  # vLLM takes an empty one for none
         prompt, most = x.est_prompt_tokens or 0, terms.max_output_tokens
         if terms.max_prompt_tokens is not None:
             self._limit_prompt(team, prompt, terms.max_prompt_tokens)
-        if most is not None and ask.max_tokens is not None and ask.max_tokens > most and terms.over_output == "refuse":
-            raise RequestEnd(
-                "output_too_long", f"{ask.max_tokens} tokens of output are asked for; team {team} may have {most}"
-            )
+        if most is not None:
+            self._limit_output(team, most, refuse=terms.over_output == "refuse")
         model = self._terms.policy.models.get(self._asked.model or "")
         context = model.max_model_len if model else None
-        self._ask = ask.limited(most)
         # without a limit of its own it wants what the context has left
         wanted = (self._ask.max_tokens or 0) if ask.max_tokens else 0
         # The engine counts exactly and refuses by itself; here only what is too long for sure is kept from the queue.
@@ -181,6 +180,16 @@ class RequestHandler(ResponseWriter):
                 f"prompt (about {prompt} tokens) and output ({wanted}) are longer than the context of {context} tokens"
             )
         raise RequestEnd("context_too_long", why)
+
+    def _limit_output(self, team: str, limit: int, *, refuse: bool) -> None:
+        """Hold the output to the team's limit. Raises RequestEnd if the team is refused more, or asks for no number."""
+        asked = self._ask.max_tokens
+        if refuse and asked is not None and asked > limit:
+            raise RequestEnd("output_too_long", f"{asked} tokens of output are asked for; team {team} may have {limit}")
+        try:
+            self._ask = self._ask.limited(limit)
+        except ValueError as error:
+            raise RequestEnd("bad_body", str(error)) from None
 
     def _limit_prompt(self, team: str, prompt: int, limit: int) -> None:
         """Raise RequestEnd for a prompt that is certainly too long for its team, or that probably is while the team has
@@ -404,6 +413,14 @@ class RequestHandler(ResponseWriter):
             ) from error
         return whole.getvalue()
 
+    def _refuse_encoded(self) -> None:
+        """Raise RequestEnd for an encoded body: no engine decodes it, and its size and fields would be unknown."""
+        codings = ",".join(self._request.headers.getall("Content-Encoding"))
+        if {coding.strip().lower() for coding in codings.split(",")} - {"", "identity"}:
+            raise RequestEnd(
+                "bad_body", f"Content-Encoding {codings[:60]!r}: send the body without encoding", status=415
+            )
+
     def _refuse_at_limit(self, team: str) -> None:
         """Raise RequestEnd for a team that may send nothing more now; its body need not come, nor be read."""
         admission, x = self._services.admission, self._x
@@ -448,7 +465,8 @@ class RequestHandler(ResponseWriter):
         request, watch = self._request, self._services.watch
         ask, headers = self._ask.renamed(name_at(choice.upstream, self._asked)), self._headers(choice)
         if (band := self._band()) and choice.upstream.kind == "engine":
-            ask = self._isolated(ask).ranked(priority := ask.priority(band.engine_priority))
+            priority = ask.priority(band.engine_priority)
+            ask = self._isolated(ask).ranked(band.engine_priority)
             # for routes without the field, from vLLM 0.32 on
             headers += [("X-Vllm-Priority", str(priority))] if priority else []
         self._fields, self._ours = len(ask.fields), len(ask.added)

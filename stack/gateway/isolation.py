@@ -22,6 +22,8 @@ from stack.gateway.policy import Policy, Team
 
 SECRET_FILE = "gateway.secret"  # noqa: S105  the name of a file
 LEAST_BYTES = 16  # of a secret
+LONGEST_SALT = 128  # of vLLM, in characters
+_REFUSED = re.compile(r"[@/\\\0]")  # in a salt, by vLLM
 _STORED = re.compile(r"resp_([0-9a-f]{32})([0-9a-f]{32})")
 _THIS_PROCESS = secrets.token_bytes(32)
 
@@ -45,11 +47,15 @@ class Isolation:
     def salt(self, team: str, own: str | None) -> str | None:
         """Return the cache_salt for a request that has a salt of its own or None; None where none is needed.
 
-        64 hex digits: vLLM takes at most 128 characters, and none of @ / \\ NUL."""
+        64 hex digits: vLLM takes at most 128 characters, and none of @ / \\ NUL. Where its own is
+        refused for that, so is this one; an older engine, which takes it, still keeps teams apart."""
         if own is None:
             return self.salts.get(team)
         domain = self.domains.get(team)
-        return None if domain is None else self._tag(b"cache", domain, own.encode("utf-8", "surrogatepass")).hex()
+        if domain is None:
+            return None
+        salt, refused = self._tag(b"cache", domain, own.encode("utf-8", "surrogatepass")).hex(), _REFUSED.search(own)
+        return salt + own[len(salt) :] if len(own) > LONGEST_SALT else salt + (refused[0] if refused else "")
 
     def response_id(self, team: str, random_hex: str) -> str | None:
         """Return a new id for a stored response of a team, made of 32 random hex digits; None where one team is

@@ -17,7 +17,6 @@ from stack.gateway.request_fields import (
     RawFields,
     count_pieces,
     plain_value,
-    read_number,
 )
 
 MOST_ITEMS = 1_000_000  # of a list that is counted, about 50 bytes each for as long as that takes
@@ -65,11 +64,6 @@ _values = msgspec.json.Decoder(list[msgspec.Raw])
 def _items_of(value: msgspec.Raw, pieces: int) -> int:
     """The items of a list of so many pieces; beyond what may be looked at no fewer than it has."""
     return len(_values.decode(value)) if bytes(value).count(b",") < MOST_ITEMS else pieces
-
-
-def within(value: msgspec.Raw, most: int) -> bool:
-    number = read_number(plain_value(value))
-    return number is not None and number <= most
 
 
 class PromptSize:

@@ -19,6 +19,7 @@ _TYPES = {
     405: ("invalid_request_error", "invalid_request_error"),
     408: ("invalid_request_error", "timeout_error"),
     413: ("invalid_request_error", "request_too_large"),
+    415: ("invalid_request_error", "invalid_request_error"),
     417: ("invalid_request_error", "invalid_request_error"),
     429: ("rate_limit_error", "rate_limit_error"),
     503: ("server_error", "overloaded_error"),

@@ -14,21 +14,27 @@ import msgspec
 
 from stack.gateway.body_forms import LIMITS, OTHER_BODY, BodyForm
 from stack.gateway.form_body import form_models
-from stack.gateway.prompt_size import TRANSFERS, PromptSize, within
+from stack.gateway.lenient_json import readable, restored
+from stack.gateway.prompt_size import TRANSFERS, PromptSize
 from stack.gateway.request_fields import (
     FIELDS_DECODER,
+    INT64,
     LARGE_BYTES,
     MOST_PIECES,
     NULL,
     OBJECT,
     RawFields,
     count_pieces,
+    is_boolean,
     is_true,
     plain_value,
+    read_integer,
     read_number,
+    spelled_like,
 )
 from stack.gateway.routes import ROUTES, find
 
+_CONTINUOUS = "continuous_usage_stats"
 MOST_N = 16_384  # texts of one prompt: what vLLM makes (the default of VLLM_MAX_N_SEQUENCES)
 MOST_TEXTS = 99_999  # of all prompts together: what a record can say
 _CUTS = frozenset(("truncate_prompt_tokens", "max_tokens_per_doc", "max_tokens_per_query"))
@@ -47,17 +53,16 @@ class TokenRequest(msgspec.Struct, frozen=True):
     not see it.
 
     model, n: as asked, None where not said or not understood; stream None for a body that is not JSON, of which nothing
-    else is known either. A gateway with limits refuses such a body: the engine's parser, Python's, also takes
-    NaN, UTF-16 and half a surrogate pair.
+    else is known either.
     max_tokens: the limit of each text to make, None for as much as the context has left. prompts: how many there are.
     outputs: texts to make of them in all (n, or best_of where that is more, of each), 0 on routes that make none.
     prompt_bytes: UTF-8 text that becomes prompt, about, since escapes are counted and not decoded. maybe_bytes: so many
     of them at most are of fields that some chat templates leave out. prompt_ids: prompt given as token ids, in tokens.
     media: images, sounds, videos, files. truncates: the engine may cut the prompt to what fits.
     limit: the field that limits the output. uncountable: why no record could count what is asked for, else empty.
-    transfer: the first of TRANSFERS that it has, else empty.
+    transfer: the first of TRANSFERS that it has, on a route that makes text; else empty.
     form: how it is read. fields: the body's, each value as it came or as it was changed, and those that were added.
-    edited: whether any was changed."""
+    edited: whether any was changed. encoding: of a body that a strict decoder does not read, else empty."""
 
     body: bytes
     model: str | None = None
@@ -79,6 +84,7 @@ class TokenRequest(msgspec.Struct, frozen=True):
     fields: RawFields = {}
     added: tuple[str, ...] = ()
     edited: bool = False
+    encoding: str = ""
 
     @property
     def sent(self) -> bytes:
@@ -86,8 +92,12 @@ class TokenRequest(msgspec.Struct, frozen=True):
 
         Added fields stand behind the others, which keep every byte. Where a value was changed, the white space between
         fields goes, and of a field given twice the last stays, which is the one that the engine would see."""
-        if self.edited or not self.added:
-            return msgspec.json.encode(self.fields) if self.edited else self.body
+        if not (self.edited or self.added):
+            return self.body
+        if self.encoding:
+            return restored(msgspec.json.encode(self.fields), self.encoding)
+        if self.edited:
+            return msgspec.json.encode(self.fields)
         more = msgspec.json.encode({name: self.fields[name] for name in self.added})
         return self.body[: self.body.rindex(b"}")] + b"," + more[1:]
 
@@ -99,54 +109,69 @@ class TokenRequest(msgspec.Struct, frozen=True):
             else self._with({"model": model}, model=model)
         )
 
-    def limited(self, max_output: int | None) -> TokenRequest:
-        """Return the body with at most this many tokens for each text, written where the client wrote its limit; None
-        leaves it as it is.
+    def limited(self, max_output: int) -> TokenRequest:
+        """Return the body with at most this many tokens for each text, written where the client wrote its limit.
 
-        Whatever is not plainly a limit within `max_output` is replaced by it, also what the engine would refuse: a
-        limit must hold. So is each other field that some engine takes for one."""
-        if max_output is None or self.limit is None or not self.fields:
+        Whatever an engine may take for a larger limit is replaced, in each field that some engine takes for one. What
+        the engine refuses goes on to it. Raises ValueError for a number that is no limit: an engine may take it for
+        none."""
+        if self.limit is None or not self.fields:
             return self
         fields, around = _limits(self.form, self.fields), self.form.within
         if around and not _is_object(self.fields.get(around)):
             return self  # the engine refuses it
-        beyond = [
-            name for name in LIMITS if name in fields and _said(fields, name) and not within(fields[name], max_output)
-        ]
-        if (self.max_tokens is None or self.max_tokens > max_output) and self.limit not in beyond:
-            beyond.append(self.limit)
-        known = max_output if self.limit in beyond else self.max_tokens
-        changed: Mapping[str, Any] = dict.fromkeys(beyond, max_output)
-        if around:
+        changed: dict[str, Any] = {}
+        for name in LIMITS:
+            if name not in fields or not _said(fields, name):
+                continue
+            value = plain_value(fields[name])
+            number = read_number(value)
+            if number is None and isinstance(value, int | float) and name in self.form.limit:
+                raise ValueError(f"{name} is {value}; send a number of tokens")
+            if (number or 0) > max_output or (number is None and isinstance(value, int | float)):
+                changed[name] = spelled_like(value, max_output)
+        lacks_one = not _said(fields, self.limit) and not self.form.limit_required
+        if lacks_one and (self.max_tokens is None or self.max_tokens > max_output):
+            changed[self.limit] = max_output
+        known = max_output if self.limit in changed else self.max_tokens
+        if around and changed:
             changed = {around: {**fields, **changed}}
-        return self._with(changed, max_tokens=known) if beyond else self
+        return self._with(changed, max_tokens=known) if changed else self
 
     def priority(self, best: int) -> int:
         """Return the priority for the engine, where smaller is sooner: what it asks for, but none before `best`."""
-        asked = self.fields.get("priority")
-        return best if asked is None else max(best, read_number(plain_value(asked)) or 0)
+        asked = read_integer(plain_value(self.fields.get("priority")))
+        return best if asked is None else max(best, asked)
 
-    def ranked(self, priority: int) -> TokenRequest:
-        """Return the body with this priority, where the body has another, or none and it is not the engine's default of
-        0."""
+    def ranked(self, best: int) -> TokenRequest:
+        """Return the body with this priority, where the body asks for a sooner one, or for none and `best` is not the
+        engine's default of 0."""
         if not self.fields or not self.form.has_priority:
             return self
-        asked = self.fields.get("priority")
-        as_it_is = not priority if asked is None else bytes(asked) == b"%d" % priority
-        return self if as_it_is else self._with({"priority": priority})
+        if "priority" not in self.fields:
+            return self._with({"priority": best}) if best else self
+        asked = read_integer(value := plain_value(self.fields["priority"]))
+        sooner = asked is not None and asked < best and asked in INT64
+        return self._with({"priority": spelled_like(value, best)}) if sooner else self
 
     def salted(self, salt: str) -> TokenRequest:
-        """Return the same with this cache_salt in place of the client's own."""
-        return self._with({"cache_salt": salt}) if self.fields and self.form.has_salt else self
+        """Return the same with this cache_salt in place of the client's own, unless the engine refuses that."""
+        refused = self._is_other("cache_salt") or self.text("cache_salt") == ""
+        return self._with({"cache_salt": salt}) if self.fields and self.form.has_salt and not refused else self
 
     def identified(self, request_id: str) -> TokenRequest:
         """Return the same with this id, by which an engine stores the response."""
-        return self._with({"request_id": request_id}) if self.fields else self
+        return self._with({"request_id": request_id}) if self.fields and not self._is_other("request_id") else self
 
     def text(self, name: str) -> str | None:
         """Return the value of a field that is a string; None for any other."""
         value = plain_value(self.fields.get(name))
         return value if isinstance(value, str) else None
+
+    def _is_other(self, name: str) -> bool:
+        """Return whether a field is there and no string; null counts as absent in a salt alone."""
+        value = self.fields.get(name)
+        return value is not None and self.text(name) is None and (name != "cache_salt" or memoryview(value)[0] != NULL)
 
     def _with(self, changed: Mapping[str, Any], **known: Any) -> TokenRequest:
         fields, added, edited = dict(self.fields), self.added, self.edited
@@ -162,20 +187,30 @@ class TokenRequest(msgspec.Struct, frozen=True):
 def read(route: str, body: bytes) -> TokenRequest:
     """The ask of a body; with stream None of one that cannot be read."""
     try:
-        # a file of some megabytes, say, in which many a byte looks like a comma
-        if body[:64].lstrip()[:1] not in (b"{", b""):
-            raise ValueError("no object")
-        dense = (
-            len(body) > LARGE_BYTES
-            and body.count(b",") + body.count(b":") > MOST_PIECES
-            and count_pieces(body) > MOST_PIECES
-        )
-        if dense and _too_many_fields(body):
-            return TokenRequest(body=body)
-        return _ask(route, body, FIELDS_DECODER.decode(body), dense)
+        return _read(route, body, body)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         form = find(route).body
-        return _upload(body) if form is not None and form.form else TokenRequest(body=body)
+        if form is not None and form.form:
+            return _upload(body)
+    try:
+        return _read(route, body, *readable(body))
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return TokenRequest(body=body)
+
+
+def _read(route: str, body: bytes, text: bytes, encoding: str = "") -> TokenRequest:
+    """The ask of a body that is this text in UTF-8. Raises what the decoders raise."""
+    # a file of some megabytes, say, in which many a byte looks like a comma
+    if text[:64].lstrip()[:1] not in (b"{", b""):
+        raise ValueError("no object")
+    dense = (
+        len(text) > LARGE_BYTES
+        and text.count(b",") + text.count(b":") > MOST_PIECES
+        and count_pieces(text) > MOST_PIECES
+    )
+    if dense and _too_many_fields(text):
+        return TokenRequest(body=body)
+    return _ask(route, body, FIELDS_DECODER.decode(text), dense, encoding)
 
 
 def _upload(body: bytes) -> TokenRequest:
@@ -185,7 +220,7 @@ def _upload(body: bytes) -> TokenRequest:
     return TokenRequest(body=body, media=1, model=min(models, default=None), uncountable=several)
 
 
-def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool) -> TokenRequest:
+def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool, encoding: str) -> TokenRequest:
     how = find(route).body or OTHER_BODY
     model, stream = plain_value(fields.get("model")), is_true(plain_value(fields.get("stream")))
     settings = _limits(how, fields)
@@ -195,7 +230,7 @@ def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool) -
     prompts = size.add_prompt(how, fields)
     if TRANSFERS[0] in fields:
         size.add_transferred(fields)
-    options = _object(fields, "stream_options") if stream and how.usage_option else None
+    options = _usage_options(fields) if stream and how.usage_option else None
     new = "stream_options" not in fields
     if add := options is not None and not is_true(plain_value(options.get("include_usage"))):
         fields["stream_options"] = _with_usage(options)
@@ -215,11 +250,12 @@ def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool) -
         truncates=_truncates(how, fields),
         limit=limit,
         uncountable=_uncountable(route, how, fields, max(n, best_of), prompts),
-        transfer=_transfer(fields, settings),
+        transfer=_transfer(fields, settings) if how.limit else "",
         form=how,
         fields=fields,
         added=("stream_options",) if add and new else (),
         edited=add and not new,
+        encoding=encoding,
     )
 
 
@@ -286,7 +322,8 @@ def _limit(how: BodyForm, fields: RawFields) -> tuple[str | None, int | None]:
     for name in how.limit:
         if _said(fields, name):
             return name, read_number(plain_value(fields[name]))
-    return how.limit[0], None if any(name in fields for name in how.limit) else how.unsaid
+    unset = (name for name in how.limit if name not in fields or memoryview(fields[name])[0] == NULL)
+    return next(unset, how.limit[-1]), None if any(name in fields for name in how.limit) else how.unsaid
 
 
 def _number(fields: RawFields, name: str) -> int:
@@ -311,9 +348,19 @@ def _is_object(value: msgspec.Raw | None) -> bool:
     return value is not None and memoryview(value)[0] == OBJECT
 
 
+def _usage_options(fields: RawFields) -> RawFields | None:
+    """Return the stream_options of a body; None where the engine refuses them."""
+    value = fields.get("stream_options")
+    if value is not None and not _is_object(value) and memoryview(value)[0] != NULL:
+        return None
+    options = _object(fields, "stream_options")
+    return options if all(is_boolean(options.get(name)) for name in ("include_usage", _CONTINUOUS)) else None
+
+
 def _with_usage(options: RawFields) -> msgspec.Raw:
     """stream_options with include_usage; every other value keeps its bytes.
 
     continuous_usage_stats goes: without include_usage the engine ignores it, with it every chunk would change."""
-    kept = {name: value for name, value in options.items() if name != "continuous_usage_stats"}
-    return msgspec.Raw(msgspec.json.encode({**kept, "include_usage": True}))
+    kept = {name: value for name, value in options.items() if name != _CONTINUOUS}
+    usage = spelled_like(plain_value(options.get("include_usage")), True)
+    return msgspec.Raw(msgspec.json.encode({**kept, "include_usage": usage}))

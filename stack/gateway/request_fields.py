@@ -12,7 +12,9 @@ MOST_PIECES = 200_000  # fields and list items of one such value; about 300 byte
 MOST_TOKENS = 10**9  # more than any context: larger numbers are read as this one
 
 STRING, LIST, OBJECT, NULL = b'"[{n'  # what values begin with
+INT64 = range(-(2**63), 2**63)
 _TRUE = frozenset(("1", "true", "t", "yes", "y", "on"))
+_FALSE = frozenset(("0", "false", "f", "no", "n", "off"))
 
 RawFields = Mapping[str, msgspec.Raw]
 
@@ -50,16 +52,41 @@ def is_true(value: Any) -> bool:
     return value == 1 if isinstance(value, bool | int | float) else isinstance(value, str) and value.lower() in _TRUE
 
 
+def is_boolean(value: msgspec.Raw | None) -> bool:
+    """Return whether a field of the engine's schema takes this value for a boolean; it takes null and an absent one."""
+    if value is None or memoryview(value)[0] == NULL:
+        return True
+    plain = plain_value(value)
+    return plain.lower() in _TRUE | _FALSE if isinstance(plain, str) else plain in (0, 1)
+
+
 def read_number(value: Any) -> int | None:
-    """Return the integer that the engine's schema reads: 3.0, "3", " 3.0" and "1_000" are numbers as well.
+    """Return the number of tokens or texts that the engine's schema reads, at most MOST_TOKENS.
 
     None for negative numbers and everything else."""
+    number = read_integer(value)
+    return None if number is None or number < 0 else min(number, MOST_TOKENS)
+
+
+def read_integer(value: Any) -> int | None:
+    """Return the integer that the engine's schema reads: 3.0, "3", " 3.0", "1_000" and true are integers as well.
+
+    None for everything else."""
     if value is None:
         return None
     try:
         if isinstance(value, str):
             whole, _, rest = value.partition(".")
-            value = -1 if rest.rstrip().strip("0") else int(whole)
-        return min(int(value), MOST_TOKENS) if value >= 0 and value == int(value) else None
+            return int(whole) if value.isascii() and not rest.rstrip().strip("0") else None
+        if isinstance(value, float):
+            return int(value) if value.is_integer() and int(value) in INT64 else None
+        return int(value)
     except (ValueError, TypeError):
         return None
+
+
+def spelled_like(value: Any, number: int) -> Any:
+    """Return a number or boolean in the type of the value that it replaces: an engine that refuses the one refuses the
+    other."""
+    kind = type(value)
+    return kind(number) if kind in (str, float, int) else number

@@ -163,19 +163,9 @@ async def test_bodies_without_need_of_usage_pass_unchanged(tmp_path: Path):
             assert body == it.engine.asked[0][3]
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"{not json",
-        b'"text"',
-        b"",
-        b'{"stream": true, "x": NaN}',
-        b'\xef\xbb\xbf{"stream": true}',
-        '{"a": 1}'.encode("utf-16"),
-    ],
-)
+@pytest.mark.parametrize("body", [b"{not json", b'"text"', b"", b'{"\\ud800": true}'])
 async def test_a_body_that_we_cannot_read_is_refused(tmp_path: Path, body: bytes):
-    """The engine reads more than JSON, and what we cannot read would escape every limit and all accounting."""
+    """What we cannot read would escape every limit and all accounting."""
     async with gateway(tmp_path) as it:
         async with it.post(body) as answer:
             assert (400, "bad_body", "false") == (

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from stack.gateway import body_forms, prompt_size, request_fields, routes
@@ -324,9 +324,8 @@ def test_without_a_change_the_very_bytes_pass():
                         (AUDIO, b"--form\r\n")):  # fmt: skip
         found = read(route, body)
         assert body is found.body is found.sent
-        assert found is found.renamed(None).renamed(found.model).limited(None).limited(
-            10**6 if found.max_tokens is not None else None
-        )
+        unlimited = found.renamed(None).renamed(found.model)
+        assert found is (unlimited if found.max_tokens is None else unlimited.limited(10**6))
 
 
 def test_changes_keep_order_and_bytes_of_all_else():
@@ -351,29 +350,36 @@ def test_changes_keep_order_and_bytes_of_all_else():
         ({"priority": 7}, 5, 7, {}),
         ({"priority": 4}, 5, 5, {"priority": 5}),
         ({"priority": -1}, 0, 0, {"priority": 0}),
-        ({"priority": "-1"}, 0, 0, {"priority": 0}),
-        ({"priority": -1.0}, 0, 0, {"priority": 0}),
-        ({"priority": "7"}, 5, 7, {"priority": 7}),
-        ({"priority": None}, 0, 0, {"priority": 0}),
-        ({"priority": [-1]}, 0, 0, {"priority": 0}),
-        ({"priority": -(10**30)}, 3, 3, {"priority": 3}),
-        ({"priority": True}, 0, 1, {"priority": 1}),
+        ({"priority": "-1"}, 0, 0, {"priority": "0"}),
+        ({"priority": -1.0}, 0, 0, {"priority": 0.0}),
+        ({"priority": "7"}, 5, 7, {}),
+        ({"priority": -7}, -9, -7, {}),
+        ({"priority": True}, 0, 1, {}),
+        ({"priority": False}, 3, 3, {"priority": 3}),
+        ({"priority": 2**63 - 1}, 3, 2**63 - 1, {}),
+        # what the engine refuses
+        ({"priority": None}, 3, 3, {}),
+        ({"priority": [-1]}, 3, 3, {}),
+        ({"priority": "x"}, 3, 3, {}),
+        ({"priority": 1.5}, 3, 3, {}),
+        ({"priority": -(10**30)}, 3, 3, {}),
     ],
 )
 def test_nobody_gets_ahead_of_the_best_priority_of_its_band(
-    asked_for: dict[str, Any], best: int, priority: int, said: dict[str, int]
+    asked_for: dict[str, Any], best: int, priority: int, said: dict[str, Any]
 ):
-    """However it spells that: what the engine's schema would take for a number is written as one."""
+    """However it spells that; what the engine would refuse it gets, and refuses."""
     fields = {"model": "m", **asked_for}
     found = asked(CHAT, **fields)
     assert priority == found.priority(best)
-    assert fields | said == json.loads(found.ranked(priority).sent)
-    assert (found is found.ranked(priority)) == (not said)
+    assert fields | said == json.loads(found.ranked(best).sent)
+    assert type(said.get("priority")) is type((asked_for | said if said else {}).get("priority"))
+    assert (found is found.ranked(best)) == (not said)
 
 
 def test_of_a_priority_given_twice_the_engines_one_counts():
     found = read(CHAT, b'{"priority":9,"model":"m","priority":-9}')
-    assert b'{"priority":0,"model":"m"}' == found.ranked(found.priority(0)).sent
+    assert b'{"priority":0,"model":"m"}' == found.ranked(0).sent
 
 
 def test_a_body_without_a_field_for_it_keeps_its_bytes():
@@ -392,9 +398,15 @@ def test_the_options_of_a_stream_stay():
         (CHAT, {}, 10, {"max_completion_tokens": 10}),
         (CHAT, {"max_tokens": 10}, 10, {}),
         (CHAT, {"max_tokens": 11}, 10, {"max_tokens": 10}),
-        (CHAT, {"max_tokens": "11"}, 10, {"max_tokens": 10}),
-        (CHAT, {"max_tokens": -1}, 10, {"max_tokens": 10}),
-        (CHAT, {"max_tokens": [1]}, 10, {"max_tokens": 10}),
+        (CHAT, {"max_tokens": "11"}, 10, {"max_tokens": "10"}),
+        (CHAT, {"max_tokens": 11.0}, 10, {"max_tokens": 10.0}),
+        (CHAT, {"max_tokens": [1]}, 10, {}),
+        (CHAT, {"max_tokens": "x"}, 10, {}),
+        (CHAT, {"max_tokens": 99, "max_completion_tokens": {}}, 10, {"max_tokens": 10}),
+        (TEXT, {"max_tokens": 9, "max_output_tokens": -1}, 10, {"max_output_tokens": 10}),
+        (CHAT, {"max_completion_tokens": 0}, 10, {"max_tokens": 10}),
+        (MESSAGES, {}, 10, {}),
+        (MESSAGES, {"max_tokens": None}, 10, {}),
         (CHAT, {"max_tokens": 99, "max_completion_tokens": 11}, 10, {"max_tokens": 10, "max_completion_tokens": 10}),
         (CHAT, {"max_tokens": 9, "max_output_tokens": 11}, 10, {"max_output_tokens": 10}),
         (CHAT, {"max_tokens": 11, "max_completion_tokens": 0}, 10, {"max_tokens": 10}),
@@ -402,7 +414,7 @@ def test_the_options_of_a_stream_stay():
             TEXT,
             {"max_tokens": 9, "max_completion_tokens": "11", "max_output_tokens": None},
             10,
-            {"max_completion_tokens": 10},
+            {"max_completion_tokens": "10"},
         ),
         (CHAT, {"max_tokens": 99, "max_completion_tokens": None}, 10, {"max_tokens": 10}),
         (CHAT, {"max_tokens": None}, 10, {"max_completion_tokens": 10}),
@@ -425,12 +437,19 @@ def test_the_options_of_a_stream_stay():
     ],
 )
 def test_a_limit_is_written_where_the_client_wrote_its_own(
-    route: str, fields: dict[str, Any], most: int, changed: dict[str, int]
+    route: str, fields: dict[str, Any], most: int, changed: dict[str, Any]
 ):
     fields = {"model": "m", **fields}
     limited = asked(route, **fields).limited(most)
     assert fields | changed == json.loads(limited.sent)
     assert limited is limited.limited(most)
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, 1e30])
+def test_number_that_is_no_limit_reaches_no_engine(value: float):
+    """Some engine may take it for no limit at all."""
+    with pytest.raises(ValueError, match="max_tokens is"):
+        asked(TEXT, max_tokens=value).limited(10)
 
 
 KEYS = st.sampled_from([*prompt_size._HOLDS, "role", "type", "é"]) | st.text(max_size=3)
@@ -455,28 +474,29 @@ def test_whatever_is_asked_only_what_must_change_changes(
 ):
     body = json.dumps(fields, ensure_ascii=ascii_only).encode()
     found = read(route, body)
-    sent = found.limited(most).renamed(model)
+    try:
+        sent = (found if most is None else found.limited(most)).renamed(model)
+    except ValueError:
+        assume(False)
     assert isinstance(found.stream, bool)
     assert min(found.prompt_bytes, found.prompt_ids, found.media, found.outputs, found.prompts - 1) >= 0
     assert found.prompt_bytes <= len(body) * found.prompts
     want = fields.copy()
     if found.usage_added:
-        options = fields.get("stream_options")
-        kept = (
-            {name: value for name, value in options.items() if name != "continuous_usage_stats"}
-            if isinstance(options, dict)
-            else {}
-        )
-        want["stream_options"] = kept | {"include_usage": True}
+        options = dict(fields.get("stream_options") or {})
+        options.pop("continuous_usage_stats", None)
+        want["stream_options"] = options | {"include_usage": True}
     if most is not None and found.limit is not None and fields:
-        within = found.form.within
         settings = token_requests._limits(found.form, found.fields)
-        changed = want.get(within) if within else want
+        changed = want.get(found.form.within) if found.form.within else want
         for name in {found.limit, *body_forms.LIMITS} if isinstance(changed, dict) else ():  # what any engine takes
             said = token_requests._said(settings, name)
-            unsaid = not said and name == found.limit and (found.max_tokens is None or found.max_tokens > most)
-            if unsaid or (said and not prompt_size.within(settings[name], most)):
-                changed[name] = most
+            unset = not said and name == found.limit and not found.form.limit_required
+            value = request_fields.plain_value(settings.get(name))
+            number = request_fields.read_number(value)
+            beyond = number > most if number is not None else isinstance(value, int | float)
+            if (said and beyond) or (unset and (found.max_tokens is None or found.max_tokens > most)):
+                changed[name] = request_fields.spelled_like(value if said else None, most)
     if model is not None and fields:
         want["model"] = model
     assert want == json.loads(sent.sent)
@@ -496,22 +516,40 @@ def test_what_is_no_json_object_passes_untouched(route: str, body: bytes):
         assert body is found.limited(1).renamed("x").sent
         assert found.model is found.max_tokens is None
     else:
-        assert isinstance(msgspec.json.decode(body), dict)
+        assert isinstance(json.loads(body), dict)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"temperature":NaN}',
-        b"\xef\xbb\xbf{}",
-        '{"model":"m"}'.encode("utf-16"),
-        b'{"user":"\\ud800"}',
-        b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}",
-    ],
-)
-def test_only_pythons_parser_takes_it_without_stream(body: bytes):
-    """Admission must refuse it: the engine would take it, and nothing here knows what it asks for."""
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"])
+def test_what_pythons_parser_reads_is_read(encoding: str):
+    """vLLM reads bodies with it. The engine gets the client's encoding and numbers, whatever is added."""
+    text = r'{"stream":true,"model":"m","a":[NaN,-Infinity,{"b":Infinity}],"c":"NaN \ud800 \ud83d\ude00 \\ud800 é",'
+    text += '"max_tokens":9}'
+    found = read(CHAT, text.encode(encoding))
+    assert ("m", True, 9) == (found.model, found.stream, found.max_tokens)
+    for asked_for, changed in ((found, {}), (found.limited(5).salted("s"), {"max_tokens": 5, "cache_salt": "s"})):
+        want = json.loads(text) | {"stream_options": {"include_usage": True}} | changed
+        assert repr(want) == repr(json.loads(asked_for.sent))
+    untouched = read(MESSAGES, text.encode(encoding))
+    assert untouched.body is untouched.sent
+
+
+@pytest.mark.parametrize("body", [b'{"\\ud800":1}', b'{"a":NaN,}', b"\xff\xfe{", b'{"a":' + b"[" * 10**6 + b"}"])
+def test_of_what_cannot_be_read_nothing_is_known(body: bytes):
     assert TokenRequest(body=body) == read(CHAT, body)
+
+
+def test_only_options_that_the_engine_takes_are_completed():
+    """stream_options that it refuses it gets, and refuses."""
+    refused = """ "x" [] 1 true {"include_usage":"maybe"} {"include_usage":2} {"include_usage":[]}
+        {"continuous_usage_stats":"x"} """
+    for options in refused.split():
+        body = b'{ "stream":true, "stream_options":%b }' % options.encode()
+        assert body is read(CHAT, body).sent
+    for usage, want in ((False, True), (None, True), (0, 1), (0.0, 1.0), ("no", "True")):
+        options = {"include_usage": usage, "continuous_usage_stats": "y", "x": 1}
+        sent = json.loads(asked(CHAT, stream=True, stream_options=options).sent)["stream_options"]
+        assert {"x": 1, "include_usage": want} == sent
+        assert type(want) is type(sent["include_usage"])
 
 
 def test_a_form_with_a_file_is_one_medium():

@@ -523,7 +523,7 @@ async def test_a_band_may_have_times_of_its_own(tmp_path: Path, time: str, body:
         (b'{"model":"tiny","max_tokens":2 }', b'{"model":"tiny","max_tokens":2 }'),
         (
             b'{"model":"tiny","max_tokens":9,"max_completion_tokens":"8"}',
-            b'{"model":"tiny","max_tokens":2,"max_completion_tokens":2}',
+            b'{"model":"tiny","max_tokens":2,"max_completion_tokens":"2"}',
         ),
     ],
 )
