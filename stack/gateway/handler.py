@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import logging
 import operator
 import re
@@ -16,7 +15,8 @@ import re
 from stack.gateway import request_body as token_requests
 from stack.gateway.admission_state import Refusal
 from stack.gateway.answers import ASKED_ONCE, EVENTS, FAILED, JSON, unreadable_head
-from stack.gateway.client_request import BrokenBody, json_response
+from stack.gateway.body_reader import BodyReader
+from stack.gateway.client_request import json_response
 from stack.gateway.deadline import Deadline
 from stack.gateway.ids import request_id
 from stack.gateway.large_bodies import LARGE_BYTES
@@ -29,14 +29,11 @@ from stack.gateway.passed_headers import (
     upstream_path,
 )
 from stack.gateway.reasons import FAILOVER
-from stack.gateway.refusals import RETRY_MESSAGES, RequestEnd, refusal_end, too_large_end
+from stack.gateway.refusals import RequestEnd, refusal_end
 from stack.gateway.reply import Reply
-from stack.gateway.response_writer import ResponseWriter
 from stack.gateway.routes import find
 from stack.gateway.routing import RequestedModel, UpstreamChoice, may_ask, name_at
 from stack.gateway.upstream_client import BrokenConnection, HeadTooLong, Unreachable, UpstreamResponse
-
-SMALL_BYTES = 16 << 10  # a body up to this costs no more than its connection does, and is not counted
 
 _RESPONSES = "/v1/responses"
 _STORED = re.compile(_RESPONSES + "/(?!render$)([^/]+)")  # a path that names a stored response
@@ -45,7 +42,7 @@ _SENT = operator.attrgetter("sent")  # of an Ask: encodes what has changed
 _log = logging.getLogger("gateway")
 
 
-class RequestHandler(ResponseWriter):
+class RequestHandler(BodyReader):
     """One request, from its head to the choice of an engine and the attempts to get an answer of it."""
 
     _asked = RequestedModel(None)
@@ -74,8 +71,6 @@ class RequestHandler(ResponseWriter):
             raise RequestEnd("expectation_failed")
         if services.life.draining:
             raise RequestEnd("draining")
-        if "Content-Encoding" in self._request.headers and (self._request.owes_body or self._request.body_bytes):
-            self._refuse_encoded()
         if (
             x.team is not None
             and x.route == "/v1/models"
@@ -385,60 +380,6 @@ class RequestHandler(ResponseWriter):
         if self._ask.stream:
             return "prefill_timeout", (band and band.prefill_s) or timeouts.prefill_s
         return "total_timeout", (band and band.total_s) or timeouts.total_s
-
-    async def _body(self) -> bytes:
-        """The whole request body. Raises RequestEnd when it is too large or broken."""
-        request, limit = self._request, self._services.limits.body_bytes
-        if (request.content_length or 0) > limit:
-            raise too_large_end(limit)
-        # it came along with its head, as nearly always
-        if request.complete:
-            body = request.take_body()
-            self._hold(len(body))
-            return body
-        if self._admitted:
-            self._refuse_at_limit(self._x.team or "")
-        self._allow("body_timeout", self._services.timeouts.body_s)
-        if request.headers.get("Expect", "").lower() == "100-continue":
-            request.expect_body()
-        whole, size = io.BytesIO(), 0  # grows in place: to join 32 MiB of pieces takes up to 40 ms
-        try:
-            while piece := await request.body_piece():
-                size += len(piece)
-                self._hold(size)
-                whole.write(piece)
-        except BrokenBody as error:
-            raise RequestEnd(
-                "bad_body", "the body broke HTTP's own framing (chunks, length, encoding) before it was complete"
-            ) from error
-        return whole.getvalue()
-
-    def _refuse_encoded(self) -> None:
-        """Raise RequestEnd for an encoded body: no engine decodes it, and its size and fields would be unknown."""
-        codings = ",".join(self._request.headers.getall("Content-Encoding"))
-        if {coding.strip().lower() for coding in codings.split(",")} - {"", "identity"}:
-            raise RequestEnd(
-                "bad_body", f"Content-Encoding {codings[:60]!r}: send the body without encoding", status=415
-            )
-
-    def _refuse_at_limit(self, team: str) -> None:
-        """Raise RequestEnd for a team that may send nothing more now; its body need not come, nor be read."""
-        admission, x = self._services.admission, self._x
-        if admission.at_limit(team):
-            x.priority = self._terms.team(team).band
-            raise RequestEnd("team_limit", RETRY_MESSAGES["team_limit"].format(team=team), admission.wait_s(team))
-
-    def _hold(self, size: int) -> None:
-        """Its body has so many bytes by now. Raises RequestEnd for more than one may have, or than are left to be
-        held."""
-        if size > (limit := self._services.limits.body_bytes):
-            raise too_large_end(limit)
-        if size > SMALL_BYTES:
-            if not self._services.bodies.take(
-                self._x.team, size - self._taken, alone=len(self._terms.policy.teams) == 1
-            ):
-                raise RequestEnd("bodies_full")
-            self._taken = size
 
     def _isolated(self, ask: token_requests.TokenRequest) -> token_requests.TokenRequest:
         """Return the same with the cache salt and the response id of its team, where several teams share the
