@@ -1,44 +1,54 @@
 """JSON that Python's parser takes, and so vLLM, and a strict decoder does not: UTF-16, UTF-32, a byte order mark, NaN,
 Infinity, and halves of surrogate pairs.
 
-Invariant: `restored` gives the engine what `readable` was given, but for white space and the form of such halves."""
+Invariant: `restored` gives the engine the numbers, halves and encoding that `readable` has replaced."""
 
 from __future__ import annotations
 
 import json
 import re
 
-# Numbers that stand for those that JSON does not have. No client sends their digits by chance.
-_MARKS = {word: b"1e9073145826094172853%d" % at for at, word in enumerate((b"NaN", b"-Infinity", b"Infinity"))}
-_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|NaN|-?Infinity', re.DOTALL)
+_MARK = "1e9073145826094172853"  # no client sends these digits by chance
+_WORDS = {word: f"{_MARK}{at}" for at, word in enumerate(("NaN", "-Infinity", "Infinity"))}
+_TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"|NaN|-?Infinity', re.DOTALL)
 _ESCAPE = re.compile(
-    rb"\\u[dD][89aAbB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u([dD][89a-fA-F][0-9a-fA-F]{2})|\\."
+    r"\\u[dD][89aAbB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u([dD][89a-fA-F][0-9a-fA-F]{2})|\\.|([\ud800-\udfff])"
 )
-_SIGNS = (b"NaN", b"Infinity", rb"\ud", rb"\uD")
+_HALF = re.compile(rf"{_MARK}x([0-9a-fA-F]{{4}})")
+_SIGNS = (b"NaN", b"Infinity", rb"\ud", rb"\uD", b"\xed")  # the last begins half a pair in UTF-8
 
 
 def readable(body: bytes) -> tuple[bytes, str]:
     """Return a body in UTF-8 as a strict decoder reads it, and its own encoding. Raises ValueError if it is not of this
     kind."""
     encoding = json.detect_encoding(body)
-    text = body.decode(encoding, "surrogatepass").encode("utf-8", "surrogatepass") if encoding != "utf-8" else body
-    if text[:64].lstrip()[:1] != b"{" or (text is body and not any(sign in text for sign in _SIGNS)):
-        raise ValueError("no other spelling of JSON")
-    return _TOKEN.sub(_strict, text), encoding
+    if encoding == "utf-8" and not any(sign in body for sign in _SIGNS):
+        raise ValueError("a strict decoder reads no less")
+    text = body.decode(encoding, "surrogatepass")
+    if text[:64].lstrip()[:1] != "{":
+        raise ValueError("no object")
+    return _TOKEN.sub(_strict, text).encode(), encoding
+
+
+def has_half(text: str) -> bool:
+    """Return whether a text of a readable body has half of a surrogate pair, which vLLM refuses in its own fields."""
+    return _HALF.search(text) is not None
 
 
 def restored(body: bytes, encoding: str) -> bytes:
-    """Return a body with the numbers and the encoding that `readable` has replaced."""
-    for word, mark in _MARKS.items():
-        body = body.replace(mark, word)
-    return body if encoding == "utf-8" else body.decode("utf-8", "surrogatepass").encode(encoding, "surrogatepass")
+    """Return a body with what `readable` has replaced; halves of pairs are escapes."""
+    text = body.decode()
+    for word, mark in _WORDS.items():
+        text = text.replace(mark, word)
+    return _HALF.sub(r"\\u\1", text).encode(encoding)
 
 
-def _strict(token: re.Match[bytes]) -> bytes:
-    """Return the same token, halves of surrogate pairs as their bytes, which decoders skip."""
+def _strict(token: re.Match[str]) -> str:
     word = token[0]
-    return _MARKS[word] if word[:1] != b'"' else _ESCAPE.sub(_half_as_bytes, word) if rb"\u" in word else word
+    return _WORDS[word] if word[0] != '"' else _ESCAPE.sub(_marked, word)
 
 
-def _half_as_bytes(escape: re.Match[bytes]) -> bytes:
-    return chr(int(escape[1], 16)).encode("utf-8", "surrogatepass") if escape[1] else escape[0]
+def _marked(escape: re.Match[str]) -> str:
+    """Return the mark of half a pair; any other escape as it is."""
+    half = escape[1] or (escape[2] and f"{ord(escape[2]):x}")
+    return f"{_MARK}x{half}" if half else escape[0]

@@ -14,7 +14,7 @@ import msgspec
 
 from stack.gateway.body_forms import LIMITS, OTHER_BODY, BodyForm
 from stack.gateway.form_body import form_models
-from stack.gateway.lenient_json import readable, restored
+from stack.gateway.lenient_json import has_half, readable, restored
 from stack.gateway.prompt_size import TRANSFERS, PromptSize
 from stack.gateway.request_fields import (
     FIELDS_DECODER,
@@ -164,9 +164,9 @@ class TokenRequest(msgspec.Struct, frozen=True):
         return self._with({"request_id": request_id}) if self.fields and not self._is_other("request_id") else self
 
     def text(self, name: str) -> str | None:
-        """Return the value of a field that is a string; None for any other."""
+        """Return the value of a field that is a string; None for any other, and for one with half a surrogate pair."""
         value = plain_value(self.fields.get(name))
-        return value if isinstance(value, str) else None
+        return value if isinstance(value, str) and not (self.encoding and has_half(value)) else None
 
     def _is_other(self, name: str) -> bool:
         """Return whether a field is there and no string; null counts as absent in a salt alone."""

@@ -163,7 +163,7 @@ async def test_bodies_without_need_of_usage_pass_unchanged(tmp_path: Path):
             assert body == it.engine.asked[0][3]
 
 
-@pytest.mark.parametrize("body", [b"{not json", b'"text"', b"", b'{"\\ud800": true}'])
+@pytest.mark.parametrize("body", [b"{not json", b'"text"', b"", b'{"a": NaN,}'])
 async def test_a_body_that_we_cannot_read_is_refused(tmp_path: Path, body: bytes):
     """What we cannot read would escape every limit and all accounting."""
     async with gateway(tmp_path) as it:

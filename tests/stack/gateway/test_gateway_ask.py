@@ -523,17 +523,17 @@ def test_what_is_no_json_object_passes_untouched(route: str, body: bytes):
 def test_what_pythons_parser_reads_is_read(encoding: str):
     """vLLM reads bodies with it. The engine gets the client's encoding and numbers, whatever is added."""
     text = r'{"stream":true,"model":"m","a":[NaN,-Infinity,{"b":Infinity}],"c":"NaN \ud800 \ud83d\ude00 \\ud800 é",'
-    text += '"max_tokens":9}'
-    found = read(CHAT, text.encode(encoding))
+    text += '"\\ud800\\udbff\\udc00\\uDFFF":"\ud812","max_tokens":9}'
+    found = read(CHAT, text.encode(encoding, "surrogatepass"))
     assert ("m", True, 9) == (found.model, found.stream, found.max_tokens)
     for asked_for, changed in ((found, {}), (found.limited(5).salted("s"), {"max_tokens": 5, "cache_salt": "s"})):
         want = json.loads(text) | {"stream_options": {"include_usage": True}} | changed
         assert repr(want) == repr(json.loads(asked_for.sent))
-    untouched = read(MESSAGES, text.encode(encoding))
+    untouched = read(MESSAGES, text.encode(encoding, "surrogatepass"))
     assert untouched.body is untouched.sent
 
 
-@pytest.mark.parametrize("body", [b'{"\\ud800":1}', b'{"a":NaN,}', b"\xff\xfe{", b'{"a":' + b"[" * 10**6 + b"}"])
+@pytest.mark.parametrize("body", [b'{"a":NaN,}', b"\xff\xfe{", b'{"a":' + b"[" * 10**6 + b"}"])
 def test_of_what_cannot_be_read_nothing_is_known(body: bytes):
     assert TokenRequest(body=body) == read(CHAT, body)
 

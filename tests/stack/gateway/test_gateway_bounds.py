@@ -511,7 +511,7 @@ SECRET = "s3cret"
         (r"JSON: .*\bbyte 24 \(line 2, column 7\)", b'{"user":"s3cret",\n "n": +1}', None),
         (r"JSON: .*':' .*\bbyte 10 \(line 1, column 11\)", b'{"s3cret" "a"}', None),
         (r"JSON: it ends .*\bbyte 15,", b'{"user":"s3cret', None),
-        ("hex escape", b'{"s3cret\\ud800":"user"}', None),
+        ("unicode escape", b'{"s3cret\\ud8g0":"user"}', None),
         (r"UTF-8: byte 8 \(line 1, column 9\)", b'{"s3cret\xff":1}', None),
         (r"UTF-8: byte 0\b", '{"user":"s3cret"'.encode("utf-16"), None),
         (r"an array\b", b'["s3cret"]', None),
