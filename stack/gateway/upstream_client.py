@@ -2,14 +2,12 @@
 
 aiohttp's client, which the watchers use, wakes a task for every piece of a body; for a stream of tokens that is most of
 what a gateway costs (docs/internals/benchmark-gateway.md). Invariants: nothing is followed, unpacked or added but Host
-and Content-Length. A connection is used again only after an answer that was complete and said so; a request is sent a
-second time only when such a connection closed without a byte, as a server does with an idle one (RFC 9112, 9.3.1). What
-is held of an answer that nobody takes is bounded."""
+and Content-Length. A connection is used again only after a complete answer that said so; a request is sent again only
+if such a connection closes without a byte (RFC 9112, 9.3.1). What is held of an answer that nobody takes is bounded."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Iterable
@@ -121,14 +119,22 @@ class UpstreamClient:
         request = [f"{head}\r\n\r\n".encode("utf-8", "surrogateescape"), body]
         if len(body) <= COPY_BYTES:
             request = [b"".join(request)]
-        # Over TLS this is unknown: encrypted data lie in a buffer below the one that reports its size.
-        written = None if origin.tls else written
-        if (written is None or len(body) <= AGAIN_BYTES) and (kept := self._kept(origin)) is not None:
-            with contextlib.suppress(ClosedUnused):
-                return await _answered(kept.ask(request, method, written))
-        answer = (await self._connected(origin)).ask(request, method, written)
-        del body, request
-        return await _answered(answer)
+        written = None if origin.tls else written  # unknown: encrypted data lie in a buffer below the one that is seen
+        kept = self._kept(origin) if written is None or len(body) <= AGAIN_BYTES else None
+        answer = (kept or await self._connected(origin)).ask(request, method, written)
+        body, request = b"", request if kept else []
+        try:
+            try:
+                await answer.begun
+            except ClosedUnused:
+                if kept is None:
+                    raise
+                answer = (await self._connected(origin)).ask(request, method, written)
+                await answer.begun
+        except BaseException:
+            answer.close()
+            raise
+        return answer
 
     def _kept(self, origin: Origin) -> _Connection | None:
         idle, now = self._idle.get(origin), asyncio.get_running_loop().time()
@@ -184,16 +190,6 @@ class UpstreamClient:
             for connection in idle:
                 connection.cut()
         self._idle.clear()
-
-
-async def _answered(answer: UpstreamResponse) -> UpstreamResponse:
-    """Return an answer whose head is there. Raises BrokenConnection."""
-    try:
-        await answer.begun
-    except BaseException:
-        answer.close()
-        raise
-    return answer
 
 
 @lru_cache(maxsize=1)

@@ -744,7 +744,7 @@ async def test_connection_idle_too_long_is_closed():
 
 @pytest.mark.parametrize("what", ["closes", "resets"])
 @on_each_loop
-async def test_request_on_a_connection_that_closes_unanswered_is_sent_again(what: str):
+async def test_request_is_sent_again_if_its_kept_connection_closes(what: str):
     """On a new connection and once, if it was a kept one and no byte of an answer came. Servers close idle connections,
     and uvicorn closes one behind a 500."""
     begun, answered = b"", Counter[asyncio.StreamWriter]()

@@ -516,7 +516,7 @@ def test_fields_beside_usage_stand_in_the_last_event(ends: bytes, others: list[b
     assert out == scan(b"".join(parts))[0]
 
 
-def test_an_event_that_may_be_the_last_waits_for_no_more_than_the_next():
+def test_a_last_event_waits_for_the_next_alone():
     """Whoever ends a stream in between gets it out."""
     last, scanner = chunk("stop", content="a"), Scanner(strip_usage=True)
     assert b"" == scanner.feed(last, 1.0)
