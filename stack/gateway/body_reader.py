@@ -1,4 +1,4 @@
-"""Reader of a request's body, within what one request, one team and all of them may hold.
+"""Reader of a request body, bounded by the limits of the request, the team and the gateway.
 
 Invariant: a body that is refused for its size, its encoding or its team's limit is not read."""
 
@@ -50,7 +50,7 @@ class BodyReader(ResponseWriter):
         codings = ",".join(self._request.headers.getall("Content-Encoding"))
         if {coding.strip().lower() for coding in codings.split(",")} - {"", "identity"}:
             raise RequestEnd(
-                "bad_body", f"Content-Encoding {codings[:60]!r}: send the body without encoding", status=415
+                "bad_body", f"no engine decodes Content-Encoding {codings[:60]!r}; send the body without it", status=415
             )
 
     def _refuse_at_limit(self, team: str) -> None:

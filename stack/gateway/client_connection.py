@@ -39,7 +39,7 @@ BODY_BYTES = 256 << 10  # that nobody has taken; then nothing more is read
 KEEPALIVE_S = 3630.0  # of an idle connection: longer than a proxy keeps it
 LINGER_S = 10.0  # wait for the rest of a body that nobody reads; a connection that is cut may lose its response
 _FRAMING: Final = frozenset((b"content-length", b"transfer-encoding"))
-# Headers that a request has once, or a content type twice the same: other values would be read in two ways.
+# Headers that may occur once; Content-Type also twice with one value. Two servers could pick different values.
 _ONCE: Final = _FRAMING | {b"content-type", b"host"}
 _LINE_ERRORS = ("Invalid HTTP version", "Expected ", "Pause on PRI/Upgrade")  # of the parser, about the first line
 

@@ -159,8 +159,11 @@ class RequestHandler(BodyReader):
         prompt, most = x.est_prompt_tokens or 0, terms.max_output_tokens
         if terms.max_prompt_tokens is not None:
             self._limit_prompt(team, prompt, terms.max_prompt_tokens)
-        if most is not None:
-            self._limit_output(team, most, refuse=terms.over_output == "refuse")
+        if most is not None and terms.over_output == "refuse" and (ask.max_tokens or 0) > most:
+            raise RequestEnd(
+                "output_too_long", f"{ask.max_tokens} tokens of output are asked for; team {team} may have {most}"
+            )
+        self._hold_to(most)
         model = self._terms.policy.models.get(self._asked.model or "")
         context = model.max_model_len if model else None
         # without a limit of its own it wants what the context has left
@@ -176,13 +179,12 @@ class RequestHandler(BodyReader):
             )
         raise RequestEnd("context_too_long", why)
 
-    def _limit_output(self, team: str, limit: int, *, refuse: bool) -> None:
-        """Hold the output to the team's limit. Raises RequestEnd if the team is refused more, or asks for no number."""
-        asked = self._ask.max_tokens
-        if refuse and asked is not None and asked > limit:
-            raise RequestEnd("output_too_long", f"{asked} tokens of output are asked for; team {team} may have {limit}")
+    def _hold_to(self, max_output: int | None) -> None:
+        """Limit the output. Raises RequestEnd for a limit or a priority that cannot be read."""
         try:
-            self._ask = self._ask.limited(limit)
+            self._ask = self._ask if max_output is None else self._ask.limited(max_output)
+            if (band := self._band()) is not None:
+                self._ask.require_priority(band.engine_priority)
         except ValueError as error:
             raise RequestEnd("bad_body", str(error)) from None
 

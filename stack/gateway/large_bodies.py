@@ -51,9 +51,12 @@ class LargeBodies:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     async def read(self, route: str, body: bytes) -> token_requests.TokenRequest:
-        """Return what `asks.read` makes of a body of any size."""
+        """Return what `request_body.read` makes of a body of any size. Lenient reading holds the interpreter lock."""
         if len(body) <= HUGE_BYTES:
-            return await self.run(len(body), token_requests.read, route, body)
+            small = len(body) <= LARGE_BYTES
+            ask = await self.run(len(body), token_requests.read, route, body, small)
+            if small or ask.stream is not None or ask.media:
+                return ask
         return await self.run(len(body), self._read_apart, route, body)
 
     async def describe(self, body: bytes, content_type: str) -> str:

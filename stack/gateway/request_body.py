@@ -2,8 +2,8 @@
 
 Invariants: a body is decoded once, into its top-level fields as bytes; text is measured where it lies and never becomes
 Python objects. What the engine's schema (pydantic) would understand is understood here too, so that nothing escapes
-accounting or a limit by its spelling. Nothing
-raises: of an unreadable body nothing is known, and stream is None."""
+accounting or a limit by its spelling. Reading never raises: of an unreadable body nothing is known, and stream is
+None."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import msgspec
 
 from stack.gateway.body_forms import LIMITS, OTHER_BODY, BodyForm
 from stack.gateway.form_body import form_models
-from stack.gateway.lenient_json import has_half, readable, restored
+from stack.gateway.lenient_json import has_surrogate, restore, to_strict
 from stack.gateway.prompt_size import TRANSFERS, PromptSize
 from stack.gateway.request_fields import (
     FIELDS_DECODER,
     INT64,
     LARGE_BYTES,
     MOST_PIECES,
-    NULL,
     OBJECT,
     RawFields,
     count_pieces,
     is_boolean,
+    is_null,
     is_true,
     plain_value,
     read_integer,
@@ -62,7 +62,8 @@ class TokenRequest(msgspec.Struct, frozen=True):
     limit: the field that limits the output. uncountable: why no record could count what is asked for, else empty.
     transfer: the first of TRANSFERS that it has, on a route that makes text; else empty.
     form: how it is read. fields: the body's, each value as it came or as it was changed, and those that were added.
-    edited: whether any was changed. encoding: of a body that a strict decoder does not read, else empty."""
+    edited: whether any was changed. respelled: how to restore a body that no strict decoder
+    reads, else empty."""
 
     body: bytes
     model: str | None = None
@@ -84,7 +85,7 @@ class TokenRequest(msgspec.Struct, frozen=True):
     fields: RawFields = {}
     added: tuple[str, ...] = ()
     edited: bool = False
-    encoding: str = ""
+    respelled: str = ""
 
     @property
     def sent(self) -> bytes:
@@ -94,8 +95,8 @@ class TokenRequest(msgspec.Struct, frozen=True):
         fields goes, and of a field given twice the last stays, which is the one that the engine would see."""
         if not (self.edited or self.added):
             return self.body
-        if self.encoding:
-            return restored(msgspec.json.encode(self.fields), self.encoding)
+        if self.respelled:
+            return restore(msgspec.json.encode(self.fields), self.respelled)
         if self.edited:
             return msgspec.json.encode(self.fields)
         more = msgspec.json.encode({name: self.fields[name] for name in self.added})
@@ -112,27 +113,20 @@ class TokenRequest(msgspec.Struct, frozen=True):
     def limited(self, max_output: int) -> TokenRequest:
         """Return the body with at most this many tokens for each text, written where the client wrote its limit.
 
-        Whatever an engine may take for a larger limit is replaced, in each field that some engine takes for one. What
-        the engine refuses goes on to it. Raises ValueError for a number that is no limit: an engine may take it for
-        none."""
+        Whatever an engine may take for a larger limit is replaced, in each field that some engine takes for one. Raises
+        ValueError where no number can be read in the field of this route: vLLM refuses that, and another engine may
+        take it for no limit."""
         if self.limit is None or not self.fields:
             return self
         fields, around = _limits(self.form, self.fields), self.form.within
         if around and not _is_object(self.fields.get(around)):
             return self  # the engine refuses it
-        changed: dict[str, Any] = {}
-        for name in LIMITS:
-            if name not in fields or not _said(fields, name):
-                continue
-            value = plain_value(fields[name])
-            number = read_number(value)
-            if number is None and isinstance(value, int | float) and name in self.form.limit:
-                raise ValueError(f"{name} is {value}; send a number of tokens")
-            if (number or 0) > max_output or (number is None and isinstance(value, int | float)):
-                changed[name] = spelled_like(value, max_output)
-        lacks_one = not _said(fields, self.limit) and not self.form.limit_required
-        if lacks_one and (self.max_tokens is None or self.max_tokens > max_output):
-            changed[self.limit] = max_output
+        changed = _lowered(self.form, fields, max_output)
+        if not _said(fields, self.limit):
+            if self.form.limit_required:
+                raise ValueError(f"{self.limit} is missing; send an integer of at least 0")
+            if self.max_tokens is None or self.max_tokens > max_output:
+                changed[self.limit] = max_output
         known = max_output if self.limit in changed else self.max_tokens
         if around and changed:
             changed = {around: {**fields, **changed}}
@@ -143,6 +137,13 @@ class TokenRequest(msgspec.Struct, frozen=True):
         asked = read_integer(plain_value(self.fields.get("priority")))
         return best if asked is None else max(best, asked)
 
+    def require_priority(self, best: int) -> None:
+        """Raise ValueError for a priority that vLLM refuses, and another engine may take for sooner than `best`."""
+        if self.form.has_priority and "priority" in self.fields:
+            asked = read_integer(plain_value(self.fields["priority"]))
+            if best if asked is None else asked < INT64.start:
+                raise ValueError("priority is not a 64-bit integer")
+
     def ranked(self, best: int) -> TokenRequest:
         """Return the body with this priority, where the body asks for a sooner one, or for none and `best` is not the
         engine's default of 0."""
@@ -151,27 +152,28 @@ class TokenRequest(msgspec.Struct, frozen=True):
         if "priority" not in self.fields:
             return self._with({"priority": best}) if best else self
         asked = read_integer(value := plain_value(self.fields["priority"]))
-        sooner = asked is not None and asked < best and asked in INT64
+        sooner = asked is not None and INT64.start <= asked < best
         return self._with({"priority": spelled_like(value, best)}) if sooner else self
 
     def salted(self, salt: str) -> TokenRequest:
         """Return the same with this cache_salt in place of the client's own, unless the engine refuses that."""
-        refused = self._is_other("cache_salt") or self.text("cache_salt") == ""
-        return self._with({"cache_salt": salt}) if self.fields and self.form.has_salt and not refused else self
+        if not self.fields or not self.form.has_salt or self.text("cache_salt") == "":
+            return self
+        return self._with({"cache_salt": salt}) if self._is_text("cache_salt", null=True) else self
 
     def identified(self, request_id: str) -> TokenRequest:
         """Return the same with this id, by which an engine stores the response."""
-        return self._with({"request_id": request_id}) if self.fields and not self._is_other("request_id") else self
+        return self._with({"request_id": request_id}) if self.fields and self._is_text("request_id") else self
 
     def text(self, name: str) -> str | None:
-        """Return the value of a field that is a string; None for any other, and for one with half a surrogate pair."""
+        """Return the value of a field that is a string; None for any other, and for one with a lone surrogate."""
         value = plain_value(self.fields.get(name))
-        return value if isinstance(value, str) and not (self.encoding and has_half(value)) else None
+        return value if isinstance(value, str) and not has_surrogate(value, self.respelled) else None
 
-    def _is_other(self, name: str) -> bool:
-        """Return whether a field is there and no string; null counts as absent in a salt alone."""
+    def _is_text(self, name: str, *, null: bool = False) -> bool:
+        """Return whether a field is absent or a string, or null where the engine takes that; it refuses any other."""
         value = self.fields.get(name)
-        return value is not None and self.text(name) is None and (name != "cache_salt" or memoryview(value)[0] != NULL)
+        return value is None or self.text(name) is not None or (null and is_null(value))
 
     def _with(self, changed: Mapping[str, Any], **known: Any) -> TokenRequest:
         fields, added, edited = dict(self.fields), self.added, self.edited
@@ -184,8 +186,8 @@ class TokenRequest(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, fields=fields, added=added, edited=edited, **known)
 
 
-def read(route: str, body: bytes) -> TokenRequest:
-    """The ask of a body; with stream None of one that cannot be read."""
+def read(route: str, body: bytes, lenient: bool = True) -> TokenRequest:
+    """Return the request in a body; stream is None if it cannot be read. lenient: read what Python's parser reads."""
     try:
         return _read(route, body, body)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -193,13 +195,13 @@ def read(route: str, body: bytes) -> TokenRequest:
         if form is not None and form.form:
             return _upload(body)
     try:
-        return _read(route, body, *readable(body))
+        return _read(route, body, *to_strict(body)) if lenient else TokenRequest(body=body)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return TokenRequest(body=body)
 
 
-def _read(route: str, body: bytes, text: bytes, encoding: str = "") -> TokenRequest:
-    """The ask of a body that is this text in UTF-8. Raises what the decoders raise."""
+def _read(route: str, body: bytes, text: bytes, respelled: str = "") -> TokenRequest:
+    """Return the request in a body that is this text in UTF-8. Raises what the decoders raise."""
     # a file of some megabytes, say, in which many a byte looks like a comma
     if text[:64].lstrip()[:1] not in (b"{", b""):
         raise ValueError("no object")
@@ -210,7 +212,7 @@ def _read(route: str, body: bytes, text: bytes, encoding: str = "") -> TokenRequ
     )
     if dense and _too_many_fields(text):
         return TokenRequest(body=body)
-    return _ask(route, body, FIELDS_DECODER.decode(text), dense, encoding)
+    return _ask(route, body, FIELDS_DECODER.decode(text), dense, respelled)
 
 
 def _upload(body: bytes) -> TokenRequest:
@@ -220,7 +222,7 @@ def _upload(body: bytes) -> TokenRequest:
     return TokenRequest(body=body, media=1, model=min(models, default=None), uncountable=several)
 
 
-def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool, encoding: str) -> TokenRequest:
+def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool, respelled: str) -> TokenRequest:
     how = find(route).body or OTHER_BODY
     model, stream = plain_value(fields.get("model")), is_true(plain_value(fields.get("stream")))
     settings = _limits(how, fields)
@@ -236,7 +238,7 @@ def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool, e
         fields["stream_options"] = _with_usage(options)
     return TokenRequest(
         body=body,
-        model=model if isinstance(model, str) else None,
+        model=model if isinstance(model, str) and not has_surrogate(model, respelled) else None,
         stream=stream,
         n=n if 0 < n <= MOST_N else None,
         usage_added=add,
@@ -255,13 +257,27 @@ def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool, e
         fields=fields,
         added=("stream_options",) if add and new else (),
         edited=add and not new,
-        encoding=encoding,
+        respelled=respelled,
     )
 
 
 def _limits(how: BodyForm, fields: RawFields) -> RawFields:
     """Return the fields among which the limit stands: those of the body, or of an object in it."""
     return _object(fields, how.within) if how.within else fields
+
+
+def _lowered(how: BodyForm, fields: RawFields, max_output: int) -> dict[str, Any]:
+    """Return the limits that are above this one, each lowered to it. Raises ValueError where the route's own cannot be
+    read."""
+    lowered: dict[str, Any] = {}
+    for name in LIMITS:
+        if _said(fields, name):
+            number = read_number(value := plain_value(fields[name]))
+            if number is None and name in how.limit:
+                raise ValueError(f"{name} is not an integer of at least 0")
+            if number is None or number > max_output:
+                lowered[name] = spelled_like(value, max_output)
+    return lowered
 
 
 def _transfer(fields: RawFields, settings: RawFields) -> str:
@@ -273,7 +289,7 @@ def _transfer(fields: RawFields, settings: RawFields) -> str:
             places.append(_object(around, name))
     for place in places:
         for name in TRANSFERS:
-            if name in place and memoryview(place[name])[0] != NULL:
+            if not is_null(place.get(name)):
                 return name
     return ""
 
@@ -322,7 +338,7 @@ def _limit(how: BodyForm, fields: RawFields) -> tuple[str | None, int | None]:
     for name in how.limit:
         if _said(fields, name):
             return name, read_number(plain_value(fields[name]))
-    unset = (name for name in how.limit if name not in fields or memoryview(fields[name])[0] == NULL)
+    unset = (name for name in how.limit if is_null(fields.get(name)))
     return next(unset, how.limit[-1]), None if any(name in fields for name in how.limit) else how.unsaid
 
 
@@ -333,7 +349,7 @@ def _number(fields: RawFields, name: str) -> int:
 
 def _said(fields: RawFields, name: str) -> bool:
     """Return whether a limit is set: null is none, nor is a max_completion_tokens of 0 for vLLM 0.10."""
-    if name not in fields or memoryview(fields[name])[0] == NULL:
+    if is_null(fields.get(name)):
         return False
     return name != "max_completion_tokens" or read_number(plain_value(fields[name])) != 0
 
@@ -351,7 +367,7 @@ def _is_object(value: msgspec.Raw | None) -> bool:
 def _usage_options(fields: RawFields) -> RawFields | None:
     """Return the stream_options of a body; None where the engine refuses them."""
     value = fields.get("stream_options")
-    if value is not None and not _is_object(value) and memoryview(value)[0] != NULL:
+    if not is_null(value) and not _is_object(value):
         return None
     options = _object(fields, "stream_options")
     return options if all(is_boolean(options.get(name)) for name in ("include_usage", _CONTINUOUS)) else None

@@ -45,6 +45,11 @@ def plain_value(value: msgspec.Raw | None) -> Any:
         return None
 
 
+def is_null(value: msgspec.Raw | None) -> bool:
+    """Return whether a field is absent or null."""
+    return value is None or memoryview(value)[0] == NULL
+
+
 def is_true(value: Any) -> bool:
     """Return whether the engine's schema (pydantic) reads a value as true: 1 and "yes" are true as well.
 
@@ -54,7 +59,7 @@ def is_true(value: Any) -> bool:
 
 def is_boolean(value: msgspec.Raw | None) -> bool:
     """Return whether a field of the engine's schema takes this value for a boolean; it takes null and an absent one."""
-    if value is None or memoryview(value)[0] == NULL:
+    if is_null(value):
         return True
     plain = plain_value(value)
     return plain.lower() in _TRUE | _FALSE if isinstance(plain, str) else plain in (0, 1)

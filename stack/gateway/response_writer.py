@@ -375,8 +375,8 @@ class ResponseWriter:
                     await self._finish(self._refusal(end))
                     return
                 endless = not self._response.framed_by_length  # into a promised length no more fits
-                if endless and self._scanner is not None:
-                    self._response.put(self._scanner.take_ending())
+                if endless and self._scanner is not None and (withheld := self._scanner.take_withheld()):
+                    self._response.put(withheld)
                 if self._x.complete and endless:
                     await self._finish(self._response)
                     return

@@ -13,13 +13,13 @@ import msgspec
 
 from stack.gateway.outline import Outline
 from stack.gateway.reply import BLANK, CONTENT, NOTHING, PROGRESS, Body, Reply, decode
-from stack.gateway.request_fields import FIELDS_DECODER, NULL
+from stack.gateway.request_fields import FIELDS_DECODER, is_null
 
 EVENT_BYTES = 1 << 20
 _BACKSLASH = ord("\\")
 
 # Kinds of events: usage alone, with a finish reason, without data, any other.
-PLAIN, USAGE, LAST, SILENT = range(4)
+PLAIN, USAGE, FINISH, NO_DATA = range(4)
 _OF_USAGE = frozenset(("usage", "metrics", "choices"))  # an engine sends none of them without include_usage
 
 # A blank line ends an event; a line ends in LF, CRLF or CR. The look-ahead keeps CRLF from being read as two line ends.
@@ -45,8 +45,8 @@ class Scanner:
     last_progress, progress_events: of events that prove a step of the engine and have no text."""
 
     __slots__ = (
-        "_after", "_before", "_big", "_carriage", "_cut", "_ending", "_forced", "_head", "_held", "_lf", "_name",
-        "_searched", "_strip", "_tail", "content_events", "done", "events", "first_content", "first_progress",
+        "_after", "_before", "_big", "_carriage", "_cut", "_forced", "_head", "_held", "_lf", "_name", "_searched",
+        "_strip", "_tail", "_withheld", "content_events", "done", "events", "first_content", "first_progress",
         "first_textless", "last_content", "last_progress", "objects", "progress_events", "reply",
     )  # fmt: skip
 
@@ -62,7 +62,9 @@ class Scanner:
         self.done = False  # [DONE] or the last event of the other APIs was seen
         self._strip = strip_usage
         self._held = bytearray()  # the event that is not complete yet
-        self._ending = b""  # a complete event with a finish reason, and comments behind it, until the next event comes
+        self._withheld = (
+            b""  # a complete event with a finish reason, and comments behind it, until the next event comes
+        )
         self._searched = 0  # up to here _held has no blank line
         self._carriage = False  # a CR was seen, so line ends need the slower search
         self._big: Outline | None = None  # of an event beyond EVENT_BYTES that has not ended
@@ -128,15 +130,15 @@ class Scanner:
         if self._lf is not None and chunk:  # the client was not kept waiting for it
             lf, self._lf = self._lf, None
             if chunk.startswith(b"\n"):
-                if self._ending:
-                    self._ending += lf
+                if self._withheld:
+                    self._withheld += lf
                     lf = b""
                 return lf + self.feed(chunk[1:], now)
         if self._big is None:
             # one whole event, as nearly always
             if not self._held and not self._carriage and chunk.find(b"\n\n") == len(chunk) - 2 >= 0:
                 kind = self._event(chunk, now)
-                return self._sift(chunk, kind) if self._strip and (kind or self._ending) else chunk
+                return self._pass_event(chunk, kind) if self._strip and (kind or self._withheld) else chunk
             return self._scan(chunk, now)
         past = self._end_of_big(chunk, self._big, now)
         return chunk if self._big is not None else chunk[:past] + self._scan(chunk[past:], now)
@@ -152,28 +154,32 @@ class Scanner:
                 self._event(left, now)
             self.reply.unreadable = unreadable  # an event that was cut is no broken JSON
             return b""
-        kind = self._event(left, now) if left else SILENT
-        ready = self._sift(left, kind) + self.take_ending()
+        kind = self._event(left, now) if left else NO_DATA
+        ready = self._pass_event(left, kind) + self.take_withheld()
         self._strip, self.reply.unreadable = False, unreadable  # from here on the client has everything
         if kind == USAGE:
             self._held = bytearray()
         return ready
 
-    def take_ending(self) -> bytes:
+    def take_withheld(self) -> bytes:
         """Return the complete event that is held back, which no other follows."""
-        ending, self._ending = self._ending, b""
+        ending, self._withheld = self._withheld, b""
         return ending
 
-    def _sift(self, event: bytes, kind: int) -> bytes:
+    def _pass_event(self, event: bytes, kind: int) -> bytes:
         """Return what goes out for a complete event."""
-        if kind == SILENT and self._ending:
-            self._ending += event
+        if kind == NO_DATA and self._withheld:
+            self._withheld += event
             return b""
-        before = self.take_ending()
-        if kind == LAST:
-            self._ending = event
+        before = self.take_withheld()
+        if kind == FINISH:
+            self._withheld = event
             return before
-        return before + event if kind != USAGE else _completed(before, event) + event[: -len(event.lstrip(b"\r\n"))]
+        return (
+            before + event
+            if kind != USAGE
+            else _with_other_fields(before, event) + event[: -len(event.lstrip(b"\r\n"))]
+        )
 
     def _scan(self, chunk: bytes, now: float) -> bytes:
         if self._held:
@@ -186,7 +192,7 @@ class Scanner:
             event = bytes(data[at:end])
             kind = self._event(event, now)
             if self._strip:
-                ready += self._sift(event, kind)
+                ready += self._pass_event(event, kind)
                 if kind == USAGE:
                     self._lf = self._lf and b""  # goes where its event went
             at, end = end, self._boundary(data, end)
@@ -196,7 +202,7 @@ class Scanner:
             del self._held[:at]
         self._searched = max(0, len(self._held) - 3)
         if len(self._held) > EVENT_BYTES:
-            ready += self.take_ending() + self._held
+            ready += self.take_withheld() + self._held
             self._begin_big(bytes(self._held))
             self._tail, self._held, self._searched = bytes(self._held[-3:]), bytearray(), 0
         return bytes(ready) if self._strip else chunk
@@ -286,7 +292,7 @@ class Scanner:
             if event.startswith(b"error:"):  # of older llama.cpp
                 self.reply.note(Body(error=True))
                 return PLAIN
-            return SILENT
+            return NO_DATA
         if data == b"[DONE]":
             self.done = True
             return PLAIN
@@ -326,7 +332,7 @@ class Scanner:
         self._forced = self._forced or (body.usage is not None and not usage_alone)
         if usage_alone and not self._forced:
             return USAGE
-        return LAST if self.reply.finished > finished else PLAIN
+        return FINISH if self.reply.finished > finished else PLAIN
 
     def _content(self, now: float) -> None:
         self.content_events += 1
@@ -360,9 +366,10 @@ def _data(event: bytes) -> bytes:
     return lines[0] if len(lines) == 1 else b"\n".join(lines)
 
 
-def _completed(last: bytes, usage: bytes) -> bytes:
-    """Return the last event before the usage event with the fields that this one alone has beside usage: an engine
-    writes them into the event that is the last of all. Without an event to put them in they go."""
+def _with_other_fields(last: bytes, usage: bytes) -> bytes:
+    """Return the event with the finish reason with those fields of the usage event that it lacks, beside usage: an
+    engine writes them into the event that is the last of all. They are lost without such an event, and if its data is
+    on several lines."""
     if not last:
         return last
     try:
@@ -373,6 +380,6 @@ def _completed(last: bytes, usage: bytes) -> bytes:
     new = {
         name: value
         for name, value in others.items()
-        if name not in _OF_USAGE and memoryview(value)[0] != NULL and bytes(fields.get(name, b"null")) == b"null"
+        if name not in _OF_USAGE and not is_null(value) and is_null(fields.get(name))
     }
-    return last.replace(data, msgspec.json.encode({**fields, **new})) if new else last
+    return last.replace(data, msgspec.json.encode({**fields, **new}), 1) if new else last

@@ -2,12 +2,13 @@
 
 aiohttp's client, which the watchers use, wakes a task for every piece of a body; for a stream of tokens that is most of
 what a gateway costs (docs/internals/benchmark-gateway.md). Invariants: nothing is followed, unpacked or added but Host
-and Content-Length. A connection is used again only after a complete answer that said so; a request is sent again only
-if such a connection closes without a byte (RFC 9112, 9.3.1). What is held of an answer that nobody takes is bounded."""
+and Content-Length. A connection is used again only after a complete answer that said so; if such a connection closes
+at once without a byte, the request is sent once more. What is held of an answer that nobody takes is bounded."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 from collections.abc import Callable, Iterable
@@ -23,15 +24,15 @@ from multidict import CIMultiDict
 KEEPALIVE_S = 3.0
 # of an answer, names and values: embeddings as bytes list each input in a header, with some 100 bytes
 HEAD_BYTES = 1 << 20
-# of a request's body that is sent in one piece with its head; a larger one is not copied for that
+# of a body that is sent in one piece with its head, and kept to be sent again; a larger one gets a new connection
 COPY_BYTES = 64 << 10
-# of a request's body that is held until its answer begins, to be sent again; a larger one gets a connection of its own
-AGAIN_BYTES = 16 << 10
+RESEND_S = 2.0  # in which a kept connection may close that was idle, or had an error before, as uvicorn does
 _TOO_LONG = f"the head of the engine's answer is longer than {HEAD_BYTES} bytes, which are not read"
 HELD_BYTES = 256 << 10  # of a body, beyond which the engine has to wait
 _BEFORE = 100, 102, 103  # may come before the answer; the parser knows that they have no body
 
 Take = Callable[[bytes], bool]
+_log = logging.getLogger("gateway")
 
 
 class Unreachable(Exception):
@@ -46,7 +47,7 @@ class BrokenConnection(Exception):
     """A connection that ended before its answer, or an answer that is no HTTP."""
 
 
-class ClosedUnused(BrokenConnection):
+class ClosedWithoutResponse(BrokenConnection):
     """A connection that ended without a byte of an answer."""
 
 
@@ -102,9 +103,9 @@ class UpstreamClient:
     ) -> UpstreamResponse:
         """The head of the answer, as soon as it is there. target: path and query, below the URL's own path. written:
         called when the system has taken the whole request, which may be long before its answer; from then on nothing
-        here holds the body. Over TLS it is not called.
+        here holds the body. It is not called over TLS, nor on a kept connection, where the request may be sent again.
 
-        Raises Unreachable, Broken, and ValueError for a header that would not stay one line."""
+        Raises Unreachable, BrokenConnection, and ValueError for a header that would not stay one line."""
         origin = origin_of(url)
         lines = [
             f"{method} {origin.base}{target} HTTP/1.1",
@@ -120,15 +121,16 @@ class UpstreamClient:
         if len(body) <= COPY_BYTES:
             request = [b"".join(request)]
         written = None if origin.tls else written  # unknown: encrypted data lie in a buffer below the one that is seen
-        kept = self._kept(origin) if written is None or len(body) <= AGAIN_BYTES else None
-        answer = (kept or await self._connected(origin)).ask(request, method, written)
-        body, request = b"", request if kept else []
+        kept = self._kept(origin) if written is None or len(body) <= COPY_BYTES else None
+        answer = (kept or await self._connected(origin)).ask(request, method, None if kept else written)
+        began, body, request = asyncio.get_running_loop().time(), b"", request if kept else []
         try:
             try:
                 await answer.begun
-            except ClosedUnused:
-                if kept is None:
+            except ClosedWithoutResponse:
+                if kept is None or asyncio.get_running_loop().time() - began > RESEND_S:
                     raise
+                _log.info("%s closed a kept connection without a response; the request is sent again", origin.named)
                 answer = (await self._connected(origin)).ask(request, method, written)
                 await answer.begun
         except BaseException:
@@ -307,7 +309,7 @@ class _Connection(asyncio.Protocol):
         self._lost, answer = True, self._answer
         if answer is not None and not self._ended:
             whole = error is None and answer.until_close
-            kind = BrokenConnection if self._bodiless_bytes or answer.status else ClosedUnused
+            kind = BrokenConnection if self._bodiless_bytes or answer.status else ClosedWithoutResponse
             answer.ends(None if whole else kind("the connection to the engine broke"))
 
     # ---- the parser

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from stack.gateway import body_forms, prompt_size, request_fields, routes
+from stack.gateway import prompt_size, request_fields, routes
 from stack.gateway import request_body as token_requests
 from stack.gateway.estimate import (
     BYTES_PER_TOKEN,
@@ -27,6 +27,7 @@ from stack.gateway.estimate import (
     Estimator,
     Outputs,
 )
+from stack.gateway.lenient_json import to_strict
 from stack.gateway.request_body import TokenRequest, read
 
 CHAT, BATCH, TEXT, RESPONSES, MESSAGES = (
@@ -372,24 +373,13 @@ def test_nobody_gets_ahead_of_the_best_priority_of_its_band(
     fields = {"model": "m", **asked_for}
     found = asked(CHAT, **fields)
     assert priority == found.priority(best)
-    assert fields | said == json.loads(found.ranked(best).sent)
-    assert type(said.get("priority")) is type((asked_for | said if said else {}).get("priority"))
+    assert repr(fields | said) == repr(json.loads(found.ranked(best).sent))
     assert (found is found.ranked(best)) == (not said)
-
-
-def test_of_a_priority_given_twice_the_engines_one_counts():
-    found = read(CHAT, b'{"priority":9,"model":"m","priority":-9}')
-    assert b'{"priority":0,"model":"m"}' == found.ranked(0).sent
 
 
 def test_a_body_without_a_field_for_it_keeps_its_bytes():
     for route, body in ((MESSAGES, b'{ "priority":-1 }'), (AUDIO, b"--form\r\n")):
         assert body is read(route, body).ranked(3).sent
-
-
-def test_the_options_of_a_stream_stay():
-    body = b'{"stream":1,"stream_options":{"continuous_usage_stats":true,"include_usage":false,"x":1.0}}'
-    assert b'{"stream":1,"stream_options":{"include_usage":true,"x":1.0}}' == read(TEXT, body).sent
 
 
 @pytest.mark.parametrize(
@@ -400,13 +390,8 @@ def test_the_options_of_a_stream_stay():
         (CHAT, {"max_tokens": 11}, 10, {"max_tokens": 10}),
         (CHAT, {"max_tokens": "11"}, 10, {"max_tokens": "10"}),
         (CHAT, {"max_tokens": 11.0}, 10, {"max_tokens": 10.0}),
-        (CHAT, {"max_tokens": [1]}, 10, {}),
-        (CHAT, {"max_tokens": "x"}, 10, {}),
-        (CHAT, {"max_tokens": 99, "max_completion_tokens": {}}, 10, {"max_tokens": 10}),
         (TEXT, {"max_tokens": 9, "max_output_tokens": -1}, 10, {"max_output_tokens": 10}),
         (CHAT, {"max_completion_tokens": 0}, 10, {"max_tokens": 10}),
-        (MESSAGES, {}, 10, {}),
-        (MESSAGES, {"max_tokens": None}, 10, {}),
         (CHAT, {"max_tokens": 99, "max_completion_tokens": 11}, 10, {"max_tokens": 10, "max_completion_tokens": 10}),
         (CHAT, {"max_tokens": 9, "max_output_tokens": 11}, 10, {"max_output_tokens": 10}),
         (CHAT, {"max_tokens": 11, "max_completion_tokens": 0}, 10, {"max_tokens": 10}),
@@ -441,15 +426,34 @@ def test_a_limit_is_written_where_the_client_wrote_its_own(
 ):
     fields = {"model": "m", **fields}
     limited = asked(route, **fields).limited(most)
-    assert fields | changed == json.loads(limited.sent)
+    assert repr(fields | changed) == repr(json.loads(limited.sent))
     assert limited is limited.limited(most)
 
 
-@pytest.mark.parametrize("value", [-1, 1.5, 1e30])
-def test_number_that_is_no_limit_reaches_no_engine(value: float):
-    """Some engine may take it for no limit at all."""
-    with pytest.raises(ValueError, match="max_tokens is"):
-        asked(TEXT, max_tokens=value).limited(10)
+@pytest.mark.parametrize("value", ["-1", "1.5", "1e30", "1e400", '"x"', '""', "[1]", "{}"])
+def test_what_is_no_limit_reaches_no_engine(value: str):
+    """vLLM refuses it; another engine may take it for no limit at all."""
+    body = b'{"max_tokens":%b,"max_output_tokens":%b}' % (value.encode(), value.encode())
+    for route in (CHAT, TEXT, MESSAGES):
+        with pytest.raises(ValueError, match="max_tokens"):
+            read(route, body).limited(10)
+    assert json.loads(read(RESPONSES, b'{"max_tokens":%b}' % value.encode()).limited(10).sent)["max_tokens"] in (
+        10,
+        "10",
+    )
+    for missing in ({"n": 1}, {"max_tokens": None}):
+        with pytest.raises(ValueError, match="max_tokens"):
+            asked(MESSAGES, **missing).limited(10)
+
+
+def test_priority_that_cannot_be_read_reaches_no_engine_of_a_band():
+    for value, bests in ((-(2**63) - 1, (0, 3)), ("x", (3,)), (None, (3,)), ([1], (3,)), (1.5, (3,))):
+        for best in bests:
+            with pytest.raises(ValueError, match="priority"):
+                asked(CHAT, priority=value).require_priority(best)
+    for value, best in (("x", 0), (None, 0), (5, 3), (-1, 3), (2**63, 3)):
+        asked(CHAT, priority=value).require_priority(best)
+    asked(MESSAGES, priority="x").require_priority(3)
 
 
 KEYS = st.sampled_from([*prompt_size._HOLDS, "role", "type", "é"]) | st.text(max_size=3)
@@ -468,16 +472,13 @@ BODIES = st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=3), JSON, max
 ROUTES = st.sampled_from([*FORMS, AUDIO, "/v1/models"])
 
 
-@given(ROUTES, BODIES, st.booleans(), st.none() | st.text(max_size=5), st.none() | st.integers(0, 10**6))
+@given(ROUTES, BODIES, st.booleans(), st.none() | st.text(max_size=5))
 def test_whatever_is_asked_only_what_must_change_changes(
-    route: str, fields: dict[str, Any], ascii_only: bool, model: str | None, most: int | None
+    route: str, fields: dict[str, Any], ascii_only: bool, model: str | None
 ):
     body = json.dumps(fields, ensure_ascii=ascii_only).encode()
     found = read(route, body)
-    try:
-        sent = (found if most is None else found.limited(most)).renamed(model)
-    except ValueError:
-        assume(False)
+    sent = found.renamed(model)
     assert isinstance(found.stream, bool)
     assert min(found.prompt_bytes, found.prompt_ids, found.media, found.outputs, found.prompts - 1) >= 0
     assert found.prompt_bytes <= len(body) * found.prompts
@@ -486,17 +487,6 @@ def test_whatever_is_asked_only_what_must_change_changes(
         options = dict(fields.get("stream_options") or {})
         options.pop("continuous_usage_stats", None)
         want["stream_options"] = options | {"include_usage": True}
-    if most is not None and found.limit is not None and fields:
-        settings = token_requests._limits(found.form, found.fields)
-        changed = want.get(found.form.within) if found.form.within else want
-        for name in {found.limit, *body_forms.LIMITS} if isinstance(changed, dict) else ():  # what any engine takes
-            said = token_requests._said(settings, name)
-            unset = not said and name == found.limit and not found.form.limit_required
-            value = request_fields.plain_value(settings.get(name))
-            number = request_fields.read_number(value)
-            beyond = number > most if number is not None else isinstance(value, int | float)
-            if (said and beyond) or (unset and (found.max_tokens is None or found.max_tokens > most)):
-                changed[name] = request_fields.spelled_like(value if said else None, most)
     if model is not None and fields:
         want["model"] = model
     assert want == json.loads(sent.sent)
@@ -523,14 +513,21 @@ def test_what_is_no_json_object_passes_untouched(route: str, body: bytes):
 def test_what_pythons_parser_reads_is_read(encoding: str):
     """vLLM reads bodies with it. The engine gets the client's encoding and numbers, whatever is added."""
     text = r'{"stream":true,"model":"m","a":[NaN,-Infinity,{"b":Infinity}],"c":"NaN \ud800 \ud83d\ude00 \\ud800 é",'
-    text += '"\\ud800\\udbff\\udc00\\uDFFF":"\ud812","max_tokens":9}'
-    found = read(CHAT, text.encode(encoding, "surrogatepass"))
+    text += '"\\ud800\\udbff\\udc00\\uDFFF":1,"max_tokens":9}'
+    found = read(CHAT, text.encode(encoding))
     assert ("m", True, 9) == (found.model, found.stream, found.max_tokens)
     for asked_for, changed in ((found, {}), (found.limited(5).salted("s"), {"max_tokens": 5, "cache_salt": "s"})):
         want = json.loads(text) | {"stream_options": {"include_usage": True}} | changed
         assert repr(want) == repr(json.loads(asked_for.sent))
-    untouched = read(MESSAGES, text.encode(encoding, "surrogatepass"))
+    untouched = read(MESSAGES, text.encode(encoding))
     assert untouched.body is untouched.sent
+
+
+def test_no_client_can_write_what_stands_for_its_numbers():
+    """It would be restored as half of an escape, in the name of a field that nothing here has checked."""
+    mark = to_strict(b'{"a":NaN}')[1].partition(" ")[2]
+    body = b'{"stream":true,"a":NaN,"%b0":"%bx006dodel"}' % (mark.encode(), mark.encode())
+    assert {f"{mark}0": f"{mark}x006dodel"}.items() <= json.loads(read(CHAT, body).sent).items()
 
 
 @pytest.mark.parametrize("body", [b'{"a":NaN,}', b"\xff\xfe{", b'{"a":' + b"[" * 10**6 + b"}"])
@@ -567,6 +564,7 @@ HOSTILE = {
     "numbers that are no ids": b'{"messages":[' + b"0," * (2 * MIB) + b"0.5]}",
     "nested": b'{"messages":' + b'{"content":' * 400 + b'"' + b"x" * 4 * MIB + b'"' + b"}" * 400 + b"}",
     "options": b'{"stream":true,"stream_options":{' + b",".join(b'"%x":0' % i for i in range(400_000)) + b"}}",
+    "lone surrogates": b'{"a":NaN,"messages":[' + b'"\\ud800",' * (MIB // 3) + b'""]}',
     "a vast model": b'{"model":[' + b"[]," * MIB + b"[]]}",
 }
 

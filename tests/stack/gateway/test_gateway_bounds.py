@@ -459,7 +459,7 @@ async def test_a_stream_goes_on_while_a_large_body_is_worked_on(tmp_path: Path, 
     done, plain_step = [], token_requests.read if step == "read" else token_requests.TokenRequest.sent.fget  # type: ignore[attr-defined]
 
     def slow(*arguments: Any) -> Any:
-        if len(arguments[-1] if step == "read" else arguments[0].body) > LARGE_BYTES:
+        if len(arguments[1] if step == "read" else arguments[0].body) > LARGE_BYTES:
             begun.set()
             done.append(went_on.wait(20))  # stands for work that keeps its thread
         return plain_step(*arguments)
@@ -537,7 +537,7 @@ async def test_bad_body_is_named_without_its_content(tmp_path: Path, fault: str,
     async with gateway(tmp_path) as it:
         async with it.post(body, **{"Content-Type": kind or "application/json"}) as answer:
             error = (await answer.json())["error"]
-        assert (400, "bad_body") == (answer.status, error["code"])
+        assert (400, "bad_body", "false") == (answer.status, error["code"], answer.headers["X-Should-Retry"])
         assert re.search(fault, error["message"])
         assert SECRET not in error["message"]
         assert "bad_body" == (await it.record()).reason
@@ -552,7 +552,6 @@ async def test_encoded_body_is_refused_by_its_encoding(tmp_path: Path, coding: s
                 gzip.compress(json.dumps(ASK).encode()), route, **{"Content-Encoding": coding}
             ) as answer:
                 assert (415, "identity") == (answer.status, answer.headers["Accept-Encoding"])
-                assert repr(coding) in (await answer.json())["error"]["message"]
         assert [] == it.engine.asked
         async with it.post(ASK, **{"Content-Encoding": "identity"}) as answer:
             assert 200 == answer.status

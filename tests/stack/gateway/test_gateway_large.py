@@ -14,7 +14,7 @@ import pytest
 
 from stack.gateway import large_bodies
 from stack.gateway import request_body as token_requests
-from stack.gateway.large_bodies import HUGE_BYTES, LargeBodies
+from stack.gateway.large_bodies import HUGE_BYTES, LARGE_BYTES, LargeBodies
 from tests.support.gateway_scene import ASK, CHAT, gateway, says
 from tests.support.wait import until
 
@@ -55,6 +55,14 @@ async def test_another_process_reads_a_huge_body_as_this_one_does(case: str, bod
     assert bodies._process is not None
     assert told(want) == told(got)
     assert want.limited(3).renamed("x").ranked(5).sent == got.limited(3).renamed("x").ranked(5).sent
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+async def test_a_large_body_that_is_read_leniently_is_read_apart(encoding: str, bodies: LargeBodies):
+    content = {"model": "tiny", "x": float("-inf"), "messages": ["word" * LARGE_BYTES], "max_tokens": 9}
+    ask = await bodies.read(CHAT, json.dumps(content).encode(encoding))
+    assert bodies._process is not None
+    assert ("tiny", content | {"max_tokens": 5}) == (ask.model, json.loads(ask.limited(5).sent))
 
 
 async def test_a_bad_huge_body_is_described_by_the_process(bodies: LargeBodies):

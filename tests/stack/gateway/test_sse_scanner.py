@@ -522,6 +522,6 @@ def test_a_last_event_waits_for_the_next_alone():
     assert b"" == scanner.feed(last, 1.0)
     assert last + ROLE == scanner.feed(ROLE, 2.0)
     assert b"" == scanner.feed(last, 3.0)
-    assert last == scanner.take_ending()
-    assert b"" == scanner.take_ending() == scanner.close(4.0)
+    assert last == scanner.take_withheld()
+    assert b"" == scanner.take_withheld() == scanner.close(4.0)
     assert last + ROLE[:9] == scan(last, ROLE[:9])[0]
