@@ -446,7 +446,7 @@ def test_what_is_no_limit_reaches_no_engine(value: str):
             asked(MESSAGES, **missing).limited(10)
 
 
-def test_priority_that_cannot_be_read_reaches_no_engine_of_a_band():
+def test_priority_that_cannot_be_read_reaches_no_engine():
     for value, bests in ((-(2**63) - 1, (0, 3)), ("x", (3,)), (None, (3,)), ([1], (3,)), (1.5, (3,))):
         for best in bests:
             with pytest.raises(ValueError, match="priority"):
