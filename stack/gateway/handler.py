@@ -31,7 +31,7 @@ from stack.gateway.passed_headers import (
 from stack.gateway.reasons import FAILOVER
 from stack.gateway.refusals import RequestEnd, refusal_end
 from stack.gateway.reply import Reply
-from stack.gateway.routes import find
+from stack.gateway.routes import ROUTES, find
 from stack.gateway.routing import RequestedModel, UpstreamChoice, may_ask, name_at
 from stack.gateway.upstream_client import BrokenConnection, HeadTooLong, Unreachable, UpstreamResponse
 
@@ -126,6 +126,8 @@ class RequestHandler(BodyReader):
         self._ask = ask = (
             token_requests.read(x.route, body) if len(body) <= LARGE_BYTES else await services.large.read(x.route, body)
         )
+        if ask.respelled:  # its fields may be a copy
+            self._hold(2 * len(body))
         del body
         if "request_id" in ask.fields and "X-Request-Id" not in self._request.headers:
             x.request_id = request_id(ask.text("request_id"), lambda size: x.request_id)
@@ -421,6 +423,7 @@ class RequestHandler(BodyReader):
             headers,
             body,
             self.release_body if last else None,
+            resend=self._x.route in ROUTES,
         )
         del ask, body
         try:

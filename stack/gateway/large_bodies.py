@@ -127,11 +127,13 @@ class _Read(msgspec.Struct, frozen=True, array_like=True):
 
 def _taken_apart(ask: token_requests.TokenRequest, body: bytes) -> _Read:
     fields: list[tuple[str, bytes | tuple[int, int]]] = []
+    start = 0
     for name, raw in ask.fields.items():
         value = bytes(raw)
-        # the first place with these very bytes is as good as its own
-        start = -1 if len(value) <= SHORT_BYTES else body.find(value)
-        fields.append((name, value if start < 0 else (start, start + len(value))))
+        # behind the one before, so that all of them are found in one pass; of a name given twice, as bytes
+        place = -1 if len(value) <= SHORT_BYTES else body.find(value, start)
+        start = max(start, place + len(value)) if place >= 0 else start
+        fields.append((name, value if place < 0 else (place, start)))
     return _Read(
         {name: value for name, value in msgspec.structs.asdict(ask).items() if name not in ("body", "fields", "form")},
         fields,

@@ -16,9 +16,10 @@ _WORDS = ("NaN", "-Infinity", "Infinity")
 _OTHER = r'[^"\\]++|\\[^u]|\\u[^dD]|\\u[dD][0-7]'
 _PAIR = r"\\u[dD][89aAbB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _LONE = re.compile(rf'((?:{_OTHER}|"|{_PAIR})++)|\\u([dD][89a-fA-F][0-9a-fA-F]{{2}})', re.DOTALL)
-# The first group is a run of what stays, strings included.
+# The first group is a run of what stays, strings included; a string without an end is one token, so that no byte is
+# looked at more than twice.
 _TOKEN = re.compile(
-    rf'((?:[^"NI-]++|"(?:{_OTHER}|{_PAIR})*+"|-(?!I))++)|"(?:[^"\\]++|\\.)*+"|-?[NI][A-Za-z]*+', re.DOTALL
+    rf'((?:[^"NI-]++|"(?:{_OTHER}|{_PAIR})*+"|-(?!I))++)|"(?:[^"\\]++|\\.)*+"?|-?[NI][A-Za-z]*+', re.DOTALL
 )
 
 

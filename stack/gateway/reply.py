@@ -19,6 +19,7 @@ from stack.gateway.answers import TEXTS, UsageFields, is_json
 from stack.gateway.outline import Outline
 from stack.gateway.routes import find
 
+MOST_CHOICES = 100_000  # of a reply; more than any request may ask for
 FINISH_WORDS = 20  # different ones that are kept of one reply; engines know about ten
 NOTHING, PROGRESS, CONTENT = 0, 1, 2  # of an event: neither; proof of a step without text to show; text or tool calls
 
@@ -127,6 +128,7 @@ class Reply:
 
     __slots__ = (
         "_answer",
+        "_finished",
         "_implausible",
         "_parts",
         "cached_tokens",
@@ -136,7 +138,6 @@ class Reply:
         "engine_version",
         "error_code",
         "finish_reasons",
-        "finished",
         "model",
         "partly_read",
         "prompt_tokens",
@@ -158,12 +159,17 @@ class Reply:
         self.engine_queue_ms: float | None = None
         self.engine_ttft_ms: float | None = None
         self.finish_reasons: set[str] = set()
-        self.finished = 0  # choices that have a finish reason
+        self._finished: set[Any] = set()  # choices that have a finish reason, at most MOST_CHOICES
         self.error_code: int | None = None
         self.shaped = False
         self.partly_read = False
         self.unreadable: str | None = None
         self.text_bytes = self.token_ids = 0  # of a whole reply without usable usage
+
+    @property
+    def finished(self) -> int:
+        """Return the number of choices that have a finish reason."""
+        return len(self._finished)
 
     @property
     def finish_reason(self) -> str | None:
@@ -264,8 +270,9 @@ class Reply:
         for choice in choices:
             if isinstance(choice, dict):
                 finish = choice.get("finish_reason")
-                if finish:
-                    self.finished += 1
+                if finish and len(self._finished) < MOST_CHOICES:
+                    index = choice.get("index")
+                    self._finished.add(index if isinstance(index, int) else f"{len(self._finished)}")
                     self._note_finish(finish)
                 part = choice.get("delta") or choice.get("message")
                 if choice.get("text") or (isinstance(part, dict) and any(part.get(key) for key in _DELTAS)):

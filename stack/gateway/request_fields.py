@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,12 @@ STRING, LIST, OBJECT, NULL = b'"[{n'  # what values begin with
 INT64 = range(-(2**63), 2**63)
 _TRUE = frozenset(("1", "true", "t", "yes", "y", "on"))
 _FALSE = frozenset(("0", "false", "f", "no", "n", "off"))
+
+# An integer in a string, as pydantic reads it: zeros may stand before a sign. Source: pydantic-core, input/shared.rs.
+_INTEGER = re.compile(r"(?=\D*\d)(?:\+(?!-))?(?:0[0_]*)?(?:(-)[0_]*)?([1-9]\d*(?:_\d+)*)?(?:\.0+)?", re.ASCII)
+_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)  # in Unicode
 
 RawFields = Mapping[str, msgspec.Raw]
 
@@ -81,10 +88,10 @@ def read_integer(value: Any) -> int | None:
         return None
     try:
         if isinstance(value, str):
-            whole, _, rest = value.partition(".")
-            return int(whole) if value.isascii() and not rest.rstrip().strip("0") else None
+            written = _INTEGER.fullmatch(value.strip(_SPACE))
+            return None if written is None else int((written[1] or "") + (written[2] or "0"))
         if isinstance(value, float):
-            return int(value) if value.is_integer() and int(value) in INT64 else None
+            return int(value) if value.is_integer() and abs(value) < INT64.stop else None
         return int(value)
     except (ValueError, TypeError):
         return None

@@ -168,7 +168,7 @@ class Scanner:
 
     def _pass_event(self, event: bytes, kind: int) -> bytes:
         """Return what goes out for a complete event."""
-        if kind == NO_DATA and self._withheld:
+        if kind == NO_DATA and self._withheld and not event.strip(b"\r\n"):
             self._withheld += event
             return b""
         before = self.take_withheld()
@@ -327,7 +327,7 @@ class Scanner:
         if noted == NOTHING and body == BLANK and not empty:
             self.reply.unreadable = self.reply.unreadable or "shape"
         self.done = self.done or (isinstance(body.type, str) and body.type in _ENDS)
-        usage_alone = choices == [] and body.usage is not None
+        usage_alone = not choices and body.usage is not None and body.error is None
         # so by --enable-force-include-usage, on every chunk
         self._forced = self._forced or (body.usage is not None and not usage_alone)
         if usage_alone and not self._forced:

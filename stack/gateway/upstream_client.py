@@ -26,11 +26,10 @@ KEEPALIVE_S = 3.0
 HEAD_BYTES = 1 << 20
 # of a body that is sent in one piece with its head, and kept to be sent again; a larger one gets a new connection
 COPY_BYTES = 64 << 10
-RESEND_S = 2.0  # in which a kept connection may close that was idle, or had an error before, as uvicorn does
+RESEND_S = 1.0  # in which a kept connection may close that was idle, or had an error before, as uvicorn does
 _TOO_LONG = f"the head of the engine's answer is longer than {HEAD_BYTES} bytes, which are not read"
 HELD_BYTES = 256 << 10  # of a body, beyond which the engine has to wait
 _BEFORE = 100, 102, 103  # may come before the answer; the parser knows that they have no body
-
 Take = Callable[[bytes], bool]
 _log = logging.getLogger("gateway")
 
@@ -100,10 +99,11 @@ class UpstreamClient:
         headers: Iterable[tuple[str, str]],
         body: bytes,
         written: Callable[[], None] | None = None,
+        resend: bool = True,
     ) -> UpstreamResponse:
         """The head of the answer, as soon as it is there. target: path and query, below the URL's own path. written:
         called when the system has taken the whole request, which may be long before its answer; from then on nothing
-        here holds the body. It is not called over TLS, nor on a kept connection, where the request may be sent again.
+        here holds the body. It is not called over TLS, nor on a kept connection. resend: once more, if that closes.
 
         Raises Unreachable, BrokenConnection, and ValueError for a header that would not stay one line."""
         origin = origin_of(url)
@@ -128,7 +128,7 @@ class UpstreamClient:
             try:
                 await answer.begun
             except ClosedWithoutResponse:
-                if kept is None or asyncio.get_running_loop().time() - began > RESEND_S:
+                if kept is None or not resend or asyncio.get_running_loop().time() - began > RESEND_S:
                     raise
                 _log.info("%s closed a kept connection without a response; the request is sent again", origin.named)
                 answer = (await self._connected(origin)).ask(request, method, written)

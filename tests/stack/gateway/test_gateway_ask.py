@@ -111,6 +111,10 @@ def test_output_limit_is_of_the_field_the_route_obeys(
         ('"+5"', 5),
         ('"1_000"', 1000),
         ('"005"', 5),
+        ('"\u00a060\u2003"', 60),
+        ('"' + "0" * 4400 + '60"', 60),
+        ('"0-5"', None),
+        ('"\u0665"', None),
         ("true", 1),
         ("1e5", 100000),
         ("5.5", None),
@@ -352,6 +356,8 @@ def test_changes_keep_order_and_bytes_of_all_else():
         ({"priority": 4}, 5, 5, {"priority": 5}),
         ({"priority": -1}, 0, 0, {"priority": 0}),
         ({"priority": "-1"}, 0, 0, {"priority": "0"}),
+        ({"priority": "0-50"}, 0, 0, {"priority": "0"}),
+        ({"priority": "-" + "0" * 4400 + "50"}, 0, 0, {"priority": "0"}),
         ({"priority": -1.0}, 0, 0, {"priority": 0.0}),
         ({"priority": "7"}, 5, 7, {}),
         ({"priority": -7}, -9, -7, {}),
@@ -565,6 +571,7 @@ HOSTILE = {
     "nested": b'{"messages":' + b'{"content":' * 400 + b'"' + b"x" * 4 * MIB + b'"' + b"}" * 400 + b"}",
     "options": b'{"stream":true,"stream_options":{' + b",".join(b'"%x":0' % i for i in range(400_000)) + b"}}",
     "lone surrogates": b'{"a":NaN,"messages":[' + b'"\\ud800",' * (MIB // 3) + b'""]}',
+    "a string without an end": b'{"a":NaN,"' + b'\\"' * (MIB // 2),
     "a vast model": b'{"model":[' + b"[]," * MIB + b"[]]}",
 }
 

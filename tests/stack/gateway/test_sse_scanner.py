@@ -503,7 +503,7 @@ def test_stream_is_done_at_its_end():
 
 
 @pytest.mark.parametrize("ends", [b"\n", b"\r\n", b"\r"])
-@pytest.mark.parametrize("others", [[], [b": ping\n\n"], [b"\n"]])
+@pytest.mark.parametrize("others", [[], [b"\n"]])
 def test_fields_beside_usage_stand_in_the_last_event(ends: bytes, others: list[bytes]):
     """As vLLM writes them where nobody asks for usage; each other event keeps its bytes."""
     choice = {"index": 0, "delta": {}, "finish_reason": "stop"}
@@ -521,7 +521,17 @@ def test_a_last_event_waits_for_the_next_alone():
     last, scanner = chunk("stop", content="a"), Scanner(strip_usage=True)
     assert b"" == scanner.feed(last, 1.0)
     assert last + ROLE == scanner.feed(ROLE, 2.0)
+    scanner = Scanner(strip_usage=True)
     assert b"" == scanner.feed(last, 3.0)
     assert last == scanner.take_withheld()
     assert b"" == scanner.take_withheld() == scanner.close(4.0)
     assert last + ROLE[:9] == scan(last, ROLE[:9])[0]
+    assert last == Scanner(strip_usage=True).feed(last + b": ping\n\n", 1.0)[: len(last)]
+    for nothing in ({}, {"choices": None}):
+        assert STRIPPED == scan(STREAM.replace(USAGE, event(usage={"prompt_tokens": 1}, **nothing)))[0]
+
+
+def test_an_engine_with_a_finish_reason_in_each_event_streams():
+    """Only the first event of each choice may be the last."""
+    scanner, parts = Scanner(strip_usage=True), [chunk("stop", content=word) for word in "abc"]
+    assert [b"", parts[0] + parts[1], parts[2]] == [scanner.feed(part, float(at)) for at, part in enumerate(parts)]
