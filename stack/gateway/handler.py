@@ -423,7 +423,7 @@ class RequestHandler(BodyReader):
             headers,
             body,
             self.release_body if last else None,
-            resend=self._x.route in ROUTES,
+            resend=self._x.route in ROUTES and not find(self._x.route).refused,
         )
         del ask, body
         try:

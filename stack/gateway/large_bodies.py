@@ -28,6 +28,7 @@ from vllm_watch import module_command
 LARGE_BYTES = 256 << 10
 HUGE_BYTES = 4 << 20  # a call of the decoder takes 1 ms a MiB, and at most twice that of the densest
 SHORT_BYTES = 1 << 10  # a value up to this is sent back as it is, a longer one by its place in the body
+MOST_MISSES = 16  # values that are not in the body as they are (of a name given twice, or respelled); each costs a pass
 PROCESS_S = 30.0  # for one body; the densest of 32 MiB takes 0.4 s
 IDLE_S = 300.0  # without a huge body the process ends, and its 45 MiB are free
 COMMAND = module_command("stack.gateway.large_bodies")
@@ -127,11 +128,12 @@ class _Read(msgspec.Struct, frozen=True, array_like=True):
 
 def _taken_apart(ask: token_requests.TokenRequest, body: bytes) -> _Read:
     fields: list[tuple[str, bytes | tuple[int, int]]] = []
-    start = 0
+    start = misses = 0
     for name, raw in ask.fields.items():
         value = bytes(raw)
-        # behind the one before, so that all of them are found in one pass; of a name given twice, as bytes
-        place = -1 if len(value) <= SHORT_BYTES else body.find(value, start)
+        # behind the one before, so that all of them are found in one pass; else as bytes
+        place = -1 if len(value) <= SHORT_BYTES or misses > MOST_MISSES else body.find(value, start)
+        misses += place < 0 and len(value) > SHORT_BYTES
         start = max(start, place + len(value)) if place >= 0 else start
         fields.append((name, value if place < 0 else (place, start)))
     return _Read(

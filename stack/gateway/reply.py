@@ -159,7 +159,7 @@ class Reply:
         self.engine_queue_ms: float | None = None
         self.engine_ttft_ms: float | None = None
         self.finish_reasons: set[str] = set()
-        self._finished: set[Any] = set()  # choices that have a finish reason, at most MOST_CHOICES
+        self._finished: set[int | None] = set()  # choices that have a finish reason, at most MOST_CHOICES
         self.error_code: int | None = None
         self.shaped = False
         self.partly_read = False
@@ -272,7 +272,7 @@ class Reply:
                 finish = choice.get("finish_reason")
                 if finish and len(self._finished) < MOST_CHOICES:
                     index = choice.get("index")
-                    self._finished.add(index if isinstance(index, int) else f"{len(self._finished)}")
+                    self._finished.add(index if isinstance(index, int) else None)
                     self._note_finish(finish)
                 part = choice.get("delta") or choice.get("message")
                 if choice.get("text") or (isinstance(part, dict) and any(part.get(key) for key in _DELTAS)):

@@ -35,6 +35,7 @@ from stack.gateway.request_fields import (
 from stack.gateway.routes import ROUTES, find
 
 _CONTINUOUS = "continuous_usage_stats"
+LONGEST_NUMBER = 64 << 10  # bytes, zeros and white space included; longer ones would be read on the event loop
 MOST_N = 16_384  # texts of one prompt: what vLLM makes (the default of VLLM_MAX_N_SEQUENCES)
 MOST_TEXTS = 99_999  # of all prompts together: what a record can say
 _CUTS = frozenset(("truncate_prompt_tokens", "max_tokens_per_doc", "max_tokens_per_query"))
@@ -134,14 +135,16 @@ class TokenRequest(msgspec.Struct, frozen=True):
 
     def priority(self, best: int) -> int:
         """Return the priority for the engine, where smaller is sooner: what it asks for, but none before `best`."""
-        asked = read_integer(plain_value(self.fields.get("priority")))
-        return best if asked is None else max(best, asked)
+        asked = read_integer(plain_value(self.fields.get("priority"))) if self.form.has_priority else None
+        return best if asked is None or asked not in INT64 else max(best, asked)
 
     def require_priority(self, best: int) -> None:
         """Raise ValueError for a priority that vLLM refuses, and another engine may take for sooner than `best`."""
         if self.form.has_priority and "priority" in self.fields:
-            asked = read_integer(plain_value(self.fields["priority"]))
-            if best if asked is None else asked < INT64.start:
+            value = self.fields["priority"]
+            long = memoryview(value).nbytes > LONGEST_NUMBER
+            asked = None if long else read_integer(plain_value(value))
+            if long or (best if asked is None else asked < INT64.start):
                 raise ValueError("priority is not a 64-bit integer")
 
     def ranked(self, best: int) -> TokenRequest:
@@ -272,11 +275,13 @@ def _lowered(how: BodyForm, fields: RawFields, max_output: int) -> dict[str, Any
     lowered: dict[str, Any] = {}
     for name in LIMITS:
         if _said(fields, name):
-            number = read_number(value := plain_value(fields[name]))
+            number = _tokens(fields[name])
             if number is None and name in how.limit:
                 raise ValueError(f"{name} is not an integer of at least 0")
-            if number is None or number > max_output:
-                lowered[name] = spelled_like(value, max_output)
+            if number is None:
+                lowered[name] = max_output
+            elif number > max_output:
+                lowered[name] = spelled_like(plain_value(fields[name]), max_output)
     return lowered
 
 
@@ -337,7 +342,7 @@ def _limit(how: BodyForm, fields: RawFields) -> tuple[str | None, int | None]:
         return None, how.unsaid
     for name in how.limit:
         if _said(fields, name):
-            return name, read_number(plain_value(fields[name]))
+            return name, _tokens(fields[name])
     unset = (name for name in how.limit if is_null(fields.get(name)))
     return next(unset, how.limit[-1]), None if any(name in fields for name in how.limit) else how.unsaid
 
@@ -351,7 +356,12 @@ def _said(fields: RawFields, name: str) -> bool:
     """Return whether a limit is set: null is none, nor is a max_completion_tokens of 0 for vLLM 0.10."""
     if is_null(fields.get(name)):
         return False
-    return name != "max_completion_tokens" or read_number(plain_value(fields[name])) != 0
+    return name != "max_completion_tokens" or _tokens(fields[name]) != 0
+
+
+def _tokens(value: msgspec.Raw) -> int | None:
+    """Return the number in a field that limits the output; None for one beyond LONGEST_NUMBER."""
+    return None if memoryview(value).nbytes > LONGEST_NUMBER else read_number(plain_value(value))
 
 
 def _object(fields: RawFields, name: str) -> RawFields:

@@ -17,8 +17,8 @@ INT64 = range(-(2**63), 2**63)
 _TRUE = frozenset(("1", "true", "t", "yes", "y", "on"))
 _FALSE = frozenset(("0", "false", "f", "no", "n", "off"))
 
-# An integer in a string, as pydantic reads it: zeros may stand before a sign. Source: pydantic-core, input/shared.rs.
-_INTEGER = re.compile(r"(?=\D*\d)(?:\+(?!-))?(?:0[0_]*)?(?:(-)[0_]*)?([1-9]\d*(?:_\d+)*)?(?:\.0+)?", re.ASCII)
+_DIGITS = re.compile(r"\d+(?:_\d+)*", re.ASCII)
+MOST_DIGITS = 9_000  # and underscores; pydantic reads 4,300 digits
 _SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )  # in Unicode
@@ -88,8 +88,7 @@ def read_integer(value: Any) -> int | None:
         return None
     try:
         if isinstance(value, str):
-            written = _INTEGER.fullmatch(value.strip(_SPACE))
-            return None if written is None else int((written[1] or "") + (written[2] or "0"))
+            return _written_integer(value)
         if isinstance(value, float):
             return int(value) if value.is_integer() and abs(value) < INT64.stop else None
         return int(value)
@@ -102,3 +101,22 @@ def spelled_like(value: Any, number: int) -> Any:
     other."""
     kind = type(value)
     return kind(number) if kind in (str, float, int) else number
+
+
+def _written_integer(text: str) -> int | None:
+    """Return the integer in a string as pydantic reads it, where zeros may stand before a sign: of "0-5" it is -5.
+
+    Source: pydantic-core, input/shared.rs. Raises ValueError for more digits than Python reads."""
+    whole, point, zeros = text.strip(_SPACE).partition(".")
+    plain = whole.removeprefix("+")
+    if (point and (not zeros or zeros.strip("0"))) or plain.endswith("_") or (plain is not whole and plain[:1] == "-"):
+        return None
+    digits = plain.lstrip("0_") if plain[:1] == "0" else plain
+    if not digits and plain:
+        return 0
+    sign, digits = digits[: digits.startswith("-")], digits.removeprefix("-")
+    if sign:
+        if not digits or (plain[0] == "-" and digits[0] == "_"):
+            return None
+        digits = digits.lstrip("0_") or "0"
+    return int(sign + digits) if len(digits) <= MOST_DIGITS and _DIGITS.fullmatch(digits) else None

@@ -327,7 +327,8 @@ class Scanner:
         if noted == NOTHING and body == BLANK and not empty:
             self.reply.unreadable = self.reply.unreadable or "shape"
         self.done = self.done or (isinstance(body.type, str) and body.type in _ENDS)
-        usage_alone = not choices and body.usage is not None and body.error is None
+        others = (choices, body.error, body.type, body.delta)
+        usage_alone = body.usage is not None and not any(others)
         # so by --enable-force-include-usage, on every chunk
         self._forced = self._forced or (body.usage is not None and not usage_alone)
         if usage_alone and not self._forced:

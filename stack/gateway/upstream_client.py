@@ -121,7 +121,7 @@ class UpstreamClient:
         if len(body) <= COPY_BYTES:
             request = [b"".join(request)]
         written = None if origin.tls else written  # unknown: encrypted data lie in a buffer below the one that is seen
-        kept = self._kept(origin) if written is None or len(body) <= COPY_BYTES else None
+        kept = self._kept(origin) if len(body) <= COPY_BYTES else None
         answer = (kept or await self._connected(origin)).ask(request, method, None if kept else written)
         began, body, request = asyncio.get_running_loop().time(), b"", request if kept else []
         try:

@@ -13,7 +13,7 @@ from pathlib import Path
 # The size of 2026-11-28 and 2 %, the routes of vLLM in their dialects and on engines, and requests compared with direct
 # ones. A commit that raises a number says why. `tests` includes the recorded outputs' driver.
 LIMITS = {
-    "exporters": 157_600, "alerts": 22_900, "dashboards": 50_700, "runbooks": 16_000, "stack": 326_300, "tools": 5_500,
+    "exporters": 157_600, "alerts": 22_900, "dashboards": 50_700, "runbooks": 16_000, "stack": 326_500, "tools": 5_500,
     "tests": 784_600,
 }  # fmt: skip
 SKIPPED = frozenset((tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,

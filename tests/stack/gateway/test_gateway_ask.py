@@ -115,6 +115,11 @@ def test_output_limit_is_of_the_field_the_route_obeys(
         ('"' + "0" * 4400 + '60"', 60),
         ('"0-5"', None),
         ('"\u0665"', None),
+        ('".0"', None),
+        ('"0_"', None),
+        ('"-_5"', None),
+        ('"60."', None),
+        ('"' + "1" * 9001 + '"', None),
         ("true", 1),
         ("1e5", 100000),
         ("5.5", None),
@@ -397,6 +402,7 @@ def test_a_body_without_a_field_for_it_keeps_its_bytes():
         (CHAT, {"max_tokens": "11"}, 10, {"max_tokens": "10"}),
         (CHAT, {"max_tokens": 11.0}, 10, {"max_tokens": 10.0}),
         (TEXT, {"max_tokens": 9, "max_output_tokens": -1}, 10, {"max_output_tokens": 10}),
+        (TEXT, {"max_tokens": 9, "max_output_tokens": "0" * 70_000 + "99"}, 10, {"max_output_tokens": 10}),
         (CHAT, {"max_completion_tokens": 0}, 10, {"max_tokens": 10}),
         (CHAT, {"max_tokens": 99, "max_completion_tokens": 11}, 10, {"max_tokens": 10, "max_completion_tokens": 10}),
         (CHAT, {"max_tokens": 9, "max_output_tokens": 11}, 10, {"max_output_tokens": 10}),
@@ -453,11 +459,18 @@ def test_what_is_no_limit_reaches_no_engine(value: str):
 
 
 def test_priority_that_cannot_be_read_reaches_no_engine():
-    for value, bests in ((-(2**63) - 1, (0, 3)), ("x", (3,)), (None, (3,)), ([1], (3,)), (1.5, (3,))):
+    for value, bests in (
+        (-(2**63) - 1, (0, 3)),
+        ("0" * 70_000 + "-5", (0, 3)),
+        ("x", (3,)),
+        (None, (3,)),
+        ([1], (3,)),
+        (1.5, (3,)),
+    ):
         for best in bests:
             with pytest.raises(ValueError, match="priority"):
                 asked(CHAT, priority=value).require_priority(best)
-    for value, best in (("x", 0), (None, 0), (5, 3), (-1, 3), (2**63, 3)):
+    for value, best in (("x", 0), (None, 0), ("0-5", 0), (5, 3), (-1, 3), (2**63, 3)):
         asked(CHAT, priority=value).require_priority(best)
     asked(MESSAGES, priority="x").require_priority(3)
 

@@ -60,6 +60,7 @@ async def test_another_process_reads_a_huge_body_as_this_one_does(case: str, bod
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 async def test_a_large_body_that_is_read_leniently_is_read_apart(encoding: str, bodies: LargeBodies):
     content = {"model": "tiny", "x": float("-inf"), "messages": ["word" * LARGE_BYTES], "max_tokens": 9}
+    content |= {f"{at}": "x" * 2000 + "\ud800" for at in range(100)}  # not in the body as a strict decoder reads it
     ask = await bodies.read(CHAT, json.dumps(content).encode(encoding))
     assert bodies._process is not None
     assert ("tiny", content | {"max_tokens": 5}) == (ask.model, json.loads(ask.limited(5).sent))
