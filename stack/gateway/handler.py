@@ -185,7 +185,7 @@ class RequestHandler(BodyReader):
         """Limit the output. Raises RequestEnd for a limit or a priority that cannot be read."""
         try:
             self._ask = self._ask if max_output is None else self._ask.limited(max_output)
-            if (band := self._band()) is not None:
+            if "priority" in self._ask.fields and (band := self._band()) is not None:
                 self._ask.require_priority(band.engine_priority)
         except ValueError as error:
             raise RequestEnd("bad_body", str(error)) from None
@@ -423,7 +423,7 @@ class RequestHandler(BodyReader):
             headers,
             body,
             self.release_body if last else None,
-            resend=self._x.route in ROUTES and not find(self._x.route).refused,
+            resend=self._admitted or (self._x.route in ROUTES and not find(self._x.route).refused),
         )
         del ask, body
         try:

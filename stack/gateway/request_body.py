@@ -122,7 +122,7 @@ class TokenRequest(msgspec.Struct, frozen=True):
         fields, around = _limits(self.form, self.fields), self.form.within
         if around and not _is_object(self.fields.get(around)):
             return self  # the engine refuses it
-        changed = _lowered(self.form, fields, max_output)
+        changed = _lowered(self, fields, max_output)
         if not _said(fields, self.limit):
             if self.form.limit_required:
                 raise ValueError(f"{self.limit} is missing; send an integer of at least 0")
@@ -135,12 +135,14 @@ class TokenRequest(msgspec.Struct, frozen=True):
 
     def priority(self, best: int) -> int:
         """Return the priority for the engine, where smaller is sooner: what it asks for, but none before `best`."""
-        asked = read_integer(plain_value(self.fields.get("priority"))) if self.form.has_priority else None
+        if "priority" not in self.fields or not self.form.has_priority:
+            return best
+        asked = read_integer(plain_value(self.fields["priority"]))
         return best if asked is None or asked not in INT64 else max(best, asked)
 
     def require_priority(self, best: int) -> None:
         """Raise ValueError for a priority that vLLM refuses, and another engine may take for sooner than `best`."""
-        if self.form.has_priority and "priority" in self.fields:
+        if self.form.has_priority:
             value = self.fields["priority"]
             long = memoryview(value).nbytes > LONGEST_NUMBER
             asked = None if long else read_integer(plain_value(value))
@@ -160,9 +162,10 @@ class TokenRequest(msgspec.Struct, frozen=True):
 
     def salted(self, salt: str) -> TokenRequest:
         """Return the same with this cache_salt in place of the client's own, unless the engine refuses that."""
-        if not self.fields or not self.form.has_salt or self.text("cache_salt") == "":
-            return self
-        return self._with({"cache_salt": salt}) if self._is_text("cache_salt", null=True) else self
+        refused = "cache_salt" in self.fields and (
+            not self._is_text("cache_salt", null=True) or self.text("cache_salt") == ""
+        )
+        return self._with({"cache_salt": salt}) if self.fields and self.form.has_salt and not refused else self
 
     def identified(self, request_id: str) -> TokenRequest:
         """Return the same with this id, by which an engine stores the response."""
@@ -269,14 +272,14 @@ def _limits(how: BodyForm, fields: RawFields) -> RawFields:
     return _object(fields, how.within) if how.within else fields
 
 
-def _lowered(how: BodyForm, fields: RawFields, max_output: int) -> dict[str, Any]:
+def _lowered(ask: TokenRequest, fields: RawFields, max_output: int) -> dict[str, Any]:
     """Return the limits that are above this one, each lowered to it. Raises ValueError where the route's own cannot be
     read."""
     lowered: dict[str, Any] = {}
     for name in LIMITS:
-        if _said(fields, name):
-            number = _tokens(fields[name])
-            if number is None and name in how.limit:
+        if name in fields and _said(fields, name):
+            number = ask.max_tokens if name == ask.limit else _tokens(fields[name])
+            if number is None and name in ask.form.limit:
                 raise ValueError(f"{name} is not an integer of at least 0")
             if number is None:
                 lowered[name] = max_output
@@ -294,7 +297,7 @@ def _transfer(fields: RawFields, settings: RawFields) -> str:
             places.append(_object(around, name))
     for place in places:
         for name in TRANSFERS:
-            if not is_null(place.get(name)):
+            if name in place and not is_null(place[name]):
                 return name
     return ""
 
@@ -354,7 +357,7 @@ def _number(fields: RawFields, name: str) -> int:
 
 def _said(fields: RawFields, name: str) -> bool:
     """Return whether a limit is set: null is none, nor is a max_completion_tokens of 0 for vLLM 0.10."""
-    if is_null(fields.get(name)):
+    if name not in fields or is_null(fields[name]):
         return False
     return name != "max_completion_tokens" or _tokens(fields[name]) != 0
 
