@@ -165,7 +165,7 @@ class RequestHandler(BodyReader):
             raise RequestEnd(
                 "output_too_long", f"{ask.max_tokens} tokens of output are asked for; team {team} may have {most}"
             )
-        self._hold_to(most)
+        self._apply_limits(most)
         model = self._terms.policy.models.get(self._asked.model or "")
         context = model.max_model_len if model else None
         # without a limit of its own it wants what the context has left
@@ -181,7 +181,7 @@ class RequestHandler(BodyReader):
             )
         raise RequestEnd("context_too_long", why)
 
-    def _hold_to(self, max_output: int | None) -> None:
+    def _apply_limits(self, max_output: int | None) -> None:
         """Limit the output. Raises RequestEnd for a limit or a priority that cannot be read."""
         try:
             self._ask = self._ask if max_output is None else self._ask.limited(max_output)

@@ -47,8 +47,8 @@ class Isolation:
     def salt(self, team: str, own: str | None) -> str | None:
         """Return the cache_salt for a request that has a salt of its own or None; None where none is needed.
 
-        64 hex digits: vLLM takes at most 128 characters, and none of @ / \\ NUL. A salt
-        that vLLM refuses gets a refused one too; older engines, which take it, still keep teams apart."""
+        64 hex digits: vLLM takes at most 128 characters, and none of @ / \\ NUL. A salt that vLLM refuses gets a
+        refused one too; older engines, which take it, still keep teams apart."""
         if own is None:
             return self.salts.get(team)
         domain = self.domains.get(team)

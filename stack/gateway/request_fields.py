@@ -19,9 +19,8 @@ _FALSE = frozenset(("0", "false", "f", "no", "n", "off"))
 
 _DIGITS = re.compile(r"\d+(?:_\d+)*", re.ASCII)
 MOST_DIGITS = 9_000  # and underscores; pydantic reads 4,300 digits
-_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
-    map(chr, range(0x2000, 0x200B))
-)  # in Unicode
+# White space of Unicode.
+_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 
 RawFields = Mapping[str, msgspec.Raw]
 

@@ -62,9 +62,8 @@ class Scanner:
         self.done = False  # [DONE] or the last event of the other APIs was seen
         self._strip = strip_usage
         self._held = bytearray()  # the event that is not complete yet
-        self._withheld = (
-            b""  # a complete event with a finish reason, and comments behind it, until the next event comes
-        )
+        # a complete event with a finish reason, and comments behind it, until the next event comes
+        self._withheld = b""
         self._searched = 0  # up to here _held has no blank line
         self._carriage = False  # a CR was seen, so line ends need the slower search
         self._big: Outline | None = None  # of an event beyond EVENT_BYTES that has not ended
@@ -163,8 +162,8 @@ class Scanner:
 
     def take_withheld(self) -> bytes:
         """Return the complete event that is held back, which no other follows."""
-        ending, self._withheld = self._withheld, b""
-        return ending
+        withheld, self._withheld = self._withheld, b""
+        return withheld
 
     def _pass_event(self, event: bytes, kind: int) -> bytes:
         """Return what goes out for a complete event."""

@@ -66,9 +66,9 @@ def running(loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> Iterator[R
     complaints: list[dict[str, Any]] = []
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         loop = runner.get_loop()
-        loop.set_exception_handler(lambda _, told: complaints.append(told))
+        loop.set_exception_handler(lambda _, context: complaints.append(context))
         yield lambda case: runner.run(asyncio.wait_for(case, SOON_S))
-        gc.collect(1)  # an error that nobody asked for is told when its future goes
+        gc.collect(1)  # an exception that nobody retrieved is reported when its future is freed
         runner.run(turns())
         assert set() == asyncio.all_tasks(loop)
         assert [] == complaints
