@@ -426,7 +426,8 @@ async def test_no_text_of_ours_gets_into_an_encoded_stream(tmp_path: Path, late:
         request.transport.abort()  # type: ignore[union-attr]
         return response
 
-    async with gateway(tmp_path, answer, timeouts=Timeouts(decode_s=0.2)) as it, _session() as session:
+    timeouts = Timeouts(decode_s=0.2) if late else Timeouts()
+    async with gateway(tmp_path, answer, timeouts=timeouts) as it, _session() as session:
         got, key = bytearray(), {"Authorization": f"Bearer {KEYS['demo'][0]}"}
         async with session.post(it.started.url + CHAT, json=STREAM, headers=key) as response:
             with pytest.raises(aiohttp.ClientPayloadError):
@@ -546,32 +547,32 @@ async def test_bytes_that_cannot_be_read_are_no_silence(tmp_path: Path):
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": SSE, "Content-Encoding": "br"})
         await response.prepare(request)
-        for _ in range(8):
+        for _ in range(10):
             await response.write(b"\x0b\x02\x80")
-            await asyncio.sleep(0.15)
+            await asyncio.sleep(0.2)
         return response
 
-    async with gateway(tmp_path, answer, timeouts=Timeouts(decode_s=0.5, prefill_s=0.5)) as it, _session() as session:
+    async with gateway(tmp_path, answer, timeouts=Timeouts(decode_s=1.5, prefill_s=1.5)) as it, _session() as session:
         key = {"Authorization": f"Bearer {KEYS['demo'][0]}"}
         async with session.post(it.started.url + CHAT, json=STREAM, headers=key) as got:
-            assert b"\x0b\x02\x80" * 8 == await got.read()
+            assert b"\x0b\x02\x80" * 10 == await got.read()
         assert ("engine_error", "encoding") == ((record := await it.record()).reason, record.unreadable)
 
 
 async def test_progress_without_text_moves_every_time_limit(tmp_path: Path):
     """Token-ids-only clients: nothing of it is text, and nothing of it is silence."""
-    slow = [part for _ in range(8) for part in (NO_TEXT,)]
+    slow = [NO_TEXT] * 10
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": SSE})
         await response.prepare(request)
         for part in slow:
             await response.write(part)
-            await asyncio.sleep(0.15)
+            await asyncio.sleep(0.2)
         await response.write(usage_event(USED) + DONE)
         return response
 
-    async with gateway(tmp_path, answer, timeouts=Timeouts(decode_s=0.5, prefill_s=0.5)) as it:
+    async with gateway(tmp_path, answer, timeouts=Timeouts(decode_s=1.5, prefill_s=1.5)) as it:
         async with it.post(STREAM, "/v1/completions") as got:
             await got.read()
         record = await it.record()
