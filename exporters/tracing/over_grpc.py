@@ -26,14 +26,15 @@ _RECONNECT = (("grpc.min_reconnect_backoff_ms", 1000), ("grpc.max_reconnect_back
 class _ReportingClient:
     """Client of a collector service that reports each attempt."""
 
-    def __init__(self, client: Any, observe: Observe, timeout_s: float) -> None:
-        self._client, self._observe, self._timeout_s = client, observe, timeout_s
+    def __init__(self, client: Any, observe: Observe, connection: Connection) -> None:
+        self._client, self._observe, self._connection = client, observe, connection
 
     def Export(self, **call: Any) -> Any:  # noqa: N802 (the name in the service definition)
         try:
             response = self._client.Export(**call)
         except grpc.RpcError as error:
-            self._observe(self._failure(error))
+            if call["timeout"] >= self._connection.least_s:
+                self._observe(self._failure(error))
             raise
         partial = response.partial_success
         rejected = partial.rejected_spans if hasattr(partial, "rejected_spans") else partial.rejected_data_points
@@ -43,7 +44,7 @@ class _ReportingClient:
     def _failure(self, error: Any) -> Attempt:
         code = error.code()
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return Attempt("timeout", f"no answer within {self._timeout_s:g} s")
+            return Attempt("timeout", f"no answer within {self._connection.timeout_s:g} s")
         return Attempt("unavailable" if code in _RETRIED else "refused", f"{code.name}: {error.details()}")
 
 
@@ -53,7 +54,7 @@ def _reporting_exporter(base: Any, connection: Connection, observe: Observe) -> 
             """Put the reporting client over the stub of each new channel: the exporter has no other place for an
             interceptor."""
             super()._initialize_channel_and_stub()
-            self._client: Any = _ReportingClient(self._client, observe, connection.timeout_s)
+            self._client: Any = _ReportingClient(self._client, observe, connection)
 
     url = urlsplit(connection.endpoint)
     return ReportingExporter(

@@ -22,17 +22,18 @@ _MAX_RESPONSE_BYTES = 1 << 16
 class _ReportingSession(requests.Session):
     """Session that reports each attempt, reads a bounded response, and takes no proxy or login from the environment."""
 
-    def __init__(self, observe: Observe, path: str, timeout_s: float) -> None:
+    def __init__(self, observe: Observe, path: str, connection: Connection) -> None:
         super().__init__()
         self.trust_env = False
-        self._observe, self._path, self._timeout_s = observe, path, timeout_s
+        self._observe, self._path, self._connection = observe, path, connection
 
     def request(self, method: str, url: str, **options: Any) -> requests.Response:  # type: ignore[override]
         try:
             response = super().request(method, url, **(options | {"stream": True}))
             content = response.raw.read(_MAX_RESPONSE_BYTES, decode_content=True)
         except Exception as error:
-            self._observe(self._failure(error, url))
+            if options["timeout"] >= self._connection.least_s:
+                self._observe(self._failure(error, url))
             raise
         response.close()  # a connection whose response was read to its end is back in the pool by now
         self._observe(self._outcome(response, content))
@@ -41,7 +42,7 @@ class _ReportingSession(requests.Session):
     def _failure(self, error: Exception, url: str) -> Attempt:
         cause = innermost(error)
         if isinstance(cause, TimeoutError):
-            return Attempt("timeout", f"no answer within {self._timeout_s:g} s")
+            return Attempt("timeout", f"no answer within {self._connection.timeout_s:g} s")
         hint = "; 4317 is usually the port for gRPC" if urlsplit(url).port == 4317 else ""
         return Attempt("unavailable", f"{type(cause).__name__}: {cause}{hint}")
 
@@ -78,7 +79,7 @@ def _options(connection: Connection, observe: Observe, path: str) -> dict[str, A
         "headers": {"user-agent": connection.user_agent, **connection.headers},
         "timeout": connection.timeout_s,
         "compression": Compression.Gzip if connection.gzip else Compression.NoCompression,
-        "session": _ReportingSession(observe, path, connection.timeout_s),
+        "session": _ReportingSession(observe, path, connection),
     }
 
 

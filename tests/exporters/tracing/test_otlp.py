@@ -507,13 +507,17 @@ PROTOBUF = {"Content-Type": "application/x-protobuf"}
 
 
 def export(endpoint: str, *records: RequestRecord, **options: object) -> Attempt:
-    """The outcome of one export call of the SDK's exporter, as it was reported last."""
+    """Return the last attempt of one export call of the SDK's exporter."""
+    return attempts_of(endpoint, *records, **options)[-1]
+
+
+def attempts_of(endpoint: str, *records: RequestRecord, **options: object) -> list[Attempt]:
     attempts: list[Attempt] = []
     exporter = span_exporter(OtlpConfig(endpoint=endpoint, **options), "9", attempts.append)
     factory = SpanFactory("vllm-watch-gateway", "9")
     exporter.export([factory.make(span_of(one)) for one in records or (FULL,)])
     exporter.shutdown()
-    return attempts[-1]
+    return attempts
 
 
 @pytest.mark.parametrize(
@@ -606,12 +610,28 @@ def test_http_error_on_a_grpc_port_names_it():
     assert re.search("; 4317 .*gRPC$", export("http://nowhere..invalid:4317").detail)
 
 
-def test_untrusted_certificate_sends_nothing(monkeypatch):
+def test_untrusted_certificate_sends_nothing():
     """A plain server behind https: the handshake fails before any span leaves."""
-    monkeypatch.setattr(collector_module, "EXPORT_TIMEOUT_S", 30)
     with http_server(lambda _: (200, {}, b"")) as (address, got):
-        assert "SSL" in export(address.replace("http:", "https:")).detail
+        assert "SSL" in attempts_of(address.replace("http:", "https:"))[0].detail
     assert [] == got
+
+
+@pytest.mark.parametrize(("protocol", "attempts"), [("http", 2), ("grpc", 1)])
+def test_a_request_without_time_is_no_attempt(protocol, attempts, free_port, monkeypatch):
+    """The SDK waits almost until the end of an export's time, then asks once more."""
+    monkeypatch.setattr(collector_module, "EXPORT_TIMEOUT_S", 2.0)
+    found: list[Attempt] = []
+    config_ = OtlpConfig(endpoint=f"http://127.0.0.1:{free_port()}", protocol=protocol)
+    exporter, span = (
+        span_exporter(config_, "9", found.append),
+        SpanFactory("vllm-watch-gateway", "9").make(span_of(FULL)),
+    )
+    end = time.time() + 1.99
+    monkeypatch.setattr("random.uniform", lambda *_: end - time.time())
+    exporter.export([span])
+    exporter.shutdown()
+    assert ["unavailable"] * attempts == [attempt.reason for attempt in found]
 
 
 def test_a_connection_is_kept_for_the_next_export():
