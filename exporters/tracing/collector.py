@@ -18,7 +18,7 @@ SERVICE = "vllm-watch-gateway"  # the service that handled the requests; the sid
 EXPORT_TIMEOUT_S = 5.0  # for one export call, the SDK's own retries included
 RETRIED = ("timeout", "unavailable")  # the collector may accept the same request later
 MAX_RETRY_AFTER_S = 60.0
-LEAST_SHARE = 0.02  # of that time: with less, a request says nothing of the collector
+LEAST_SHARE = 0.02  # of that time; the failure of a request with less says nothing about the collector
 SHUTDOWN_FLUSH_S = 2.0  # for what is still to be sent at the end
 RESERVED_HEADERS = ("content-type", "content-encoding")  # set by the exporters
 
@@ -52,8 +52,8 @@ class Connection:
 
     @property
     def least_s(self) -> float:
-        """Least time of a request that is an attempt. The SDK waits before it repeats a request, and gives it what is
-        left of the time of the export, at times none."""
+        """Shortest timeout, in seconds, of a request whose failure is reported. The SDK waits before a retry and gives
+        it the rest of the export's time, sometimes 0 s."""
         return LEAST_SHARE * self.timeout_s
 
 

@@ -63,8 +63,8 @@ class TokenRequest(msgspec.Struct, frozen=True):
     limit: the field that limits the output. uncountable: why no record could count what is asked for, else empty.
     transfer: the first of TRANSFERS that it has, on a route that makes text; else empty.
     form: how it is read. fields: the body's, each value as it came or as it was changed, and those that were added.
-    edited: whether any was changed. respelled: how to restore a body that no strict decoder
-    reads, else empty."""
+    edited: whether any was changed. respelled: how to restore a body that no strict decoder reads, else
+    empty."""
 
     body: bytes
     model: str | None = None

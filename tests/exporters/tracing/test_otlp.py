@@ -618,7 +618,7 @@ def test_untrusted_certificate_sends_nothing():
 
 
 @pytest.mark.parametrize(("protocol", "attempts"), [("http", 2), ("grpc", 1)])
-def test_a_request_without_time_is_no_attempt(protocol, attempts, free_port, monkeypatch):
+def test_a_retry_without_time_is_not_reported(protocol, attempts, free_port, monkeypatch):
     """The SDK waits almost until the end of an export's time, then asks once more."""
     monkeypatch.setattr(collector_module, "EXPORT_TIMEOUT_S", 2.0)
     found: list[Attempt] = []

@@ -1230,8 +1230,8 @@ async def test_tls_with_a_certificate_that_is_trusted(
 async def test_a_request_is_out_when_the_engine_has_taken_all_of_it(
     trusting: None, secured: ssl.SSLContext, over_tls: bool
 ):
-    """Not before, and not only with the answer; and whoever was told once is not told of the next request, which may be
-    sent again. Over TLS nobody can know."""
+    """Not before, and not only with the answer. The next request on the connection is not reported, since it may be
+    sent again, and none over TLS, where nobody can know."""
     takes, answers, out = asyncio.Event(), asyncio.Event(), Counter[str]()
 
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
