@@ -7,6 +7,7 @@ the metric shows as its label."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -82,15 +83,17 @@ class StepValues:
 class Evidence:
     """One look at an engine. Times are on the observer's monotonic clock.
 
-    steps: of the latest readable scrape. requests: own requests there. outputs: pieces of output that own requests have
-    received so far. silent_s: longest time for which one of them has received none. prefill_tokens: the longest prompt
-    among those without a first token. probes: whether the engine can be probed. probe_since: when the open probe was
-    sent. probe_answers: answered so far. paused: the engine says so. planned: the observer knows of work that blocks
-    the engine, such as loading an adapter. late: a timer of the observer was late since the latest look."""
+    steps, steps_at: of the latest readable scrape, and its time. requests: own requests there. outputs: pieces of
+    output that own requests have received so far. silent_s: longest time for which one of them has received none.
+    prefill_tokens: the longest prompt among those without a first token. probes: whether the engine can be probed.
+    probe_since: when the open probe was sent. probe_answers: answered so far. paused: the engine says so. planned: the
+    observer knows of work that blocks the engine, such as loading an adapter. late: a timer of the observer was late
+    since the latest look."""
 
     at: float
     endpoint: Endpoint = Endpoint.READ
     steps: StepValues | None = None
+    steps_at: float = math.inf
     requests: int = 0
     outputs: int = 0
     silent_s: float = 0.0
@@ -198,7 +201,9 @@ class Liveness:
         if late:
             # the time since the latest look counts for nothing; a silence that was watched before it does
             return replace(seen, cause=Cause.OBSERVER_LATE, quiet_since=self.quiet_since + look.at - self.at)
-        if look.endpoint is not Endpoint.SILENT and (look.paused or (steps is not None and steps.asleep)):
+        # A probe that was open during the sleep is answered before the next scrape.
+        asleep = steps is not None and steps.asleep and look.steps_at > self.moved_at
+        if look.endpoint is not Endpoint.SILENT and (look.paused or asleep):
             return seen._planned(EngineState.DRAINING, Cause.PAUSED if look.paused else Cause.ASLEEP)
         return seen._silence(look, steps, limits)
 

@@ -35,9 +35,9 @@ class EngineAttempt(Protocol):
 class EngineLiveness:
     """Evidence on one engine, and its liveness.
 
-    ended_outputs: of attempts that have ended. probes: whether a probe can be sent. probe_since, last_probe: when the
-    open one and the latest one were sent. stepped_at: when the engine's own counters were last seen to move. late: a
-    timeout of ours ended too late to prove anything."""
+    steps, steps_at: of the latest readable scrape, and its time. ended_outputs: of attempts that have ended. probes:
+    whether a probe can be sent. probe_since, last_probe: when the open one and the latest one were sent. stepped_at:
+    when the engine's own counters were last seen to move. late: a timeout of ours ended too late to prove anything."""
 
     liveness: Liveness
     limits: LivenessLimits = DEFAULT_LIMITS
@@ -45,6 +45,7 @@ class EngineLiveness:
     endpoint: Endpoint = Endpoint.UNREAD
     steps: StepValues | None = None
     read_at: float = 0.0
+    steps_at: float = 0.0
     stepped_at: float = -math.inf
     paused: bool = False
     late: bool = False
@@ -57,9 +58,10 @@ class EngineLiveness:
     def scraped(self, endpoint: Endpoint, now: float, steps: StepValues | None = None) -> None:
         """Note the result of a scrape."""
         self.endpoint, self.read_at = endpoint, now
-        if steps is not None and self.steps is not None and steps.counters != self.steps.counters:
-            self.stepped_at = now
-        self.steps = steps or self.steps
+        if steps is not None:
+            if self.steps is not None and steps.counters != self.steps.counters:
+                self.stepped_at = now
+            self.steps, self.steps_at = steps, now
 
     def ended(self, attempt: EngineAttempt, *, answered: bool) -> None:
         """Note the end of an attempt. answered: by a complete reply."""
@@ -72,6 +74,7 @@ class EngineLiveness:
             at=now,
             endpoint=self.endpoint if read else Endpoint.UNREAD,
             steps=self.steps,
+            steps_at=self.steps_at,
             requests=len(attempts),
             outputs=self.ended_outputs + sum(each.outputs for each in attempts),
             silent_s=max((now - each.silent_since for each in attempts), default=0.0),

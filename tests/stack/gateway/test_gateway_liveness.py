@@ -19,10 +19,11 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from exporters.engine.liveness import EngineState
+from exporters.engine.liveness import Endpoint, EngineState, Liveness, StepValues
 from exporters.requests.record import PROBE_TEAM, RequestRecord, parse_line
 from stack.gateway import GatewayConfig, Started, health, make_key, serve
 from stack.gateway.config import LivenessConfig
+from stack.gateway.engine_liveness import EngineLiveness
 from tests.support.wait import LIMIT_S, until
 
 KEY, HASH = make_key("demo")
@@ -313,6 +314,22 @@ async def test_late_answer_does_not_pause_an_engine_that_went_on(state: EngineSt
     monitor._client = lambda it: Mock(paused=late)  # type: ignore[method-assign]
     await monitor._ask_whether_paused(Mock(), engine)
     assert paused is engine.paused
+
+
+def test_answered_probe_outweighs_an_older_scrape_of_a_sleep():
+    """The probe was open during the sleep, and its answer is seen before the next scrape."""
+    engine, asleep = EngineLiveness(Liveness.unknown(0.0), probes=True), StepValues((), asleep=True)
+
+    def state(now: float) -> EngineState:
+        engine.assess(now)
+        return engine.liveness.state
+
+    engine.scraped(Endpoint.READ, 0.5, asleep)
+    assert EngineState.DRAINING is state(1.0)
+    engine.probe_answers += 1
+    assert [EngineState.IDLE] * 2 == [state(2.0), state(3.0)]
+    engine.scraped(Endpoint.READ, 3.5, asleep)
+    assert EngineState.DRAINING is state(4.0)
 
 
 async def test_gateway_without_probes_sends_none(tmp_path: Path):
