@@ -240,7 +240,8 @@ def test_chats_have_their_lengths_and_json_is_held_to_its_schema(engines, tmp_pa
     # A conversation finds the whole blocks of its own history, and the first words of all.
     assert 0.4 < talk.figures["hit_ratio"] < 1
     unended = sum(record.finish_reason == "length" for record in records if result.run_of(record) == held.number)
-    assert unended / 8 == held.figures["invalid_json_ratio"], "only what is cut off is no JSON"
+    # A limit that only the end-of-text token exceeds cuts off a reply that is complete.
+    assert held.figures["invalid_json_ratio"] <= unended / 8, "only what is cut off is no JSON"
     assert held.figures["invalid_json_ratio"] < told.figures["invalid_json_ratio"], (
         "what the model says unheld means nothing"
     )
