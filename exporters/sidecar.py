@@ -44,8 +44,9 @@ from exporters.net.http_client import HttpClientConfig
 from exporters.net.listener import new_rejections
 from exporters.requests import grouped_latency
 from exporters.requests.checkpoint import Checkpoint, Unreadable
+from exporters.requests.duplicates import RecentRequests
 from exporters.requests.grouped_latency import GroupedLatency
-from exporters.requests.store import CounterStore, RecentRequests
+from exporters.requests.store import CounterStore
 from exporters.requests.tail import Tail
 from exporters.tracing.span_queue import SpanQueue
 

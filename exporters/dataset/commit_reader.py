@@ -11,8 +11,8 @@ import msgspec
 from exporters.dataset.layout import BadDataset, LogSegment
 from exporters.dataset.ship_state import ShipCommit
 from exporters.requests.checkpoint import frames_of
+from exporters.requests.duplicates import RecentRequests
 from exporters.requests.positions import Position
-from exporters.requests.store import RecentRequests
 
 _decoder = msgspec.msgpack.Decoder(ShipCommit)
 

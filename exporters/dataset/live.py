@@ -9,10 +9,11 @@ import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from exporters.requests.duplicates import RecentRequests
 from exporters.requests.log_reader import LogReader
 from exporters.requests.positions import Position
 from exporters.requests.record import FieldMap, RequestRecord
-from exporters.requests.store import LogTotals, RecentRequests
+from exporters.requests.store import LogTotals
 from exporters.requests.tail import Tail
 
 _BATCH_BYTES = 2 << 20

@@ -28,8 +28,9 @@ from exporters.dataset.objects import FolderStore, ObjectStore, S3Access
 from exporters.dataset.parquet import SegmentMaker, connect
 from exporters.dataset.segment_buffer import SegmentBuffer
 from exporters.dataset.verified import VerifiedFiles
+from exporters.requests.duplicates import WINDOW, RecentRequests
 from exporters.requests.record import FieldMap, RequestRecord
-from exporters.requests.store import WINDOW, LogTotals, RecentRequests
+from exporters.requests.store import LogTotals
 
 MEMORY_MB = 1024
 BATCH_ROWS = 2048

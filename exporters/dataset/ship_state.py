@@ -13,8 +13,9 @@ import msgspec
 
 from exporters.dataset.layout import LogSegment, Sums
 from exporters.requests.checkpoint import Checkpoint
+from exporters.requests.duplicates import RecentRequests
 from exporters.requests.positions import Position
-from exporters.requests.store import LogTotals, RecentRequests
+from exporters.requests.store import LogTotals
 
 
 class PendingSegment(msgspec.Struct, frozen=True, array_like=True):

@@ -20,9 +20,9 @@ from exporters.catalogue.metric import Metric
 from exporters.exposition import Distribution
 from exporters.requests.counter_rows import CounterRow, read_row, row_samples
 from exporters.requests.counters import Change, RequestCounters
+from exporters.requests.duplicates import RecentRequests
 from exporters.requests.read import BadLines, RecordReader, read_records
 from exporters.requests.record import FieldMap, RequestRecord, ended_at, timestamp
-from exporters.requests.store import RecentRequests
 
 FILL_S = 86_400  # an unchanged series is repeated for this long; a gap of years is a wrong clock
 

@@ -8,10 +8,8 @@ Invariant: a request is counted once. Its request_id and span_id are remembered 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 
 import msgspec
 
@@ -23,73 +21,10 @@ from exporters.native_histogram import BucketCounts
 from exporters.requests.checkpoint import Checkpoint
 from exporters.requests.counter_rows import read_row, row_samples
 from exporters.requests.counters import Change, RequestCounters
+from exporters.requests.duplicates import RecentRequests
 from exporters.requests.positions import Position
 from exporters.requests.record import RequestRecord
 from exporters.scrape import Block, Format
-
-WINDOW = 200_000  # remembered requests: at most this many, at least half
-OUR_CHARS = 48  # length of our gateway's request_id and span_id in hexadecimal
-KEY_CHARS = 200  # longer ids, which clients may send, are stored as a digest
-
-
-class RecentRequests:
-    """Recently counted requests in two generations: when the newer one is full, the older one is dropped."""
-
-    def __init__(self, limit: int = WINDOW) -> None:
-        self._half = max(1, limit // 2)
-        self.older: set[bytes] = set()
-        self.newer: set[bytes] = set()
-        self.added: list[bytes] = []  # since the last commit, in order of arrival
-
-    def __len__(self) -> int:
-        return len(self.older) + len(self.newer)
-
-    def fresh(self, records: list[RequestRecord]) -> list[RequestRecord]:
-        """Return the new records, and remember them."""
-        keys = _known([r.request_id if r.span_id is None else r.request_id + r.span_id for r in records])
-        unique = set(keys)
-        if len(unique) == len(keys) and self.newer.isdisjoint(unique) and self.older.isdisjoint(unique):
-            self._add(keys)
-            return records
-        found = []
-        for key, record in zip(keys, records, strict=True):
-            if key not in self.newer and key not in self.older:
-                self._add((key,))
-                found.append(record)
-        return found
-
-    def restore(self, keys: Iterable[bytes]) -> None:
-        """Restore the remembered requests of before a restart, in order."""
-        self._add(list(keys))
-        self.added.clear()
-
-    def _add(self, keys: Sequence[bytes]) -> None:
-        self.added += keys
-        while keys:  # each generation has exactly half, so unordered stored ids restore the same two
-            room = self._half - len(self.newer)
-            self.newer.update(keys[:room])
-            keys = keys[room:]
-            if len(self.newer) >= self._half:
-                self.older, self.newer = self.newer, set()
-
-
-def _known(ids: Sequence[str]) -> list[bytes]:
-    """Return ids as stored: those of our gateway as binary numbers, in half the memory."""
-    if ids and set(map(len, ids)) == {OUR_CHARS} and (numbers := _number("".join(ids))) is not None:
-        return [numbers[at : at + OUR_CHARS // 2] for at in range(0, len(numbers), OUR_CHARS // 2)]
-    return [(_number(one) if len(one) == OUR_CHARS else None) or _kept(one) for one in ids]
-
-
-def _number(text: str) -> bytes | None:
-    """Return the bytes of lower-case hexadecimal digits; None for other text, which could map to the same bytes."""
-    with contextlib.suppress(ValueError):
-        if (number := bytes.fromhex(text)).hex() == text:
-            return number
-    return None
-
-
-def _kept(one: str) -> bytes:
-    return one.encode() if len(one) <= KEY_CHARS else blake2b(one.encode(), digest_size=16).hexdigest().encode()
 
 
 class LogTotals(msgspec.Struct, array_like=True):

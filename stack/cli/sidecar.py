@@ -113,7 +113,7 @@ def sidecar_backfill(
     """
     from exporters.catalogue.sidecar import REQUEST_TRAFFIC
     from exporters.requests import backfill
-    from exporters.requests.store import RecentRequests
+    from exporters.requests.duplicates import RecentRequests
     from stack.request_source import data_reader
 
     if bool(files) == bool(data):

@@ -19,8 +19,8 @@ from exporters.dataset.parquet import connect
 from exporters.dataset.query import RequestSource, open_requests
 from exporters.dataset.ship import Shipper
 from exporters.dataset.ship_config import ShipConfig
+from exporters.requests.duplicates import RecentRequests
 from exporters.requests.record import RequestRecord, to_line
-from exporters.requests.store import RecentRequests
 from exporters.requests.tail import Tail
 from tests.support import s3_standin
 from tests.support.request_dataset import START_S, made_requests, make_dataset

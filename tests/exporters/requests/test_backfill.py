@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from exporters.requests import backfill
+from exporters.requests.duplicates import RecentRequests
 from exporters.requests.record import FieldMap, RequestRecord, timestamp, to_line
-from exporters.requests.store import RecentRequests
 from exporters.sidecar_config import SidecarConfig, counting
 from stack import cli
 

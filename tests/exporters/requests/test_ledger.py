@@ -16,8 +16,9 @@ from exporters.requests.bounded_names import BoundedNames
 from exporters.requests.checkpoint import Checkpoint
 from exporters.requests.counter_rows import read_row
 from exporters.requests.counters import RequestCounters
+from exporters.requests.duplicates import RecentRequests
 from exporters.requests.record import RequestRecord
-from exporters.requests.store import CounterStore, LogTotals, RecentRequests, Snapshot, StateProvider
+from exporters.requests.store import CounterStore, LogTotals, Snapshot, StateProvider
 from exporters.scrape import Format
 from tests.support.failing_disk import FailingDisk
 
