@@ -50,7 +50,9 @@ class LogIngest:
     def __post_init__(self) -> None:
         logged = set[str]()
         for tail in self.tails:
-            self._readers[str(tail.path)] = LogReader(tail, self.fields, self.ledger.tallies, log, logged)
+            self._readers[str(tail.path)] = LogReader(
+                tail, self.fields, self.ledger.tallies, self.ledger.window, log, logged
+            )
 
     def poll(self, tail: Tail, now_s: float, clock_s: float) -> bool:
         """Read and count new lines of one log. Return True to read on at once.
@@ -63,8 +65,8 @@ class LogIngest:
             clock_s, METERED_BATCH_BYTES if self.genai_metrics else BATCH_BYTES
         )
         self.failing.discard(path)
-        if fresh := self.ledger.count(records):
-            self._count(tail, fresh, now_s)
+        if records:
+            self._count(tail, records, now_s)
         if any_read or tail.busy:
             return True
         self.caught_up.add(path)
@@ -89,6 +91,7 @@ class LogIngest:
 
     def _count(self, tail: Tail, fresh: Sequence[RequestRecord], now_s: float) -> None:
         tallies = self.ledger.tallies
+        self.ledger.count(fresh)
         tallies.untimed += sum(record.ts is None for record in fresh)
         if self.spans:
             for record in fresh:

@@ -15,7 +15,7 @@ from stack.option import Opt
 if TYPE_CHECKING:
     from exporters.accounting.cost_from_log import CostSource
     from exporters.dataset.query import RequestData, RequestSource
-    from exporters.requests.read import BadLines, RecordReader
+    from exporters.requests.read import ReadReport, RecordReader
     from exporters.requests.record import RequestRecord
 
 
@@ -105,7 +105,7 @@ def data_reader(
 
     The reader raises what `open_whole` raises."""
 
-    def read(_: BadLines) -> Iterator[RequestRecord]:
+    def read(_: ReadReport) -> Iterator[RequestRecord]:
         with open_whole(location, since_s, until_s) as data:
             yield from data.records(order=order)
 

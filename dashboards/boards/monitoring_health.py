@@ -500,8 +500,9 @@ BOARD = Dashboard(
                     "Lines whose request was counted before. They are recognised by their ids and counted once.",
                     "Zero.",
                     "A log that is forwarded or copied back comes twice. Nothing is counted twice by it; beyond the ids"
-                    " that are remembered it would be.",
-                    (queries.growth(sidecar.LOG_DUPLICATES, by=(), called="lines"),),
+                    " that are remembered it would be. If most lines of a log repeat an id, map another field to"
+                    " request_id.",
+                    (queries.growth(sidecar.LOG_DUPLICATES, by=("path",)),),
                     detail="teams",
                 ),
                 Panel(

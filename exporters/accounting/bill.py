@@ -38,6 +38,7 @@ class BillRequest:
     cluster: str = ""
     bills: Path | None = None
     close: bool = False
+    allow_bad_lines: bool = False
 
     def __post_init__(self) -> None:
         if sum(each is not None for each in (self.month, self.from_text, self.since_s)) > 1:
@@ -85,7 +86,7 @@ def make_bill(request: BillRequest, now_s: float) -> SourceTotals:
     if period and request.month and period.to_s >= now_s:
         found.notes.append(f"{request.month} is not over: this is the part until {period.show(period.to_s)}")
     if request.close and request.bills:
-        found.notes.append(f"closed: {close_month(found, request.bills, now_s)}")
+        found.notes.append(f"closed: {close_month(found, request.bills, now_s, request.allow_bad_lines)}")
     return found
 
 

@@ -15,6 +15,7 @@ from exporters.accounting.cost import CostPart, SourceTotals, TeamUse, new_uses
 from exporters.text import write_atomically
 
 FORMAT = 1
+BAD_SHARE = 0.001  # of the lines of a month that is closed
 
 
 class ClosedRow(msgspec.Struct, frozen=True):
@@ -59,8 +60,10 @@ def month_path(folder: Path, month: str) -> Path:
     return folder / f"{month}.json"
 
 
-def close_month(found: SourceTotals, folder: Path, now_s: float) -> Path:
-    """Write the file of a month that is over, and return its path. Raises ValueError, OSError."""
+def close_month(found: SourceTotals, folder: Path, now_s: float, allow_bad_lines: bool = False) -> Path:
+    """Write the file of a month that is over, and return its path. Raises ValueError, OSError.
+
+    allow_bad_lines: close in spite of more bad lines than BAD_SHARE of the log."""
     period = found.period
     if period.month is None:
         raise ValueError("only a month is closed; name one with --month, like 2026-10")
@@ -68,6 +71,12 @@ def close_month(found: SourceTotals, folder: Path, now_s: float) -> Path:
         raise ValueError(f"{period.month} ends at {period.show(period.to_s)}; close it after that")
     if "cost" not in found.known:
         raise ValueError(f"{period.month} has no cost, so it stays open; give --prices FILE")
+    if found.bad_lines > BAD_SHARE * found.lines and not allow_bad_lines:
+        raise ValueError(
+            f"{period.month} stays open: {found.bad_lines:,.0f} of {found.lines:,.0f} lines of the log are bad, more"
+            f" than {BAD_SHARE:.1%}, and their requests are on no bill. Repair them, or close with --allow-bad-lines."
+            + "".join(f"\n{note}" for note in found.notes if " bad line" in note)
+        )
     path = month_path(folder, period.month)
     content = _content(found, period.month, now_s)
     content = msgspec.structs.replace(content, digest=_digest(msgspec.json.encode(content)))

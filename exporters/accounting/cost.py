@@ -82,7 +82,8 @@ class SourceTotals:
     """Totals from one source, by part.
 
     method: how shared GPU time is split, in FOCUS rows. known: which of cost, api, joules, estimates and unreadable it
-    has. notes: assumptions. price_versions: content of each version by name. spread: rows whose cost others carry."""
+    has. notes: assumptions. price_versions: content of each version by name. spread: rows whose cost others carry.
+    lines, bad_lines: of the request logs, as far as the source has them."""
 
     source: str
     period: BillingPeriod
@@ -92,6 +93,8 @@ class SourceTotals:
     known: set[str] = field(default_factory=set)
     price_versions: dict[str, Any] = field(default_factory=dict)
     spread: tuple[str, ...] = ()
+    lines: float = 0.0
+    bad_lines: float = 0.0
     notes: list[str] = field(default_factory=lambda: [SHARED])
 
     @property

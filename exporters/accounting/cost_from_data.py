@@ -24,7 +24,7 @@ from exporters.accounting.cost_from_log import SegmentUse
 from exporters.dataset.query import RequestData
 from exporters.dataset.views import ESTIMATED
 from exporters.requests.bounded_names import UNKNOWN_MODEL
-from exporters.requests.read import BadLines
+from exporters.requests.read import ReadReport
 from exporters.requests.record import UNKNOWN_TEAM
 
 _RAN = "outcome IS DISTINCT FROM 'rejected'"
@@ -52,16 +52,16 @@ class CostData:
     name: str
     opened: Callable[[], AbstractContextManager[RequestData]]
 
-    def covered(self) -> tuple[float, float, BadLines]:
+    def covered(self) -> tuple[float, float, ReadReport]:
         with self.opened() as data:
             sql = f"SELECT {_FIRST_AND_LAST_S} FROM recorded WHERE {_RAN} AND e2e_ms IS NOT NULL"
             ((first_s, last_s),) = data.select(sql)[1]
-        return (*((float("inf"), float("-inf")) if first_s is None else (first_s, last_s)), BadLines())
+        return (*((float("inf"), float("-inf")) if first_s is None else (first_s, last_s)), ReadReport())
 
-    def uses(self, segments: Sequence[PriceSegment]) -> tuple[list[SegmentUse], int, BadLines]:
+    def uses(self, segments: Sequence[PriceSegment]) -> tuple[list[SegmentUse], int, ReadReport]:
         with self.opened() as data:
             reading = _Reading(data, segments)
-            return reading.uses(), reading.untimed, BadLines()
+            return reading.uses(), reading.untimed, ReadReport()
 
 
 @dataclass(frozen=True, slots=True)

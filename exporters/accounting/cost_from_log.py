@@ -24,7 +24,7 @@ from exporters.accounting.cost import (
 from exporters.accounting.gpu_use import IDLE
 from exporters.accounting.prices import Prices
 from exporters.requests.bounded_names import UNKNOWN_MODEL
-from exporters.requests.read import BadLines, read_records
+from exporters.requests.read import ReadReport, read_records
 from exporters.requests.record import UNKNOWN_TEAM, FieldMap, RequestRecord, ended_at, estimated_tokens
 
 
@@ -50,13 +50,13 @@ class CostSource(Protocol):
     def name(self) -> str:
         """Return where they are, for messages."""
 
-    def covered(self) -> tuple[float, float, BadLines]:
-        """Return the first start, the last end and the bad lines; without a time the start is infinite.
+    def covered(self) -> tuple[float, float, ReadReport]:
+        """Return the first start, the last end and what was left out; without a time the start is infinite.
 
         Raises ValueError, OSError."""
 
-    def uses(self, segments: Sequence[PriceSegment]) -> tuple[list[SegmentUse], int, BadLines]:
-        """Return the use of each segment, the number of requests without a time, and the bad lines.
+    def uses(self, segments: Sequence[PriceSegment]) -> tuple[list[SegmentUse], int, ReadReport]:
+        """Return the use of each segment, the number of requests without a time, and what was left out.
 
         Raises ValueError, OSError."""
 
@@ -124,17 +124,17 @@ class LogFiles:
     def name(self) -> str:
         return ", ".join(map(str, self.paths))
 
-    def covered(self) -> tuple[float, float, BadLines]:
-        log, bad = CostLog(), BadLines()
-        for record in read_records(self.paths, bad, self.fields):
+    def covered(self) -> tuple[float, float, ReadReport]:
+        log, report = CostLog(), ReadReport()
+        for record in read_records(self.paths, report, self.fields):
             log.add(record, float("-inf"), float("inf"))
             log.spans.clear()
-        return log.first_s, log.last_s, bad
+        return log.first_s, log.last_s, report
 
-    def uses(self, segments: Sequence[PriceSegment]) -> tuple[list[SegmentUse], int, BadLines]:
-        logs, outside, bad = [CostLog() for _ in segments], CostLog(), BadLines()
+    def uses(self, segments: Sequence[PriceSegment]) -> tuple[list[SegmentUse], int, ReadReport]:
+        logs, outside, report = [CostLog() for _ in segments], CostLog(), ReadReport()
         edges = [segment.from_s for segment in segments]
-        for record in read_records(self.paths, bad, self.fields):
+        for record in read_records(self.paths, report, self.fields):
             end_s = ended_at(record)
             if end_s is None or record.e2e_ms is None:
                 outside.add(record, segments[0].from_s, segments[-1].to_s)
@@ -144,7 +144,7 @@ class LogFiles:
                 logs[number].add(record, segments[number].from_s, segments[number].to_s)
         for log, segment in zip(logs, segments, strict=True):
             log.settle(segment)
-        return [*logs], outside.untimed, bad
+        return [*logs], outside.untimed, report
 
 
 def from_log(
@@ -162,18 +162,17 @@ def from_log(
     source = LogFiles(source) if isinstance(source, Sequence) else source
     name, with_idle = source.name, period is not None
     if period is None:
-        first_s, last_s, bad = source.covered()
+        first_s, last_s, report = source.covered()
         if first_s > last_s:
-            raise ValueError(f"{name} holds no request with a time (ts and e2e_ms); {bad.total} bad lines{bad.why}")
+            raise ValueError("; ".join((f"{name} holds no request with a time (ts and e2e_ms)", *report.notes)))
         period = BillingPeriod(first_s, max(last_s, first_s + 0.001))
     cut = segments(period, prices)
-    logs, untimed, bad = source.uses(cut)
+    logs, untimed, report = source.uses(cut)
     if not any(log.busy for log in logs):
-        raise ValueError(
-            f"{name} holds no request with a time (ts and e2e_ms) in this period; name one in which it has;"
-            f" {bad.total} bad lines{bad.why}"
-        )
+        absent_text = f"{name} holds no request with a time (ts and e2e_ms) in this period; name one in which it has"
+        raise ValueError("; ".join((absent_text, *report.notes)))
     found = SourceTotals(name, period, method="request-time", known={"estimates", "unreadable"})
+    found.lines, found.bad_lines = report.records + report.total, report.total
     count = {"": 1.0, **(gpus or {})}
     models = {model for log in logs for model in log.busy}
     absent = count.keys() - models - {""}
@@ -188,7 +187,7 @@ def from_log(
         if segment.prices:
             _add_cost(found, uses, segment.prices)
     add_price_versions(found, cut)
-    found.notes += _log_notes(untimed, bad, count, with_idle, prices)
+    found.notes += _log_notes(untimed, report, count, with_idle, prices)
     if with_idle:
         first, last = min(log.first_s for log in logs), max(log.last_s for log in logs)
         found.notes.append(
@@ -226,7 +225,7 @@ def _add_cost(found: SourceTotals, uses: Uses, prices: Prices) -> None:
 
 
 def _log_notes(
-    untimed: int, bad: BadLines, count: Mapping[str, float], with_idle: bool, prices: Prices | None
+    untimed: int, report: ReadReport, count: Mapping[str, float], with_idle: bool, prices: Prices | None
 ) -> Iterator[str]:
     result = ", ".join(
         f"{gpus:g} for {model}" if model else f"{gpus:g} for each {'other ' * (len(count) > 1)}model"
@@ -245,8 +244,7 @@ def _log_notes(
         yield "the log does not name the GPUs: each costs the default gpu_hour"
     if untimed:
         yield f"{untimed} requests without ts or e2e_ms are not included"
-    if bad.total:
-        yield f"{bad.total} lines are no request records{bad.why}"
+    yield from report.notes
 
 
 def parse_gpus(given: Iterable[str]) -> dict[str, float]:

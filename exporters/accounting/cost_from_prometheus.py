@@ -62,6 +62,13 @@ class RecordedUsage:
             uses = self.totals.parts[self.part(number, labels)]
             add(uses[labels.get("team", UNATTRIBUTED), _model(labels)], labels, amount)
 
+    async def read_lines(self) -> None:
+        """Read the lines of the request logs."""
+        for metric in (sidecar.LOG_LINES, sidecar.LOG_BAD_LINES):
+            async for _, _, amount in read_growth(self._prometheus, metric, self._cut):
+                self.totals.lines += amount
+                self.totals.bad_lines += amount if metric is sidecar.LOG_BAD_LINES else 0.0
+
     def part(self, number: int, labels: Mapping[str, str]) -> CostPart:
         return part_of(self._cut[number], labels.get("cluster") or self._cluster, RECORDED)
 
@@ -106,6 +113,7 @@ async def from_prometheus(
         await usage.read_seconds()
         await asyncio.gather(
             usage.read_allocated(),
+            usage.read_lines(),
             usage.read(attributed.TEAM_ENERGY, _add_joules),
             usage.read(sidecar.TOKENS, _add_tokens),
             usage.read(sidecar.ESTIMATED_TOKENS, _Estimates(found)),

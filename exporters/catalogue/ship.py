@@ -39,6 +39,11 @@ SHIP_BAD_LINES = Metric(
     "Lines that the shipper left out because they are no request record, by reason as for the sidecar.",
     labels=("reason",), needs=_RUN,
 )  # fmt: skip
+SHIP_DUPLICATES = Metric(
+    "vllm_watch_ship_duplicate_lines_total", Kind.COUNTER, Unit.COUNT,
+    "Lines that the shipper left out because their request is in a segment already, as for the sidecar.",
+    labels=("path",), needs=_RUN,
+)  # fmt: skip
 SHIP_UNEXPLAINED = Metric(
     "vllm_watch_ship_unexplained", Kind.GAUGE, Unit.COUNT,
     "Largest difference between segments, sidecar and engines on the last complete day that no known cause explains.",
@@ -58,6 +63,7 @@ SHIP: tuple[Metric, ...] = (
     SHIP_UNREAD,
     SHIP_UP,
     SHIP_BAD_LINES,
+    SHIP_DUPLICATES,
     SHIP_UNEXPLAINED,
     SHIP_VERIFIED,
 )

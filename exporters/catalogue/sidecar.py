@@ -195,8 +195,9 @@ LOG_DUPLICATES = Metric(
     "vllm_watch_log_duplicate_lines_total",
     Kind.COUNTER,
     Unit.COUNT,
-    "Lines of requests already counted, such as a log delivered twice; matched by request_id and span_id.",
-    labels=(),
+    "Lines of requests already counted, such as a log delivered twice; matched by request_id and span_id. If most lines"
+    " of a log are, the log has no id of its own for each request.",
+    labels=("path",),
 )
 LOG_AHEAD = Metric(
     "vllm_watch_log_ahead_total",

@@ -30,16 +30,14 @@ def live_records(
 
     window: requests that count as read. totals: receives bad lines, faults and duplicates. Raises OSError."""
     tail = Tail(path, since)
-    reader = LogReader(tail, fields, totals, log)
+    reader = LogReader(tail, fields, totals, window, log)
     clock_s, more = 0.0, True
     try:
         while more or tail.busy:
             records, more = reader.poll(clock_s, _BATCH_BYTES)
             clock_s += _SCAN_AGAIN_S
-            fresh = window.fresh(records)
             window.added.clear()
-            totals.duplicates += len(records) - len(fresh)
-            if fresh:
-                yield fresh
+            if records:
+                yield records
     finally:
         tail.close()

@@ -28,7 +28,7 @@ from exporters.dataset.objects import FolderStore, ObjectStore, S3Access
 from exporters.dataset.parquet import SegmentMaker, connect
 from exporters.dataset.segment_buffer import SegmentBuffer
 from exporters.dataset.verified import VerifiedFiles
-from exporters.requests.duplicates import WINDOW, RecentRequests
+from exporters.requests.duplicates import WINDOW, RecentRequests, repeats_note
 from exporters.requests.record import FieldMap, RequestRecord
 from exporters.requests.store import LogTotals
 
@@ -90,7 +90,9 @@ class RequestData:
         found = [f"left out: {message}" for message in self.damaged]
         if self.damaged:
             found.append(f"{len(self.damaged)} of {self.segments} segments are left out; totals are too low")
-        found += [f"{count} lines are no request record ({why})" for why, count in self.totals.bad.items() if count]
+        found += [f"{count} bad lines ({why})" for why, count in self.totals.bad.items() if count]
+        if repeats := sum(self.totals.repeats.values()):
+            found.append(repeats_note(repeats, self.totals.lines + repeats))
         return found + [
             f"{path}: {count} {'fault' if count == 1 else 'faults'} while reading ({why})"
             for path, faults in self.totals.faults.items()

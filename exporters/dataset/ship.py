@@ -78,7 +78,12 @@ class Shipper:
         logged = set[str]()
         self.readers = [
             LogReader(
-                Tail(Path(path), since=self.state.last.positions.get(path)), config.fields, self.totals, log, logged
+                Tail(Path(path), since=self.state.last.positions.get(path)),
+                config.fields,
+                self.totals,
+                self.state.window,
+                log,
+                logged,
             )
             for path in config.requests_log
         ]
@@ -159,6 +164,8 @@ class Shipper:
         yield series.SHIP_UP, {"kind": "disk"}, float(not self.disk_error)
         for reason, count in last.totals.bad.items():
             yield series.SHIP_BAD_LINES, {"reason": reason}, count
+        for path, count in last.totals.repeats.items():
+            yield series.SHIP_DUPLICATES, {"path": path}, count
 
     def close(self) -> None:
         for reader in self.readers:
@@ -186,10 +193,7 @@ class Shipper:
             more |= any_read or reader.tail.busy
             if any_read and self._oldest_s is None:
                 self._oldest_s = now_s
-            fresh = self.state.window.fresh(records)
-            self.totals.lines += len(fresh)
-            self.totals.duplicates += len(records) - len(fresh)
-            self.buffer.add(fresh)
+            self.buffer.add(records)
         return more
 
     def _poll(self, reader: LogReader, now_s: float, budget_bytes: int) -> tuple[list[RequestRecord], bool] | None:

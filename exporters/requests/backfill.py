@@ -21,7 +21,7 @@ from exporters.exposition import Distribution
 from exporters.requests.counter_rows import CounterRow, read_row, row_samples
 from exporters.requests.counters import Change, RequestCounters
 from exporters.requests.duplicates import RecentRequests
-from exporters.requests.read import BadLines, RecordReader, read_records
+from exporters.requests.read import ReadReport, RecordReader, read_records
 from exporters.requests.record import FieldMap, RequestRecord, ended_at, timestamp
 
 FILL_S = 86_400  # an unchanged series is repeated for this long; a gap of years is a wrong clock
@@ -32,10 +32,9 @@ class BackfillResult:
     """Result of a backfill. first_s, last_s: end of the first and last request, unix seconds."""
 
     requests: int = 0
-    duplicates: int = 0
     untimed: int = 0
     late: int = 0
-    bad: BadLines = field(default_factory=BadLines)
+    report: ReadReport = field(default_factory=ReadReport)
     first_s: float | None = None
     last_s: float | None = None
     samples: int = 0
@@ -64,15 +63,13 @@ def run(
         batch: list[RequestRecord] = []
 
         def close(step: int) -> None:
-            fresh = window.fresh(batch)
-            result.requests += len(fresh)
-            result.duplicates += len(batch) - len(fresh)
-            traffic.add_all(fresh)
+            result.requests += len(batch)
+            traffic.add_all(batch)
             batch.clear()
             history.keep(step, traffic.changed())
 
-        files_read = (partial(read_records, [path], fields=fields, progress=progress) for path in files)
-        streams = [_timed(one(result.bad), result) for one in ((read,) if read else files_read)]
+        files_read = (partial(read_records, [path], fields=fields, progress=progress, window=window) for path in files)
+        streams = [_timed(one(result.report), result) for one in ((read,) if read else files_read)]
         for ended_s, record in heapq.merge(*streams, key=lambda pair: pair[0]):
             result.first_s = ended_s if result.first_s is None else result.first_s
             result.last_s = max(ended_s, result.last_s or ended_s)
@@ -165,15 +162,11 @@ def summary(result: BackfillResult, out: Path) -> str:
                 f" {result.samples} samples in {out}"
             )
         ]
-    lines += [f"  {result.duplicates} lines of requests already counted"] if result.duplicates else []
     lines += [f"  {result.untimed} lines without ts skipped, because their time is unknown"] if result.untimed else []
     lines += (
         [f"  {result.late} late lines counted in a later step; pass files that overlap in time in one call"]
         if result.late
         else []
     )
-    lines += [
-        f"  {count} lines are no request record ({why}): {result.bad.messages[why]}"
-        for why, count in sorted(result.bad.counts.items())
-    ]
+    lines += [f"  {note}" for note in result.report.notes]
     return "\n".join(lines)

@@ -56,6 +56,20 @@ class RecentRequests:
                 self.older, self.newer = self.newer, set()
 
 
+def repeats_note(repeats: int, lines: int) -> str:
+    """Return a sentence on lines that repeat an id, of all lines read; what to do about it if they are most of them."""
+    text = f"{repeats:,} of {lines:,} lines repeat the request_id and span_id of an earlier line; each counts once"
+    if mostly_repeats(repeats, lines):
+        text += ". If they are different requests, the log has no id of its own for each: map another field to"
+        text += " request_id with field_names"
+    return text
+
+
+def mostly_repeats(repeats: int, lines: int) -> bool:
+    """Return True if most lines share an id with an earlier one, and there are enough of them to say so."""
+    return repeats > max(2, lines / 2)
+
+
 def _known(ids: Sequence[str]) -> list[bytes]:
     """Return ids as stored: those of our gateway as binary numbers, in half the memory."""
     if ids and set(map(len, ids)) == {OUR_CHARS} and (numbers := _number("".join(ids))) is not None:

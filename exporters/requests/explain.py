@@ -36,7 +36,8 @@ def explain(line: bytes, fields: FieldMap = OURS, counters: RequestCounters | No
         "fields": [], "ignored": [], "absent": [], "notes": [], "counted": list(gains),
     }  # fmt: skip
     if bad and records:
-        report["notes"].append("the rest after the break is a record, and is counted")
+        rest = "of the record is counted" if bad[0][1].record else "after the break is a record, and is counted"
+        report["notes"].append(f"the rest {rest}")
     if len(records) > 1:
         report["notes"].append("the line holds two records; both are counted")
     report["notes"] += [note for record in records for note in _notes(record)]
@@ -124,7 +125,7 @@ def as_text(report: dict[str, Any]) -> str:
 def _lines(report: dict[str, Any]) -> Iterator[str]:
     if report["refused"]:
         yield (
-            f'rejected, and counted in {sidecar.LOG_BAD_LINES.name}{{reason="{report["refused"]["reason"]}"}}:'
+            f'bad line, counted in {sidecar.LOG_BAD_LINES.name}{{reason="{report["refused"]["reason"]}"}}:'
             f" {report['refused']['why']}"
         )
     else:

@@ -100,16 +100,18 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
 class BadLine(ValueError):
     """Line that is not a request record. `reason` is json, type, range, size or torn, for use as a label.
 
-    The message names fields and never quotes their content: foreign logs may hold prompts, and messages are logged."""
+    record: the rest of a record whose impossible values are taken as unknown. offset: of the line in its block. The
+    message names fields and never quotes their content: foreign logs may hold prompts, and messages are logged."""
 
-    def __init__(self, reason: str, why: str) -> None:
+    def __init__(self, reason: str, why: str, record: RequestRecord | None = None) -> None:
         super().__init__(why)
-        self.reason = reason
+        self.reason, self.record, self.offset = reason, record, 0
 
 
 Scalar = str | int | float | bool | None
 
 _FRESH, _WRITTEN, _ = _PROMPT_PARTS = "prompt_fresh_tokens", "prompt_written_tokens", "cached_tokens"
+_START = "start_ts"  # start of a request, from which ts is computed
 _PER_S = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 IGNORE = "ignore"
 
@@ -146,7 +148,8 @@ class FieldMap:
     a field that has one of our names with another meaning. If several map to one field, the first one present and
     not null is used. values: our field -> foreign word -> our word; unlisted words are kept. Missing values stay
     unknown: an outcome is never guessed from a status. prompt_fresh_tokens, prompt_written_tokens: input without cache
-    reads, and cache writes apart from it; prompt_tokens is then their sum with cached_tokens."""
+    reads, and cache writes apart from it; prompt_tokens is then their sum with cached_tokens. start_ts, start_ts_s:
+    start of the request; ts is then that time and e2e_ms, and unknown without e2e_ms."""
 
     names: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, Mapping[str, Scalar]] = field(default_factory=dict)
@@ -191,6 +194,8 @@ class FieldMap:
         found = known | mapped
         if _FRESH in found:
             found["prompt_tokens"] = _sum_prompt([found[name] for name in _PROMPT_PARTS if name in found])
+        if _START in found and "ts" not in found:
+            found["ts"] = _end(found[_START], found.get("e2e_ms"))
         return {ours: (foreign_name, self._word(ours, value)) for ours, (foreign_name, value) in found.items()}
 
     def record(self, line: bytes) -> RequestRecord:
@@ -214,13 +219,27 @@ def _sum_prompt(parts: Iterable[tuple[str, Any]]) -> tuple[str, Any]:
     return " + ".join(name for name, _ in known), total
 
 
+def _end(start: tuple[str, Any], e2e: tuple[str, Any] | None) -> tuple[str, Any]:
+    """Return the foreign names and the end time; None without a duration, and a start that is no time as it is."""
+    (name, given), (other, e2e_ms) = start, e2e or ("", None)
+    start_s = unix_seconds(given) if isinstance(given, str) else None
+    if start_s is None:
+        return name, given
+    if not isinstance(e2e_ms, (int, float)):
+        return name, None
+    try:
+        return f"{name} + {other}", timestamp(start_s + e2e_ms / 1000)
+    except (ValueError, OverflowError, OSError):
+        return name, None
+
+
 def _lead(foreign_name: str, ours: str) -> FieldMapping:
-    if ours in _OURS or ours in _PROMPT_PARTS:
+    if ours in _OURS or ours in _PROMPT_PARTS or ours == _START:
         return FieldMapping(foreign_name, ours)
     stem, _, unit = ours.rpartition("_")
     if unit in _PER_S:
-        if stem == "ts":
-            return FieldMapping(foreign_name, "ts", (1, _PER_S[unit]), unix=True)
+        if stem in ("ts", _START):
+            return FieldMapping(foreign_name, stem, (1, _PER_S[unit]), unix=True)
         for target_unit in ("ms", "s"):
             if f"{stem}_{target_unit}" in _OURS:
                 return FieldMapping(foreign_name, f"{stem}_{target_unit}", (_PER_S[target_unit], _PER_S[unit]))
@@ -247,7 +266,7 @@ def _nearest(word: str, words: Iterable[str]) -> str:
 
 
 _OURS = RequestRecord.__struct_fields__
-_TARGETS = (*_OURS, *_PROMPT_PARTS, IGNORE)
+_TARGETS = (*_OURS, *_PROMPT_PARTS, _START, IGNORE)
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(RequestRecord)
 _well_formed = msgspec.json.Decoder(msgspec.Raw)
@@ -333,8 +352,11 @@ def parse_line(line: bytes, names: FieldMap | Mapping[str, str] | None = None) -
     if record.cached_tokens and _exceeds_prompt(record):
         raise BadLine(
             "range",
-            "cached_tokens is more than prompt_tokens, which includes it; a log that has them apart needs"
-            f" field_names: {{their_name: {_FRESH}}}",
+            "cached_tokens is more than prompt_tokens, which includes it, so both are taken as unknown; a log that has"
+            f" them apart needs field_names: {{their_name: {_FRESH}}}",
+            msgspec.structs.replace(
+                record, prompt_tokens=None, cached_tokens=None, unreadable=record.unreadable or "usage"
+            ),
         )
     return record
 
@@ -370,18 +392,26 @@ def parse_block(
 def _one_by_one(block: bytes, fields: FieldMap | None) -> tuple[list[RequestRecord], list[tuple[bytes, BadLine]]]:
     records: list[RequestRecord] = []
     bad: list[tuple[bytes, BadLine]] = []
+    offset = 0
     for line in block.split(b"\n"):
         if line and not line.isspace() and line != _BOM:
-            try:
-                records.append(parse_line(line, fields))
-            except BadLine as error:
-                if error.reason != "json" or not (at := _second_beginning(line)):
-                    bad.append((line, error))
-                    continue
+            found, error = _parsed(line, fields)
+            more, worse = [found] if found else [], [(line, error)] if error else []
+            if error and error.reason == "json" and (at := _second_beginning(line)):
                 more, worse = _halves(line, at, fields, error)
-                records += more
-                bad += worse
+            for _, each in worse:
+                each.offset = offset
+            records += more
+            bad += worse
+        offset += len(line) + 1
     return records, bad
+
+
+def _parsed(line: bytes, fields: FieldMap | None) -> tuple[RequestRecord | None, BadLine | None]:
+    try:
+        return parse_line(line, fields), None
+    except BadLine as error:
+        return error.record, error
 
 
 def _halves(
@@ -390,15 +420,14 @@ def _halves(
     """Split a line that breaks off at `at`, where another record may begin.
 
     A part that is no record makes the line invalid as a whole."""
-    try:
-        second = parse_line(line[at:], fields)
-    except BadLine:
+    second, worse = _parsed(line[at:], fields)
+    if second is None:
         return [], [(line, error)]
-    try:  # only the newline is missing
-        return [parse_line(line[:at], fields), second], []
-    except BadLine as first:
-        torn = BadLine("torn", "the line breaks off, and another record begins inside it")
-        return [second], [(line[:at], torn if first.reason == "json" else first)]
+    first, bad = _parsed(line[:at], fields)  # only the newline is missing if it is a record
+    if bad and bad.reason == "json":
+        bad = BadLine("torn", "the line breaks off, and another record begins inside it")
+    parts = ((line[:at], bad), (line[at:], worse))
+    return [one for one in (first, second) if one], [(part, why) for part, why in parts if why]
 
 
 def _second_beginning(line: bytes) -> int:
@@ -415,6 +444,8 @@ def _bad(error: msgspec.ValidationError, line: bytes) -> BadLine:
     except _DECODE_ERRORS as malformed:
         return BadLine("json", f"{malformed}")
     why = re.sub(r" '.*'", "", f"{error}", flags=re.DOTALL)
+    if why.startswith("Invalid enum value"):
+        why += f"; allowed: {', '.join(get_args(Outcome))} (field_values maps other words)"
     return BadLine("range" if re.match(r"Expected `(int|float)` [<>]|.*out of range", why) else "type", why)
 
 

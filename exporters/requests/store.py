@@ -33,13 +33,14 @@ class LogTotals(msgspec.Struct, array_like=True):
     lines: int = 0
     untimed: int = 0
     ahead: int = 0
-    duplicates: int = 0
+    repeated: int = 0  # of all logs, by an earlier release
     teams_overflow: int = 0
     models_overflow: int = 0
     bad: dict[str, int] = {}
     faults: dict[str, dict[str, int]] = {}  # by path, by reason
     rotations: dict[str, int] = {}
     complete: bool = False  # True once every log was read to its end
+    repeats: dict[str, int] = {}  # by path
 
 
 class Snapshot(msgspec.Struct, array_like=True):
@@ -148,13 +149,9 @@ class CounterStore:
         )
         return accounts
 
-    def count(self, records: list[RequestRecord]) -> list[RequestRecord]:
-        """Count records that were not counted before, and return them."""
-        fresh = self.window.fresh(records)
-        self.tallies.duplicates += len(records) - len(fresh)
-        self.tallies.lines += len(fresh)
+    def count(self, fresh: Sequence[RequestRecord]) -> None:
+        """Count records of requests that no earlier line had."""
         self.traffic.add_all(fresh)
-        return fresh
 
     def keep(self, accounts: Iterable[StateProvider]) -> None:
         """Store and expose these with the counts. Their restored state is committed, and is exposed."""
@@ -278,7 +275,7 @@ class CounterStore:
         yield sidecar.LOG_LINES, {}, totals.lines
         yield sidecar.LOG_UNTIMED, {}, totals.untimed
         yield sidecar.LOG_AHEAD, {}, totals.ahead
-        yield sidecar.LOG_DUPLICATES, {}, totals.duplicates
+        yield from ((sidecar.LOG_DUPLICATES, {"path": path}, count) for path, count in totals.repeats.items())
         yield from ((sidecar.LOG_BAD_LINES, {"reason": why}, count) for why, count in totals.bad.items())
         for path, faults in totals.faults.items():
             yield from ((sidecar.LOG_FAULTS, {"path": path, "reason": why}, count) for why, count in faults.items())
@@ -303,4 +300,6 @@ class CounterStore:
 
 def _copy(tallies: LogTotals) -> LogTotals:
     faults = {path: dict(reasons) for path, reasons in tallies.faults.items()}
-    return msgspec.structs.replace(tallies, bad=dict(tallies.bad), faults=faults, rotations=dict(tallies.rotations))
+    return msgspec.structs.replace(
+        tallies, bad=dict(tallies.bad), faults=faults, rotations=dict(tallies.rotations), repeats=dict(tallies.repeats)
+    )

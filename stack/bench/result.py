@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from exporters.requests.read import BadLines, read_records
+from exporters.requests.read import ReadReport, read_records
 from exporters.requests.record import BadLine, RequestRecord, to_line
 from exporters.text import write_atomically
 
@@ -205,7 +205,7 @@ def read(folder: Path) -> Bench:
 
 def requests(folder: Path) -> Iterator[RequestRecord]:
     """Yield the records of a bench. Raises OSError, and BadLine for an invalid line."""
-    bad = BadLines()
-    yield from read_records([folder / REQUESTS], bad, ended_lines_only=True)
-    for reason, message in bad.messages.items():
-        raise BadLine(reason, message)
+    report = ReadReport()
+    yield from read_records([folder / REQUESTS], report, ended_lines_only=True)
+    for reason in report.counts:
+        raise BadLine(reason, "; ".join(report.notes))

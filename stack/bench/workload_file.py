@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from exporters.requests.read import BadLines, read_records
+from exporters.requests.read import ReadReport, read_records
 from exporters.requests.record import RequestRecord, ended_at
 from stack.bench.workload import (
     METRICS,
@@ -98,9 +98,9 @@ def _with_log(workload: Workload, path: Path) -> Workload:
     if workload.replay is None or workload.replay.log is None:
         return workload
     log, place = path.parent / workload.replay.log, f"{path}: workloads.{workload.name}.replay.log"
-    bad = BadLines()
+    report = ReadReport()
     try:
-        records = list(read_records([log], bad))
+        records = list(read_records([log], report))
     except OSError as error:
         raise BadConfig(f"{place}: {log} cannot be read: {error.strerror}") from error
     requests = logged(records)
@@ -109,7 +109,7 @@ def _with_log(workload: Workload, path: Path) -> Workload:
             f"{place}: no line of {log} has all of ts, e2e_ms, prompt_tokens and completion_tokens, so nothing of it"
             " can be sent again"
         )
-    left_out = len(records) + bad.total - len(requests)
+    left_out = len(records) + report.total + report.repeats - len(requests)
     return msgspec.structs.replace(
         workload, replay=msgspec.structs.replace(workload.replay, requests=requests, left_out=left_out)
     )

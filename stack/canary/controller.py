@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from exporters.events.log import MAX_TEXT, NewEvent
+from exporters.requests.duplicates import RecentRequests
 from exporters.requests.log_reader import LogReader
 from exporters.requests.record import PROBE_TEAM, FieldMap, RequestRecord, ended_at
 from exporters.requests.store import LogTotals
@@ -79,8 +80,9 @@ class CanaryController:
     _said_before: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        window = RecentRequests()
         self._readers = [
-            LogReader(Tail(path, since=self.state.positions.get(str(path))), FieldMap(), LogTotals(), log)
+            LogReader(Tail(path, since=self.state.positions.get(str(path))), FieldMap(), LogTotals(), window, log)
             for path in self.outside.logs
         ]
 
@@ -186,6 +188,7 @@ class CanaryController:
                 except OSError as error:  # the other logs are still read
                     self._complain(f"{reader.path} cannot be read: {error.strerror or error}")
                     break
+                reader.window.added.clear()
                 for record in records:
                     ended_s = ended_at(record)
                     if ended_s is not None and ended_s >= self.state.started_s and record.team != PROBE_TEAM:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
 from exporters.accounting.prices import Prices
-from exporters.requests.read import BadLines, read_records
+from exporters.requests.read import ReadReport, read_records
 from exporters.requests.record import RequestRecord
 from stack import config
 from stack.capacity import gpus as gpu_models
@@ -224,10 +223,10 @@ def _logged(asked: CapacityOptions, form: Worksheet, shape: ModelShape) -> Traff
         raise ValueError("--log lists a file twice; it would be counted twice")
     if asked.logs and asked.data:
         raise ValueError("choose --log or --data")
-    bad = {path: BadLines() for path in asked.logs}
+    report = ReadReport()
     models: set[str] = set()
     name = asked.data or ", ".join(path.name for path in asked.logs)
-    found = of_log(_records(bad, models, asked.data), name, asked.values.name)
+    found = of_log(_records(asked.logs, report, models, asked.data), name, asked.values.name)
     notes = [
         f"the log is of {name}: if that is another model than {shape.name}, or ran on another GPU, its TTFT and TPOT"
         " say nothing of this plan"
@@ -236,9 +235,7 @@ def _logged(asked: CapacityOptions, form: Worksheet, shape: ModelShape) -> Traff
             form.name or found.ttft_s is found.tpot_s is None or name.rpartition("/")[2].lower() == shape.name.lower()
         )
     ]
-    notes += [
-        f"{lines.total:,} lines of {path.name} are no request records" for path, lines in bad.items() if lines.total
-    ]
+    notes += report.notes
     ttft_s = form.ttft_p95 if found.ttft_s is None else found.ttft_s
     tpot_s = form.itl_p95 if found.tpot_s is None else found.tpot_s
     if (ttft_s, tpot_s) != (found.ttft_s, found.tpot_s):
@@ -246,10 +243,11 @@ def _logged(asked: CapacityOptions, form: Worksheet, shape: ModelShape) -> Traff
     return replace(found, ttft_s=ttft_s, tpot_s=tpot_s, notes=(*found.notes, *notes))
 
 
-def _records(logs: Mapping[Path, BadLines], models: set[str], data: str | None = None) -> Iterator[RequestRecord]:
+def _records(
+    logs: Sequence[Path], report: ReadReport, models: set[str], data: str | None = None
+) -> Iterator[RequestRecord]:
     """Yield the records of all logs, or of a data set, and add their models to `models`."""
-    found = (read_records([path], bad) for path, bad in logs.items())
-    for record in data_reader(data)(BadLines()) if data else chain.from_iterable(found):
+    for record in data_reader(data)(report) if data else read_records(logs, report):
         if record.model:
             models.add(record.model)
         yield record

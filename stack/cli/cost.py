@@ -81,6 +81,7 @@ _MOST_DIGITS = 9
     "--bills", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Folder of closed months."
 )
 @click.option("--close", is_flag=True, help="Keep this month in the folder of closed months.")
+@click.option("--allow-bad-lines", is_flag=True, help="With --close: close in spite of bad lines.")
 @click.option("--focus", is_flag=True, help="Name columns of --csv or --json as FOCUS does.")
 @click.option("--issuer", default="vllm-watch", show_default=True, metavar="NAME", help="Issuer in FOCUS rows.")
 @TOKEN_FILE

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from exporters.accounting.prices import Prices
 from exporters.events import log as events
-from exporters.requests.read import BadLines, read_records
+from exporters.requests.read import ReadReport, read_records
 from exporters.text import write_atomically
 from stack import config
 from stack.bench import result, run
@@ -389,7 +389,7 @@ def report_command(
             raise click.UsageError("choose --log or --data")
         bench = material.bench
         read = data_reader(data, bench.started_s, bench.ended_s) if data else partial(read_records, logs)
-        records = list(read(BadLines()))
+        records = list(read(ReadReport()))
         rows = (
             lab_rows.lab_rows(material, log=records, policy=teams.load_policy(teams_path) if teams_path else None)
             if lab

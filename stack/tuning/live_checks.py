@@ -22,8 +22,7 @@ def left_out(log: SampleLog) -> list[str]:
     said = []
     if log.untimed:
         said.append(f"{log.untimed:,} records without ts are left out")
-    if log.bad:
-        said.append(f"{log.bad:,} lines that are no records are left out")
+    said += log.report.notes
     if log.share < 1:
         said.append(f"the log is large: one request in {1 / log.share:g} was looked at, drawn by lot")
     return said

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from exporters.requests.read import BadLines, RecordReader, read_records
+from exporters.requests.read import ReadReport, RecordReader, read_records
 from exporters.requests.record import PROBE_TEAM, FieldMap, RequestRecord, ended_at
 
 MOST_REQUESTS = 500_000  # kept in memory, about 350 bytes each
@@ -40,14 +40,14 @@ class RequestSample(NamedTuple):
 
 @dataclass(slots=True)
 class SampleLog:
-    """Records in memory. untimed: records without ts; bad: lines that are none; outside: records of other times.
+    """Records in memory. untimed: records without ts; report: lines left out; outside: records of other times.
     first_s, last_s: of the whole log.
 
     share: of the records that are kept, drawn at random: 1 until there are too many."""
 
     samples: list[RequestSample] = field(default_factory=list)
     untimed: int = 0
-    bad: int = 0
+    report: ReadReport = field(default_factory=ReadReport)
     outside: int = 0
     first_s: float = math.inf
     last_s: float = -math.inf
@@ -107,11 +107,9 @@ def read_samples(
     most: int = MOST_REQUESTS,
     read: RecordReader | None = None,
 ) -> SampleLog:
-    """Return the samples of request logs; lines that are no records are counted. read: source instead of the files.
+    """Return the samples of request logs; lines left out are reported. read: source instead of the files.
 
     Raises OSError, and what `read` raises."""
-    bad = BadLines()
-    records = read(bad) if read else read_records(paths, bad, fields)
-    log = collect_samples((one for one in records if one.team != PROBE_TEAM), spans, most=most)
-    log.bad = bad.total
-    return log
+    log = SampleLog()
+    records = read(log.report) if read else read_records(paths, log.report, fields)
+    return collect_samples((one for one in records if one.team != PROBE_TEAM), spans, most=most, log=log)

@@ -172,16 +172,16 @@ class Histories(RuleBasedStateMachine):
         self.logs, self.ledger, self.checkpoint = sidecar.logs, sidecar.ledger, sidecar._checkpoint
         (self.tail,) = self.logs.tails
         self.tail.disk, self.checkpoint._disk = self.log_disk, self.state_disk
-        count = self.ledger.count
+        fresh = self.ledger.window.fresh
 
         def noted(records: list[RequestRecord]) -> list[RequestRecord]:
-            fresh = count(records)
-            new = [int(record.request_id[2:]) for record in fresh]
+            found = fresh(records)
+            new = [int(record.request_id[2:]) for record in found]
             assert len(new) == len({*new} - self.counted), "an id was counted twice"
             self.counted.update(new)
-            return fresh
+            return found
 
-        self.ledger.count = noted
+        self.ledger.window.fresh = noted
 
     @rule(step_s=st.sampled_from([0.05, 0.05, 1.5, 7.0]), budget=st.sampled_from([None, None, 1]))
     def poll(self, step_s: float, budget: int | None) -> None:

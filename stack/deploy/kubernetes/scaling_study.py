@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from alerts import derive, export
-from exporters.requests.read import BadLines, read_records
+from exporters.requests.read import ReadReport, read_records
 from stack.capacity import command, plan, replay
 from stack.capacity.command import CapacityOptions, WeightsOnly
 from stack.capacity.plan import Plan
@@ -75,18 +75,17 @@ def _requests(
     """Return the requests of the logs, and notes on records that were left out."""
     if not asked.logs:
         return (), ()
-    bad = BadLines()
+    report = ReadReport()
     share = plan.cache_shares(found.shape, found.serving, found.cache) if found else None
     traffic = found.traffic if found else None
     times = ((traffic.ttft_s or 0.0), (traffic.tpot_s or 0.0)) if traffic else (0.0, 0.0)
-    requests, others = replay.requests_of(read_records(asked.logs, bad, probes=False), model, share, *times)
+    requests, others = replay.requests_of(read_records(asked.logs, report, probes=False), model, share, *times)
     if not requests:
         raise ValueError(f"--log: no request for {model} that ended well and has ts, prompt_tokens, completion_tokens")
     notes = []
     if others:
         notes.append(f"{others:,} records for {model} were rejected, failed or have no lengths; they are not replayed")
-    if bad.total:
-        notes.append(f"{bad.total:,} lines are no request records")
+    notes += report.notes
     return requests, tuple(notes)
 
 

@@ -44,9 +44,9 @@ def test_rotated_and_compressed_files_belong_to_the_log(tmp_path: Path):
     log.write_bytes(lines([*RECORDS[200:], RECORDS[-1]]) + b'no record\n{"request_id": "unfinished')
     with open_requests(RequestSource(logs=(log,))) as data:
         assert sorted(one.request_id for one in RECORDS) == sorted(one.request_id for one in data.records())
-        [note] = data.notes
-        assert re.fullmatch(r"1 lines .*\(json\)", note)
-        assert 1 == data.totals.duplicates
+        bad, repeats = data.notes
+        assert re.fullmatch(r"1 bad lines \(json\)", bad)
+        assert ([1], True) == ([*data.totals.repeats.values()], repeats.startswith("1 of 301 lines"))
 
 
 def test_a_segment_is_hashed_once_until_its_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -62,7 +62,7 @@ def test_overlapping_files_count_a_line_once(tmp_path):
     other.write_bytes(gzip.compress(record(3, NOON + 70) + record(2, NOON + 130)))
     told, found = filled(one, other)
     assert [1, 2, 3] == [value for _, value in found[REQUESTS][1:]]
-    assert (3, 1, 0) == (told.requests, told.duplicates, told.late)
+    assert (3, 1, 0) == (told.requests, told.report.repeats, told.late)
 
 
 def test_unreadable_and_unplaceable_lines_are_reported(tmp_path):
@@ -77,7 +77,7 @@ def test_unreadable_and_unplaceable_lines_are_reported(tmp_path):
         + record(2, NOON + 5)
     )
     told, found = filled(path)
-    assert (2, 1, {"json": 1, "long": 1}) == (told.requests, told.untimed, dict(told.bad.counts))
+    assert (2, 1, {"json": 1, "long": 1}) == (told.requests, told.untimed, dict(told.report.counts))
     assert 2 == found[REQUESTS][-1][1]
 
 

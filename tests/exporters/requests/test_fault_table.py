@@ -51,7 +51,7 @@ def told(page: str, log: Log) -> dict[str, dict[str, int]]:
     return {
         "faults": by_reason(f'{sidecar_series.LOG_FAULTS.name}{{path="{log.path}",reason="'),
         "bad": by_reason(f'{sidecar_series.LOG_BAD_LINES.name}{{reason="'),
-        "duplicates": {"": int(values.get(sidecar_series.LOG_DUPLICATES.name, 0))},
+        "duplicates": by_reason(f'{sidecar_series.LOG_DUPLICATES.name}{{path="{log.path}'),
     }
 
 

@@ -98,8 +98,8 @@ def test_state_and_names_outlive_a_restart():
 def test_series_are_committed_with_the_counters():
     store, grouped = CounterStore(counting(SidecarConfig())), GroupedLatency()
     store.keep([grouped.provider()])
-    fresh = store.count([record()])
-    grouped.add_all(fresh)
+    store.count([record()])
+    grouped.add_all([record()])
     assert not any(metric is sidecar.ROUTE_E2E for metric, *_ in store.samples()), "not before the commit"
     store.commit({})
     assert any(metric is sidecar.ROUTE_E2E for metric, *_ in store.samples())

@@ -200,7 +200,7 @@ def test_a_block_of_records_is_read_at_once_and_as_one_by_one():
         (b'{"request_id":"a","ts":"now"}\n{"request_id":"b"}\n', ["b"], [(b'{"request_id":"a","ts":"now"}', "type")]),
         (
             b'{"request_id":"a","prompt_tokens":1,"cached_tokens":2}\n{"request_id":"b","cached_tokens":2}\n',
-            ["b"],
+            ["a", "b"],
             [(b'{"request_id":"a","prompt_tokens":1,"cached_tokens":2}', "range")],
         ),
         # one record on two lines is no record

@@ -208,7 +208,7 @@ def test_lines_that_are_no_records_are_told(folder):
     (plan,) = told("--model", "config.json", "--gpu", "H200", "--max-model-len", "8K", "--log", "requests.jsonl")[
         "plans"
     ]
-    assert any("1 lines of requests.jsonl" in note for note in plan["notes"])
+    assert any(note.startswith("1 bad line (json): requests.jsonl:") for note in plan["notes"])
 
 
 def test_log_fills_lengths_and_uses_worksheet_targets(folder):

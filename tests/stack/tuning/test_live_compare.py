@@ -170,7 +170,8 @@ def test_what_is_there_is_found():
 def record(started_s: float, **fields: object) -> RequestRecord:
     """A request that took a second."""
     usual = {
-        "request_id": "r", "ts": timestamp(started_s + 1), "team": "t", "model": "m", "upstream": "e1", "outcome": "ok",
+        "request_id": f"r{started_s}", "ts": timestamp(started_s + 1), "team": "t", "model": "m", "upstream": "e1",
+        "outcome": "ok",
         "prompt_tokens": 100,
         "cached_tokens": 20, "completion_tokens": 50, "queue_ms": 0.0, "ttft_ms": 100.0, "tpot_ms": 10.0,
         "e2e_ms": 1000.0,
@@ -570,7 +571,8 @@ def test_files_are_read_with_what_is_no_record_counted(tmp_path: Path):
     (tmp_path / "a.jsonl").write_bytes(lines + b"no record\n" + to_line(record(0, ts=None)))
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines))
     log = read_samples((tmp_path / "a.jsonl", tmp_path / "b.jsonl.gz"), live.spans_around(EVENT_S))
-    assert (240, 1, 1, 0) == (len(log.samples), log.bad, log.untimed, log.outside)
+    report = log.report
+    assert (120, 120, 1, 1, 0) == (len(log.samples), report.repeats, report.total, log.untimed, log.outside)
     assert (EVENT_S - 3600 + 31, EVENT_S + 3600 - 29) == (log.first_s, log.last_s)
 
 
