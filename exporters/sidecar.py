@@ -112,7 +112,9 @@ class Sidecar:
         since_s = 0.0 if followed else self.started_s
         self.spans = SpanQueue(config.otlp, version, since_s) if config.otlp else None
         self.genai_metrics = self._open_genai_metrics(since_s)
-        tails = [Tail(Path(p), since=self.ledger.positions.get(p)) for p in config.requests_log]
+        tails = [
+            Tail(Path(p), self.ledger.positions.get(p), rotated=config.rotated.get(p)) for p in config.requests_log
+        ]
         self.fleet_log = self._open_fleet_log(stored)
         self.accounts = self._open_accounts(stored)
         grouped = self._open_grouped(stored)

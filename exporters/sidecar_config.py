@@ -15,6 +15,7 @@ from exporters.net.addresses import split_address
 from exporters.requests.bounded_names import BoundedNames
 from exporters.requests.counters import RequestCounters
 from exporters.requests.record import FieldMap, Scalar
+from exporters.requests.tail import check_rotated
 from exporters.tracing.config import OtlpConfig
 
 OPEN_PATHS = ("/-/healthy", "/-/ready")  # for probes: no auth, no other content
@@ -78,6 +79,8 @@ class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     listen: str = "127.0.0.1:9401"
     web_config: str | None = None  # TLS and auth of this listener, in Prometheus' web.yml format
     requests_log: tuple[str, ...] = ()
+    # log -> pattern of its rotated files under other names or in another folder, relative to its own
+    rotated: Mapping[str, str] = {}
     field_names: Mapping[str, str] = {}  # foreign name -> ours, for logs of other gateways; see record.FieldMap
     field_values: Mapping[str, Mapping[str, Scalar]] = {}  # our field -> foreign word -> ours
     engines: tuple[EngineTarget, ...] = ()
@@ -115,6 +118,7 @@ class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if len({e.name for e in self.engines}) != len(self.engines):
             raise ValueError("engine names must be unique")
         _ = self.fields
+        check_rotated(self.requests_log, self.rotated)
         uuids = [uuid for target in self.engines for uuid in target.gpus]
         if twice := next((uuid for uuid in uuids if uuids.count(uuid) > 1), None):
             raise ValueError(f"gpus: {twice} is listed twice; a GPU or MIG instance has one engine")

@@ -32,6 +32,7 @@ def sidecar(path: Path) -> SidecarConfig:
     rooted: SidecarConfig = msgspec.structs.replace(
         _rooted(settings, folder, "web_config", "state", "events", "events_token_file"),
         requests_log=tuple(os.path.abspath(folder / log) for log in settings.requests_log),
+        rotated={os.path.abspath(folder / log): pattern for log, pattern in settings.rotated.items()},
         golden=tuple(os.path.abspath(folder / file) for file in settings.golden),
         engines=tuple(_rooted(engine, folder, "http_config") for engine in settings.engines),
         peers=tuple(_rooted(peer, folder, "http_config") for peer in settings.peers),
@@ -53,6 +54,7 @@ def ship(path: Path) -> ShipConfig:
     rooted: ShipConfig = msgspec.structs.replace(
         _rooted(settings, folder, "state", "web_config", "http_config"),
         requests_log=tuple(os.path.abspath(folder / log) for log in settings.requests_log),
+        rotated={os.path.abspath(folder / log): pattern for log, pattern in settings.rotated.items()},
         s3=_rooted(settings.s3, folder, "credentials_file", "ca_file"),
     )
     return rooted

@@ -70,6 +70,7 @@ class RequestSourceOptions:
             logs=tuple(map(Path, shipper.requests_log)),
             committed=lambda: read_shipped(Path(shipper.state), shipper.remember),
             fields=shipper.fields,
+            rotated=shipper.rotated,
             s3=shipper.s3,
             cluster=shipper.cluster,
         )

@@ -23,19 +23,27 @@ log = logging.getLogger("vllm_watch.requests")
 
 
 def live_records(
-    path: Path, since: Sequence[Position] | None, fields: FieldMap, window: RecentRequests, totals: LogTotals
+    path: Path,
+    since: Sequence[Position] | None,
+    fields: FieldMap,
+    window: RecentRequests,
+    totals: LogTotals,
+    rotated: str | None = None,
 ) -> Iterator[list[RequestRecord]]:
     """Yield the records of a log after its positions, oldest file first; with no positions all of it, rotated
     files included; None leaves rotated files out.
 
-    window: requests that count as read. totals: receives bad lines, faults and duplicates. Raises OSError."""
-    tail = Tail(path, since)
+    A last line without newline counts where no shipper waits for its end. window: requests that count as read. totals:
+    receives bad lines, faults and repeats. Raises OSError."""
+    tail = Tail(path, since, rotated=rotated)
     reader = LogReader(tail, fields, totals, window, log)
     clock_s, more = 0.0, True
     try:
         while more or tail.busy:
             records, more = reader.poll(clock_s, _BATCH_BYTES)
             clock_s += _SCAN_AGAIN_S
+            if not more and not tail.busy and since == ():
+                records += reader.finish()
             window.added.clear()
             if records:
                 yield records

@@ -11,7 +11,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,13 +48,14 @@ class RequestSource:
     """Source of requests: a data set, logs, or both.
 
     location: folder or s3://bucket/prefix. committed: reads the last commit of the shipper of these logs; without it
-    all lines of the logs count. fields: names of the logs' fields. cluster: of live lines. clusters, models: empty
-    means all. cache: folder for copies of segments of an object store."""
+    all lines of the logs count. fields: names of the logs' fields. rotated: patterns of their rotated files. cluster:
+    of live lines. clusters, models: empty means all. cache: folder for copies of segments of an object store."""
 
     location: str | None = None
     logs: tuple[Path, ...] = ()
     committed: Callable[[], ShippedState] | None = None
     fields: FieldMap | None = None
+    rotated: Mapping[str, str] = field(default_factory=dict)
     s3: S3Access | None = None
     cluster: str | None = None
     clusters: tuple[str, ...] = ()
@@ -272,7 +273,9 @@ def _live(data: RequestData, source: RequestSource, state: ShippedState, scratch
             raise ValueError(f"{path}: no such request log")
         # as the shipper itself begins: rotated files of before its first start are not its own
         since = state.positions.get(os.path.abspath(path)) if source.committed else ()
-        for records in live_records(path, since, source.fields or FieldMap(), window, data.totals):
+        for records in live_records(
+            path, since, source.fields or FieldMap(), window, data.totals, source.rotated.get(str(path))
+        ):
             count += len(records)
             buffer.add(records)
             if buffer.bytes > LIVE_BYTES:

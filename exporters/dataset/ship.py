@@ -78,7 +78,7 @@ class Shipper:
         logged = set[str]()
         self.readers = [
             LogReader(
-                Tail(Path(path), since=self.state.last.positions.get(path)),
+                Tail(Path(path), self.state.last.positions.get(path), rotated=config.rotated.get(path)),
                 config.fields,
                 self.totals,
                 self.state.window,

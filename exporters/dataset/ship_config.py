@@ -9,6 +9,7 @@ import msgspec
 from exporters.dataset.layout import check_name
 from exporters.dataset.objects import S3Access
 from exporters.requests.record import FieldMap, Scalar
+from exporters.requests.tail import check_rotated
 
 LEAST_SEAL_BYTES = 1 << 20
 
@@ -28,6 +29,7 @@ class ShipConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     s3: S3Access = S3Access()
     listen: str = "127.0.0.1:9403"
     web_config: str | None = None  # TLS and auth of this listener, in Prometheus' web.yml format
+    rotated: Mapping[str, str] = {}  # as in the sidecar's configuration: log -> pattern of its rotated files
     prometheus: str | None = None  # URL; with it every complete day is compared with sidecar and engines
     http_config: str | None = None  # TLS and auth for it, in Prometheus' http_config format
     field_names: Mapping[str, str] = {}  # as in the sidecar's configuration, for logs of other gateways
@@ -44,6 +46,7 @@ class ShipConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         check_name("cluster", self.cluster)
         check_name("writer", self.writer)
         _ = self.fields
+        check_rotated(self.requests_log, self.rotated)
         if not self.requests_log or len(set(self.requests_log)) != len(self.requests_log):
             raise ValueError("requests_log needs one entry for each log, at least one, none twice")
         if self.seal_bytes < LEAST_SEAL_BYTES or self.spool_bytes < 2 * self.seal_bytes:

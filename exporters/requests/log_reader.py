@@ -63,6 +63,10 @@ class LogReader:
         self._note()
         return self._fresh(records), bool(blocks)
 
+    def finish(self) -> list[RequestRecord]:
+        """Return what a last line without newline holds, if its writer has ended. Raises OSError."""
+        return self._fresh([one for rest in self.tail.unfinished() for one in parse_block(rest, self.fields)[0]])
+
     def _fresh(self, records: list[RequestRecord]) -> list[RequestRecord]:
         """Return the records of requests that were not read before."""
         fresh = self.window.fresh(records)

@@ -37,7 +37,8 @@ class Position(msgspec.Struct, frozen=True):
 
     heads: digests of its first bytes, at several sizes while it is small, so that a shorter copy is recognised too.
     marks: line ends and the bytes before each; the last one is the position. skipping: the position is inside an
-    over-long line. left: size of the file when it was closed, -1 while it is followed."""
+    over-long line. left: size of the file when it was closed, -1 while it is followed. seen: its size at the last
+    look, 0 if all of it was read."""
 
     name: str
     identity: Identity
@@ -45,6 +46,7 @@ class Position(msgspec.Struct, frozen=True):
     marks: tuple[Mark, ...]
     skipping: bool = False
     left: int = -1
+    seen: int = 0
 
     @property
     def offset(self) -> int:

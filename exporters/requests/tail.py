@@ -16,7 +16,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from errno import EINVAL
 from functools import partial
@@ -68,6 +68,10 @@ class TailDisk:
     def names(self, folder: Path) -> list[str]:
         return os.listdir(folder)
 
+    def matching(self, folder: Path, pattern: str) -> list[str]:
+        """Return the paths that match a pattern relative to a folder."""
+        return glob.glob(os.path.join(glob.escape(str(folder)), pattern))
+
     def stat(self, path: Path) -> Stat:
         return self._stat(os.stat(path))
 
@@ -115,8 +119,9 @@ class _Open:
 class Tail:
     """Tail of one path, or of all files that match a pattern such as requests*.jsonl. `poll` returns complete lines.
 
-    Rotated files are next to the file, with its name followed by `.` or `-` and more. since: stored `positions`; None
-    starts at the beginning of the current file and takes rotated ones as read.
+    Rotated files are next to the file, with its name followed by `.` or `-` and more, or match `rotated`, a pattern
+    relative to its folder. since: stored `positions`; None starts at the beginning of the current file and takes
+    rotated ones as read.
 
     faults, by reason. long: over-long line, skipped. nul: NUL blocks, skipped. torn: last line without newline, in a
     closed file. cut: truncated in place without a copy; unread lines, if any, are lost. gone: the same for a file
@@ -131,6 +136,7 @@ class Tail:
     since: Sequence[Position] | None = None
     grace_s: float = 5.0
     disk: TailDisk = field(default_factory=TailDisk)
+    rotated: str | None = None
     rotations: int = 0
     found: bool = False
     faults: Counter[str] = field(default_factory=Counter)
@@ -177,7 +183,12 @@ class Tail:
 
     def positions(self) -> tuple[Position, ...]:
         """Return the positions after all returned lines: store them and pass them as `since` at the next start."""
-        return (*self._known, *(file.position for file in self._followed))
+        return (*self._known, *(self._seen(file) for file in self._followed))
+
+    def unfinished(self) -> list[bytes]:
+        """Return last lines that lack a newline, which `poll` leaves to their writers. Raises OSError."""
+        live = [file for file in self._followed if file.live]
+        return [file.read(file.position.offset, positions.MAX_LINE_BYTES) for file in live]
 
     def unread_bytes(self) -> int:
         """Return the bytes in followed files after the last returned line."""
@@ -189,14 +200,18 @@ class Tail:
         return self._waiting or any(file.archive and file.more for file in self._followed)
 
     def close(self) -> None:
+        self._known += [self._seen(file) for file in self._followed]
         for file in self._followed:
             self.disk.close(file.fd)
-        self._known += [file.position for file in self._followed]
         self._followed.clear()
 
     @property
     def _is_pattern(self) -> bool:
         return "*" in self.path.name or "?" in self.path.name
+
+    def _is_live(self, name: str) -> bool:
+        """Return True for the name of a file at the writer's path. Names in other folders are paths."""
+        return os.sep not in name and self._live.match(name) is not None
 
     def _path_leads_elsewhere(self) -> bool:
         if self._is_pattern:
@@ -224,7 +239,7 @@ class Tail:
         found = positions.place_archives(archives, own, missed, others, firsts, self._tried, self._first_look)
 
         self._first_look = False
-        self.found = any(self._live.match(name) for name in stats)
+        self.found = any(map(self._is_live, stats))
         self._note_names(stats, followed, now_s)
         self._known = [*aside, *found.done, *self._missed(found.missed, {stat.identity for stat in stats.values()})]
         for file, position in placed:
@@ -263,12 +278,13 @@ class Tail:
             return {}
         except PermissionError:  # a folder may be searchable but not listable; then only the path itself
             names = [self.path.name]
+        names = [name for name in names if self._live.match(name) or self._rotated.match(name)]
+        for found in map(Path, self.disk.matching(self.path.parent, self.rotated) if self.rotated else ()):
+            names.append(found.name if found.parent == self.path.parent else str(found))
         stats: dict[str, Stat] = {}
         identities: set[Identity] = set()
-        for name in sorted(names, key=lambda name: (not self._live.match(name), name)):
-            live = self._live.match(name)
-            if not live and not self._rotated.match(name):
-                continue
+        for name in sorted(names, key=lambda name: (not self._is_live(name), name)):
+            live = self._is_live(name)
             try:
                 stat = self.disk.stat(self.path.parent / name)
             except FileNotFoundError:
@@ -278,13 +294,13 @@ class Tail:
                 identities.add(stat.identity)
             elif live and not stat.regular:
                 self._in_trouble(OSError(EINVAL, "not a regular file", str(self.path.parent / name)))
-        return dict(sorted(stats.items(), key=lambda item: (self._live.match(item[0]) is not None, item[1].written_s)))
+        return dict(sorted(stats.items(), key=lambda item: (self._is_live(item[0]), item[1].written_s)))
 
     def _observe(self, stats: dict[str, Stat]) -> tuple[list[ObservedFile], list[CompressedFile], set[Identity]]:
         """Return files with their first bytes, plain and compressed, and identities of unreadable or deferred ones."""
         seen, archives, unreadable = [], [], set()
         for name, stat in stats.items():
-            live = self._live.match(name) is not None
+            live = self._is_live(name)
             try:
                 first = self._peek(name, 0, min(stat.size, positions.HEAD_BYTES))
                 if live or not first.startswith(positions.PACKED):
@@ -333,7 +349,7 @@ class Tail:
         for file in self._followed:
             file.live = False
         for name, stat in stats.items():
-            live = self._live.match(name) is not None
+            live = self._is_live(name)
             if at := followed.get(stat.identity):
                 at.live, at.position = live, replace(at.position, name=name)
             if live:
@@ -353,10 +369,14 @@ class Tail:
         for position in missed:
             if position.left < 0 and position.identity in there:
                 self._tell(
-                    "cut", position.name, f"was truncated at byte {position.offset} or before, and no copy was found"
+                    "cut",
+                    position.name,
+                    f"was truncated at byte {position.offset} or before, and no copy was found{_missing(position)}",
                 )
             elif position.left < 0:
-                self._tell("gone", position.name, f"was read up to byte {position.offset} and is gone")
+                self._tell(
+                    "gone", position.name, f"was read up to byte {position.offset} and is gone{_missing(position)}"
+                )
         return [replace(p, left=max(p.left, 0)) for p in missed][-MISSED_AT_MOST:]
 
     def _open(self, file: ObservedFile, position: Position, now_s: float) -> None:
@@ -574,6 +594,11 @@ class Tail:
         """Return the handled size, compressed where applicable: a file with another size later is opened again."""
         return max(file.archive.unpacked.raw_end, file.archive.file.size) if file.archive else self._size(file)
 
+    def _seen(self, file: _Followed) -> Position:
+        """Return the position of a file with its size, if that is beyond it."""
+        size = 0 if file.archive else self._size(file)
+        return replace(file.position, seen=size if size > file.position.offset else 0)
+
     def _unread(self, file: _Followed) -> int:
         if file.archive is None:
             return self._size(file) - file.position.offset
@@ -594,3 +619,16 @@ class Tail:
         self.faults[reason] += 1
         if self.faults[reason] <= LOGGED_AT_MOST:
             log.warning("%s: %s (%s)", self.path.parent / name, what, reason)
+
+
+def check_rotated(logs: Sequence[str], rotated: Mapping[str, str]) -> None:
+    """Raise ValueError if a pattern of rotated files belongs to no log."""
+    if unknown := next((path for path in rotated if path not in logs), None):
+        raise ValueError(f"rotated names {unknown}, which requests_log does not list")
+
+
+def _missing(position: Position) -> str:
+    """Return what is missing of a file that cannot be found, and what to do."""
+    known = position.seen - position.offset
+    lost = f"at least {known:,} bytes after it are missing" if known > 0 else "what was written after it is missing"
+    return f": {lost}. If the file was moved or renamed, give the pattern of its new names in `rotated`"

@@ -195,6 +195,21 @@ def test_every_output_has_aborted_part_period_and_prices(recorded, prices):
     assert float(tiny[tiny.index("2025-11-01") + 7]) > 0, "the allocated cost of a small team"
 
 
+@pytest.mark.parametrize(("bad", "closes"), [(1, True), (3, False)])
+def test_month_with_bad_lines_stays_open(tmp_path, bad, closes):
+    """More than one line in a thousand is refused, unless it is allowed."""
+    line = '{{"request_id":"{}","ts":"2025-11-05T00:00:00Z","e2e_ms":1000,"outcome":"{}"}}\n'
+    log, prices = tmp_path / "log", tmp_path / "prices.yaml"
+    log.write_text("".join(line.format(n, "ok") for n in range(2000)) + line.format("x", "fine") * bad)
+    prices.write_text("{currency: EUR, gpu_hour: 2.0}")
+    words = ("--log", log, "--month", MONTH, "--prices", prices, "--bills", tmp_path / "bills", "--close")
+    status, text = run(*words)
+    assert (0 if closes else 2) == status
+    if not closes:
+        assert f"{log}:2001" in text
+        assert 0 == run(*words, "--allow-bad-lines")[0]
+
+
 def test_a_month_that_is_not_over_is_not_closed(tmp_path):
     log = tmp_path / "requests.jsonl"
     log.write_text("")

@@ -46,6 +46,20 @@ def test_bad_lines_are_counted_by_reason_and_cost_no_other(tmp_path):
     assert "nonsense" not in str(bad.places["json"])
 
 
+@pytest.mark.parametrize("chunk_bytes", [1, 50, 1 << 20])
+def test_bad_lines_have_their_number(tmp_path, monkeypatch, chunk_bytes):
+    """File, number and allowed values, also behind zero bytes, blank and long lines."""
+    monkeypatch.setattr(read, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(read, "MAX_LINE_BYTES", 300)
+    path, bad = tmp_path / "log", ReadReport()
+    wrong = b'{"request_id":"x","outcome":"fine"}\n'
+    path.write_bytes(lines("a") + b"\n\n" + wrong + b"\0" * 9 + lines("b") + b"y" * 5000 + b"\n" + wrong + lines("a"))
+    assert ["a", "b"] == names(path, bad=bad)
+    ((message, places),) = bad.places["type"].items()
+    assert ([f"{path}:4", f"{path}:7"], 1, 2) == (places, bad.repeats, bad.records)
+    assert "ok, client_abort, rejected" in message
+
+
 @pytest.mark.parametrize("chunk_bytes", [1, 7, 1000, 1 << 20])
 def test_chunks_of_any_size_make_the_same_lines(tmp_path, monkeypatch, chunk_bytes):
     """A line longer than the limit is one bad line, however many chunks it has; the lines beside it are kept."""

@@ -371,6 +371,15 @@ def test_the_log_of_another_gateway_is_read(line: bytes, fields: FieldMap, expec
         ({"alias": "team", "org": "team"}, b'{"alias":null,"org":"x"}', "team", "x"),
         ({"alias": "team", "org": "team"}, b'{"org":"x","alias":"y"}', "team", "y"),
         ({"status": "ignore"}, b'{"status":"success"}', "status", None),
+        ({"at": "start_ts", "d": "e2e_s"}, b'{"at":"2026-05-12T09:30:00Z","d":1.5}', "ts", "2026-05-12T09:30:01.500Z"),
+        ({"at": "start_ts_ms", "d": "e2e_ms"}, b'{"at":1778578200000,"d":250}', "ts", "2026-05-12T09:30:00.250Z"),
+        (
+            {"ts": "start_ts", "d": "e2e_ms"},
+            b'{"ts":"2026-05-12T11:30:00+02:00","d":0}',
+            "ts",
+            "2026-05-12T09:30:00.000Z",
+        ),
+        ({"at": "start_ts"}, b'{"at":"2026-05-12T09:30:00Z"}', "ts", None),  # no duration: the end is unknown
         ({}, b'{"status":200}', "outcome", None),  # never guessed
     ],
 )
@@ -388,6 +397,8 @@ def test_a_field_is_found_under_its_name_and_in_its_unit(names: dict[str, str], 
         ({"latency": "e2e_s"}, b'{"request_id":"x","latency":1e307}', "range"),
         ({"latency": "e2e_s"}, b'{"request_id":"x","latency":' + b"9" * 400 + b"}", "range"),
         ({"end": "ts_s"}, b'{"request_id":"x","end":1e300}', "type"),
+        ({"at": "start_ts", "d": "e2e_s"}, b'{"request_id":"x","at":"noon","d":1}', "type"),
+        ({"at": "start_ts_s", "d": "e2e_s"}, b'{"request_id":"x","at":1e300,"d":1}', "type"),
         ({"state": "outcome"}, b'{"request_id":"x","state":"fine"}', "type"),
         ({"usage.n": "n"}, b'{"request_id":"x","usage":{"n":1e999}}', "range"),
         ({"fresh": "prompt_fresh_tokens"}, b'{"request_id":"x","fresh":-5,"cached_tokens":9}', "range"),

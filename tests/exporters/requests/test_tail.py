@@ -607,6 +607,49 @@ def test_missing_file_at_start_is_reported(path):
     assert 1 == tail.faults["gone"] + tail.faults["cut"]
 
 
+@pytest.mark.parametrize(
+    ("pattern", "moved"),
+    [
+        ("../old/requests.jsonl.*", ["../old/requests.jsonl.2", "../old/requests.jsonl.1"]),
+        ("requests-*.jsonl*", ["requests-2026-11-26.jsonl", "requests-2026-11-27.jsonl.gz"]),
+        ("../*/[0-9]*/r.gz", ["../2026/11/r.gz", "../2026/12/r.gz"]),
+        (None, ["../old/requests.jsonl.1", "../old/requests.jsonl.2"]),
+    ],
+)
+def test_rotated_files_are_found_by_their_pattern(tmp_path, pattern, moved):
+    """In other folders and under other names, while the reader was stopped; without the pattern they are reported."""
+    path = tmp_path / "log" / "requests.jsonl"
+    path.parent.mkdir()
+    add(path, *range(40))
+    tail = Tail(path, rotated=pattern)
+    polled(tail, 0)
+    for number, name in enumerate(moved):
+        add(path, *range(100 * number + 100, 100 * number + 140))
+        seen, tail = tail.positions(), Tail(path, tail.positions(), rotated=pattern)
+        target = path.parent / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(gzip.compress(path.read_bytes()) if name.endswith("gz") else path.read_bytes())
+        path.unlink()
+    add(path, 900)
+    found = [int(line) for second in range(10) for line in polled(tail, second)]
+    expected = [*range(100, 140), *range(200, 240), 900] if pattern else [900]
+    assert (expected, pattern is None) == (sorted(found), tail.faults["gone"] + tail.faults["cut"] == 1)
+    assert seen[0].offset
+
+
+def test_missing_bytes_are_reported(path, caplog):
+    """As far as they were seen before the reader ended."""
+    add(path, 1)
+    tail = Tail(path)
+    polled(tail, 0)
+    add(path, "unread")
+    known = tail.positions()
+    path.rename(path.with_name("elsewhere"))
+    add(path, "new")
+    polled(Tail(path, known), 0)
+    assert f"at least {len('unread') + 1} bytes" in caplog.text
+
+
 def test_a_deleted_file_is_read_to_its_end(path):
     with path.open("ab", buffering=0) as writer:
         writer.write(b"1\n")
