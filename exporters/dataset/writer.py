@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import secrets
 import socket
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from exporters.dataset.layout import BadDataset, LogSegment, Manifest, Replaced,
 from exporters.dataset.objects import ObjectStore, StoreConflict, StoreError
 from exporters.dataset.ship_state import PendingSegment, ShipState
 from exporters.requests.record import timestamp
+
+PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)  # between attempts to change an object
 
 log = logging.getLogger("vllm_watch.ship")
 
@@ -41,37 +44,30 @@ class DatasetWriter:
     ) -> None:
         self.store, self.cluster, self.writer = store, cluster, writer
         self._state, self._spool, self._clock, self._grace_s = state, spool, clock, grace_s
-        self._session = secrets.token_hex(8)
-        self._version: str | None = None  # of the claim
-        self._claim: WriterClaim | None = None
+        self._session, self._since = secrets.token_hex(8), timestamp(clock())
+        self._claim_key = layout.claim_key(cluster, writer)
+        self._claimed = False
 
-    def claim(self) -> None:
-        """Claim the writer's name for this process. Raises WriterConflict, StoreError, BadDataset."""
-        key = layout.claim_key(self.cluster, self.writer)
-        name = f"{self.store.name}: writer {self.writer} of cluster {self.cluster}"
-        found = self.store.get(key)
-        claim = layout.read_claim(found[0], key) if found else None
-        if claim and claim.owner != self._state.last.owner:
-            raise WriterConflict(
-                f"{name} belongs to another state, of {claim.host} since {claim.since}; give this process its own"
-                " `writer`, or its former `state`"
-            )
-        if claim and claim.commit > self._state.last.number:
-            raise WriterConflict(
-                f"{name} stored commit {claim.commit}, and this state ends at {self._state.last.number}: it is an old"
-                " copy, whose lines would repeat; use the newest state, or another `writer`"
-            )
+    def claim(self, commit: int = 0) -> None:
+        """Claim the writer's name for this process, and note in the claim that manifests may hold a commit.
+
+        Raises WriterConflict, StoreError, BadDataset."""
         made = WriterClaim(
             cluster=self.cluster,
             writer=self.writer,
             owner=self._state.last.owner,
             session=self._session,
-            commit=claim.commit if claim else 0,
+            commit=commit,
             host=socket.gethostname(),
-            since=timestamp(self._clock()),
+            since=self._since,
         )
-        self._version = self._replace(key, layout.encode(made), found[1] if found else None)
-        self._claim = made
+
+        def take(stored: bytes | None) -> bytes:
+            claim = self._check_claim(stored)
+            return layout.encode(msgspec.structs.replace(made, commit=max(commit, claim.commit if claim else 0)))
+
+        self._change(self._claim_key, take)
+        self._claimed = True
 
     def upload(self) -> list[Manifest]:
         """Store all committed segments and list them in their manifests; return those.
@@ -80,7 +76,7 @@ class DatasetWriter:
         pending = self._state.last.pending
         if not pending:
             return []
-        self._advance_claim(pending[-1].commit)
+        self.claim(pending[-1].commit)
         for one in pending:
             self._put(one)
         by_day: dict[str, list[PendingSegment]] = {}
@@ -101,27 +97,45 @@ class DatasetWriter:
     def update(self, day: str, change: Callable[[Manifest], Manifest]) -> Manifest:
         """Replace the manifest of a day; return the one that is stored now. Raises StoreError, BadDataset."""
         key = layout.manifest_key(day, self.cluster, self.writer)
-        found = self.store.get(key)
-        before = (
-            layout.read_manifest(found[0], key)
-            if found
-            else Manifest(day=day, cluster=self.cluster, writer=self.writer)
-        )
-        after = change(before)
-        if after != before:
-            self._replace(key, layout.encode(after), found[1] if found else None)
+        after = empty = Manifest(day=day, cluster=self.cluster, writer=self.writer)
+
+        def changed(stored: bytes | None) -> bytes | None:
+            nonlocal after
+            before = empty if stored is None else layout.read_manifest(stored, key)
+            after = change(before)
+            return stored if after == before else layout.encode(after)
+
+        self._change(key, changed)
         return after
 
-    def _advance_claim(self, commit: int) -> None:
-        """Note in the claim that manifests may hold a commit. Another process that claimed the name makes it fail."""
-        if self._claim is None:
-            self.claim()
-        if self._claim and self._claim.commit < commit:
-            made = msgspec.structs.replace(self._claim, commit=commit)
-            self._version = self._replace(
-                layout.claim_key(self.cluster, self.writer), layout.encode(made), self._version
+    def _check_claim(self, stored: bytes | None) -> WriterClaim | None:
+        """Return the stored claim. Raises WriterConflict if it is of another process, and BadDataset.
+
+        Until this process has claimed the name, a claim of the same state is of the process before it."""
+        if stored is None:
+            return None
+        claim = layout.read_claim(stored, self._claim_key)
+        store, name = self.store.name, f"{self.writer} of cluster {self.cluster}"
+        of = f"of {claim.host} since {claim.since}"
+        if claim.owner != self._state.last.owner:
+            raise WriterConflict(
+                f"{store}: writer {name} belongs to another state, {of}; give this process its own `writer`, or its"
+                " former `state`"
             )
-            self._claim = made
+        if self._claimed and claim.session != self._session:
+            raise WriterConflict(f"{store}: another process {of} writes as {name}; give each its own `writer`")
+        if claim.commit > self._state.last.number:
+            raise WriterConflict(
+                f"{store}: writer {name} stored commit {claim.commit}, {of}, and this state ends at"
+                f" {self._state.last.number}: it is an old copy, whose lines would repeat; use the newest state, or"
+                " another `writer`"
+            )
+        return claim
+
+    def _verify_claim(self) -> None:
+        """Read the claim again. Raises WriterConflict, which names the other process, StoreError, BadDataset."""
+        found = self.store.get(self._claim_key)
+        self._check_claim(found and found[0])
 
     def _put(self, one: PendingSegment) -> None:
         data = self._file(one.segment).read_bytes()
@@ -138,13 +152,15 @@ class DatasetWriter:
             there = {segment.key for segment in before.segments}
             for one in pending:
                 if one.commit <= before.sequence and one.segment.key not in there:
+                    self._verify_claim()
                     raise WriterConflict(
                         f"{self.store.name}: the manifest of {day} has commit {before.sequence} of another process that"
                         f" writes as {self.writer} of cluster {self.cluster}; give each its own `writer`"
                     )
             new = [one for one in pending if one.commit > before.sequence]
             gone = {key for one in new for key in one.replaces}
-            if missing := gone - there:
+            if (missing := gone - there) and before.sequence:  # 0: the manifest was deleted, by whomever
+                self._verify_claim()
                 raise WriterConflict(f"{self.store.name}: the manifest of {day} lacks {min(missing)}, to be merged")
             return msgspec.structs.replace(
                 before,
@@ -159,18 +175,26 @@ class DatasetWriter:
         """Return entries for segments that are to be deleted after the grace period."""
         return [Replaced(key, self._clock() + self._grace_s) for key in keys]
 
-    def _replace(self, key: str, data: bytes, version: str | None) -> str:
-        """Store an object in place of a version. An earlier attempt that seemed to fail may have stored it."""
-        try:
-            return self.store.put_if(key, data, version)
-        except StoreConflict as error:
+    def _change(self, key: str, change: Callable[[bytes | None], bytes | None]) -> None:
+        """Replace an object by a change of what is stored. Raises StoreError, BadDataset, WriterConflict.
+
+        A conflict is no proof of a second writer: the store may refuse two requests at once, the object may be deleted,
+        or an earlier request of this process that seemed to fail is applied late. So the object is read and changed
+        again; the claim shows a second writer."""
+        for pause_s in (*PAUSES_S, None):
             found = self.store.get(key)
-            if found and found[0] == data:
-                return found[1]
-            raise WriterConflict(
-                f"{error}: another process writes as {self.writer} of cluster {self.cluster}; give each its own"
-                " `writer`"
-            ) from error
+            stored, version = found or (None, None)
+            wanted = change(stored)
+            if wanted is None or wanted == stored:
+                return
+            try:
+                self.store.put_if(key, wanted, version)
+                return
+            except StoreConflict:
+                if pause_s is None:
+                    raise
+            self._verify_claim()
+            time.sleep(pause_s)
 
     def _file(self, segment: LogSegment) -> Path:
         return self._spool / f"{segment.sha256}.parquet"

@@ -224,6 +224,7 @@ class ShipHistories(Histories):
     def heal_and_compare(self) -> None:
         self.state_disk.plans.clear()
         self.store.plans.clear()
+        self.commit()  # reading waits while sealed segments are not committed
         for _ in range(12):
             self.poll(3, None)
         self.commit()

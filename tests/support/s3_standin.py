@@ -26,13 +26,16 @@ _AUTHORIZATION = re.compile(
 class S3Standin:
     """Server on loopback. faults: list of (method, key part, fault) that apply once each, in order.
 
-    fault: "500": error, nothing stored. "stored then 500", "stored then cut": stored, and the client hears an error or
-    nothing. late: keys that listings do not show."""
+    fault: "500": error, nothing stored. A status and XML: that answer, nothing stored. "stored then 500", "stored then
+    cut": stored, and the client hears an error or nothing. "late": an error, and the request is applied when the next
+    PUT of the key arrives. "deleted": the object is gone when the request arrives. late: keys that listings do not
+    show."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.faults: list[tuple[str, str, str]] = []
         self.late: set[str] = set()
+        self.delayed: list[tuple[BaseHTTPRequestHandler, str, str, bytes]] = []
         self.requests: list[tuple[str, str, int]] = []
         self.rejected: list[str] = []
         self.lock = threading.RLock()
@@ -69,14 +72,26 @@ class S3Standin:
         with self.lock:
             if why := signature_error(request, body):
                 self.rejected.append(why)
-                self._answer(request, 403, f"<Error><Code>SignatureDoesNotMatch</Code><Message>{why}</Message></Error>")
+                text = f"<Error><Code>SignatureDoesNotMatch</Code><Message>{why}</Message></Error>"
+                self._answer(request, 403, text, {"x-amz-bucket-region": REGION})
                 return
             fault = next((f for f in self.faults if f[0] == request.command and f[1] in key), None)
             if fault:
                 self.faults.remove(fault)
-                if fault[2] == "500":
-                    self._answer(request, 500, "<Error><Code>InternalError</Code></Error>")
+                if fault[2] == "late":
+                    self.delayed.append((request, bucket, key, body))
+                    self._answer(request, 400, "<Error><Code>RequestTimeout</Code></Error>")
                     return
+                if fault[2] == "deleted":
+                    self.objects.pop(key, None)
+                    fault = None
+                elif fault[2][:3].isdigit():
+                    text = fault[2][4:] or "<Code>InternalError</Code>"
+                    self._answer(request, int(fault[2][:3]), f"<Error>{text}</Error>")
+                    return
+            for one in [one for one in self.delayed if request.command == "PUT" and one[2] == key]:
+                self.delayed.remove(one)
+                self._do(*one[:3], {}, one[3])
             status, text, headers, data = self._do(request, bucket, key, dict(parse_qsl(url.query)), body)
             self.requests.append((request.command, key, status))
             if fault and fault[2] == "stored then cut":

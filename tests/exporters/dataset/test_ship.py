@@ -8,19 +8,29 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 from exporters.config import BadConfig
-from exporters.dataset import catalog, layout, parquet, upkeep
+from exporters.dataset import catalog, layout, objects, parquet, s3, upkeep, writer
 from exporters.dataset.layout import BadDataset, Sums, total
-from exporters.dataset.objects import FolderStore, ObjectStore, S3Access, StoreError
+from exporters.dataset.objects import (
+    FolderStore,
+    ObjectStore,
+    S3Access,
+    StoreConflict,
+    StoreError,
+    StoreRefusesAccess,
+    StoreRefusesKey,
+)
 from exporters.dataset.segment_buffer import SegmentBuffer
 from exporters.dataset.ship import Shipper, ship_once
 from exporters.dataset.ship_config import ShipConfig
@@ -152,18 +162,31 @@ FAULTS = [
     [("PUT", "writers/", "stored then cut")],
     [("GET", "manifests/", "500")] * 6,
     [("PUT", kind, fault) for kind in ("day=", "manifests/", "writers/") for fault in ("500", "stored then cut")],
+    *(
+        [("PUT", kind, fault)] * count
+        for kind in ("manifests/", "writers/")
+        for fault, count in (
+            ("409 <Code>ConditionalRequestConflict</Code>", 1),
+            ("409 <Code>ConditionalRequestConflict</Code>", 14),
+            ("409 <Code>OperationAborted</Code>", 3),
+            ("412 <Code>PreconditionFailed</Code>", 2),
+            ("404 <Code>NoSuchKey</Code>", 1),
+        )
+    ),
+    [("PUT", "writers/", "deleted")],
 ]
 
 
 @pytest.mark.parametrize("faults", FAULTS, ids=lambda faults: f"{len(faults)} {' '.join(faults[0])}")
-def test_a_failing_store_loses_and_repeats_nothing(folder, standin, faults):
+def test_a_failing_store_loses_and_repeats_nothing(folder, standin, faults, monkeypatch):
+    monkeypatch.setattr(writer, "PAUSES_S", (0,) * 5)
     settings = config_of(folder, dataset="s3://logs/ds", s3=access(folder, standin))
     clock = Clock()
     shipper = Shipper(settings, clock=clock, ticks=clock)
     shipper.claim()
     for at in (0, 100):
         append(folder, lines(at, 100))
-        standin.faults = list(faults) if at else []
+        standin.faults = list(faults)
         ship_all(shipper, clock)
         assert not shipper.state.last.pending
     shipper.close()
@@ -171,6 +194,162 @@ def test_a_failing_store_loses_and_repeats_nothing(folder, standin, faults):
     standin.late = {key for key in standin.objects if not key.startswith("ds/writers/")}
     assert expected(200) == stored(store) == read_back(store, folder / "cache")
     assert [] == standin.rejected == standin.faults
+
+
+@pytest.mark.parametrize("kind", ["manifests/", "writers/"])
+def test_an_own_request_may_be_applied_late(folder, standin, kind):
+    """With other content than the next attempt, as more was sealed meanwhile."""
+    settings = config_of(folder, dataset="s3://logs/ds", s3=access(folder, standin))
+    clock = Clock()
+    shipper = Shipper(settings, clock=clock, ticks=clock)
+    shipper.claim()
+    append(folder, lines(0, 10))
+    standin.faults = [("PUT", kind, "late")]
+    shipper.step(last=True)
+    assert shipper.store_error
+    append(folder, lines(10, 10))
+    ship_all(shipper, clock)
+    assert [] == standin.faults == standin.delayed
+    assert expected(20) == stored(shipper.writer.store)
+    shipper.close()
+
+
+def test_a_late_claim_of_the_process_before_is_taken_over(folder, standin):
+    settings = config_of(folder, dataset="s3://logs/ds", s3=access(folder, standin))
+    standin.faults = [("PUT", "writers/", "late")]
+    append(folder, lines(0, 10))
+    with pytest.raises(StoreError):
+        ship_once(settings)
+    assert 10 == ship_once(settings)
+    assert [] == standin.delayed
+
+
+def test_a_deleted_manifest_does_not_stop_a_merge(folder):
+    clock = Clock()
+    shipper = Shipper(config_of(folder), clock=clock, ticks=clock)
+    shipper.claim()
+    for at in range(upkeep.MERGE_FROM):
+        append(folder, lines(at * 10, 10))
+        ship_all(shipper, clock)
+    store = shipper.writer.store
+    first = catalog.segments(store, *FOREVER)[0]
+    shipper.state.merge(first, [segment.key for segment in catalog.segments(store, *FOREVER)])
+    shutil.copy(folder / "dataset" / first.key, folder / "state" / "spool" / f"{first.sha256}.parquet")
+    store.delete(layout.manifest_key(first.day, "prod", "gw-0"))
+    ship_all(shipper, clock)
+    assert [first] == catalog.segments(store, *FOREVER)
+    shipper.close()
+
+
+# --- what a store reports
+
+SKEW = (
+    "<Message>The difference is too large.</Message>"
+    "<RequestTime>20261125T120000Z</RequestTime><ServerTime>2026-11-25T12:16:00Z</ServerTime>"
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "facts"),
+    [
+        ("400 <Code>AuthorizationHeaderMalformed</Code><Region>eu-west-1</Region>", StoreError, "region eu-west-1"),
+        ("400 <Code>IllegalLocationConstraintException</Code>", StoreError, "wrong region"),
+        ("301 <Code>PermanentRedirect</Code>", StoreError, f"wrong region .*{s3_standin.REGION}"),
+        (f"403 <Code>RequestTimeTooSkewed</Code>{SKEW}", StoreError, "clock .*16m behind.*too large"),
+        (
+            "403 <Code>AccessDenied</Code>\n<Message>not &amp; now</Message>",
+            StoreRefusesAccess,
+            "permission .*not & now",
+        ),
+        ("403 <Code>InvalidAccessKeyId</Code>", StoreRefusesAccess, "credentials"),
+        ("400 <Code>ExpiredToken</Code>", StoreRefusesAccess, "credentials"),
+        ("401 <html/>", StoreRefusesAccess, "credentials"),
+        ("404 <Code>NoSuchBucket</Code>", StoreError, "no such bucket"),
+        ("507 <Code>XMinioStorageFull</Code>", StoreError, "full"),
+        ("403 <Code>QuotaExceeded</Code>", StoreError, "full"),
+        ("503 <Code>SlowDown</Code>", StoreError, "busy"),
+        ("400 <Code>KeyTooLongError</Code>", StoreRefusesKey, "refuses the key"),
+        ("400 <Code>XMinioInvalidObjectName</Code>", StoreRefusesKey, "refuses the key"),
+        ("409 <Code>OperationAborted</Code>", StoreConflict, "OperationAborted"),
+        ("501 <Code>NotImplemented</Code>", StoreError, "not support"),
+        (f"418 <a>{'x' * 400}</a><Code>Teapot</Code><Message>short</Message>", StoreError, "Teapot: short"),
+        ("413 <html>too <b>large</b></html>", StoreError, "413 Payload Too Large: too large"),
+        (f"400 <Code>Odd</Code><Message>{s3_standin.SECRET_KEY}</Message>", StoreError, r"Odd: \*\*\*"),
+    ],
+)
+def test_errors_of_a_store_are_reported_by_cause(folder, standin, answer, kind, facts):
+    store = catalog.open_store("s3://logs/ds", access(folder, standin))
+    standin.faults = [("PUT", "k", answer)] * 20
+    with pytest.raises(StoreError, match=f"s3://logs/ds: k: .*{facts}") as error:
+        store.put("k", b"")
+    assert kind is type(error.value)
+    assert s3_standin.SECRET_KEY not in str(error.value)
+
+
+def test_a_missing_bucket_is_no_missing_object(folder, standin):
+    with pytest.raises(StoreError, match="no such bucket"):
+        catalog.open_store("s3://other", access(folder, standin)).get("k")
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "facts"),
+    [
+        (errno.ENOSPC, StoreError, "full"),
+        (errno.EDQUOT, StoreError, "full"),
+        (errno.EACCES, StoreRefusesAccess, "permission"),
+        (errno.ENAMETOOLONG, StoreRefusesKey, "refuses the key"),
+        (errno.EILSEQ, StoreRefusesKey, "refuses the key"),
+    ],
+)
+def test_errors_of_a_folder_have_the_same_causes(folder, number, kind, facts, monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, "told so")
+
+    monkeypatch.setattr(objects, "write_atomically", fail)
+    with pytest.raises(StoreError, match=f"{folder}: k: .*{facts} .*told so") as error:
+        FolderStore(folder).put("k", b"")
+    assert kind is type(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "kind", "facts"),
+    [("a/../b", StoreRefusesKey, "refuses the key"), ("k", StoreError, "cannot be reached .*Connection refused")],
+)
+def test_errors_before_an_answer_have_causes(folder, standin, free_port, key, kind, facts):
+    settings = msgspec.structs.replace(access(folder, standin), endpoint=f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(StoreError, match=f"s3://logs: {key}: .*{facts}") as error:
+        catalog.open_store("s3://logs", settings).put(key, b"")
+    assert kind is type(error.value)
+
+
+# --- credentials
+
+
+@pytest.mark.parametrize("damage", [None, "", "[default]\naws_access_key_id = A\n", "\0" * 120])
+def test_credentials_are_read_again_when_they_change(folder, standin, damage, monkeypatch):
+    settings = access(folder, standin)
+    store = catalog.open_store("s3://logs", settings)
+    file = folder / "credentials"
+    text = file.read_text()
+    file.unlink() if damage is None else file.write_text(damage)
+    store.put("former", b"")
+    monkeypatch.setattr(s3_standin, "ACCESS_KEY", "AKIDRENEWED")
+    with pytest.raises(StoreError):
+        store.put("renewed", b"")
+    file.write_text(text.replace("AKIDEXAMPLE", "AKIDRENEWED"))
+    store.put("renewed", b"")
+    assert {"former", "renewed"} == {*standin.objects}
+
+
+def test_refused_credentials_are_read_again(folder, standin, monkeypatch):
+    """Also where the file seems unchanged, as on file systems that report changes late."""
+    monkeypatch.setattr(s3, "_identity", lambda _: None)
+    store = catalog.open_store("s3://logs", access(folder, standin))
+    access(folder, standin, "other-secret")
+    monkeypatch.setattr(s3_standin, "SECRET_KEY", "other-secret")
+    store.put("k", b"")
+    assert [b""] == [*standin.objects.values()]
+    assert 1 == len(standin.rejected)
 
 
 def test_a_store_without_the_right_key_is_named(folder, standin):
@@ -238,10 +417,36 @@ def test_of_two_copies_of_a_state_the_older_process_stops(folder):
     second = Shipper(config_of(folder, state=str(folder / "copy")), clock=clock, ticks=clock)
     second.claim()
     append(folder, lines(10, 10))
-    with pytest.raises(WriterConflict, match=r": another process .* gw-0 .*`writer`"):
+    with pytest.raises(
+        WriterConflict, match=rf": another process of {socket.gethostname()} since 2026\S+ .* gw-0 .*`writer`"
+    ):
         first.step(last=True)
     ship_all(second, clock)
     assert expected(20) == stored(FolderStore(folder / "dataset")) == read_back(second.writer.store, folder)
+    first.close()
+    second.close()
+
+
+def test_a_conflict_over_a_manifest_names_the_second_writer(folder):
+    """It claims the name between the first one's claim and manifest."""
+    append(folder, lines(0, 10))
+    ship_once(config_of(folder))
+    shutil.copytree(folder / "state", folder / "copy")
+    first, second = Shipper(config_of(folder)), Shipper(config_of(folder, state=str(folder / "copy")))
+    first.claim()
+
+    def write(key: str, data: bytes, version: str | None) -> str:
+        if key.startswith("manifests/"):
+            second.claim()
+            raise StoreConflict(key)
+        return FolderStore.put_if(first.writer.store, key, data, version)
+
+    first.writer.store.put_if = write
+    append(folder, lines(10, 10))
+    second.step()
+    second.seal()
+    with pytest.raises(WriterConflict, match=f"another process of {socket.gethostname()} since "):
+        first.step(last=True)
     first.close()
     second.close()
 
