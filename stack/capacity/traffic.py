@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean
 
 from exporters.requests.record import RequestRecord, ended_at
-from exporters.statistics import quantiles
 
 P95_SIGMAS = NormalDist().inv_cdf(0.95)  # how far the 95th percentile of a normal distribution is from its mean
 KEPT = 1000  # sizes that stand for a log of any length
@@ -282,15 +281,15 @@ def _of(served: Sequence[ServedRequest], others: int, cached_share: float | None
         if others
         else []
     )
-    if len(ttfts) < len(served):
+    if 0 < len(ttfts) < len(served):
         notes.append(
             f"times are those of the {len(ttfts)} streamed requests of {len(served)}; one without stream has no time to"
             " first token"
         )
     return TrafficProfile(
         sizes,
-        _lengths([prompt for prompt, _ in sizes]),
-        _lengths([output for _, output in sizes]),
+        _lengths((one.prompt, one.texts) for one in served),
+        _lengths((one.output, one.texts) for one in served),
         rate,
         fmean(ttfts) if ttfts else None,
         (sum(d for d, _ in decodes) / sum(o for _, o in decodes) or None) if decodes else None,
@@ -308,10 +307,12 @@ def _representative(weighted: Iterable[tuple[tuple[int, int], int]]) -> tuple[tu
     return tuple(ordered[bisect_right(ends, (step + 0.5) * ends[-1] / count)][0] for step in range(count))
 
 
-def _lengths(values: Sequence[int]) -> Lengths:
-    """Summarise lengths by nearest rank, so that a percentile is a length that was there."""
-    p50, p95 = quantiles(values, (0.5, 0.95), "inverted_cdf")
-    return Lengths(p50, p95, fmean(values))
+def _lengths(weighted: Iterable[tuple[int, int]]) -> Lengths:
+    """Summarise all lengths, with their numbers of texts, by nearest rank: a percentile is a length that was there."""
+    values, weights = zip(*sorted(weighted), strict=True)
+    ends = list(itertools.accumulate(weights))
+    p50, p95 = (values[bisect_left(ends, share * ends[-1])] for share in (0.5, 0.95))
+    return Lengths(p50, p95, fmean(values, weights))
 
 
 def _rate(served: Sequence[ServedRequest]) -> tuple[float | None, str]:

@@ -280,6 +280,9 @@ def test_a_long_log_is_stood_for_by_few_sizes():
     found = of_log([record(prompt_tokens=p, completion_tokens=o) for p, o in sizes], "log")
     exact = replace(found, sizes=tuple(sizes), rate_per_s=1.0)
     assert 1000 == len(found.sizes)
+    for lengths, values in ((found.prompt_tokens, [p for p, _ in sizes]), (found.output_tokens, [o for _, o in sizes])):
+        ordered = sorted(values)
+        assert (ordered[9_999], ordered[18_999], sum(values) / 20_000) == (lengths.p50, lengths.p95, lengths.mean)
     assert pytest.approx(exact.resident_tokens, rel=0.02) == replace(found, rate_per_s=1.0).resident_tokens
 
 
