@@ -410,7 +410,7 @@ def _caveats(load: LoadRun, prepared: Sequence[Prepared], its: Workload) -> Iter
     if its.replay and its.replay.left_out:
         yield (
             f"{its.replay.left_out} lines of the log could not be sent again: they do not say when they began, or how"
-            " long they were"
+            f" long they were{its.replay.left_out_why}"
         )
     if its.seed == "fixed":
         yield "every run sent the same prompts, so later runs find them in the prefix cache"

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from exporters.requests.public_trace import BLOCK_TOKENS
 from stack.bench.workload_lengths import Lengths, mean_length
 
 METRICS = (
@@ -53,23 +54,27 @@ class Burst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Logged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Request of a log: seconds after the first one, and its lengths."""
+    """Request of a log: seconds after the first one, and its lengths. hash_ids: of the blocks of its prompt; prompts
+    with the same leading ids have these blocks in common."""
 
     offset_s: float
     input_tokens: int
     output_tokens: int
     kind: str | None = None
+    hash_ids: tuple[int, ...] = ()
 
 
 class Replay(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A request log sent again. log: its file, from where the workload stands; its requests are put in when it is
-    loaded, or stand in the file themselves. speed: 2 is twice as fast. left_out: lines of the log that do not say when
-    they began or how long they were."""
+    loaded, or stand in the file themselves. speed: 2 is twice as fast. block_tokens: of a hash id. left_out: lines of
+    the log that do not say when they began or how long they were; left_out_why: messages for those that are invalid."""
 
     log: str | None = None
     speed: float = 1.0
     requests: tuple[Logged, ...] = ()
+    block_tokens: int = BLOCK_TOKENS
     left_out: int = 0
+    left_out_why: str = ""
 
 
 class Slo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from exporters.requests.read import ReadReport, read_records
+from exporters.requests.public_trace import TracedRequest, read_requests
+from exporters.requests.read import ReadReport
 from exporters.requests.record import RequestRecord, ended_at
 from stack.bench.workload import (
     METRICS,
@@ -98,11 +99,15 @@ def _with_log(workload: Workload, path: Path) -> Workload:
     if workload.replay is None or workload.replay.log is None:
         return workload
     log, place = path.parent / workload.replay.log, f"{path}: workloads.{workload.name}.replay.log"
+    if workload.replay.requests:
+        raise BadConfig(f"{place}: the replay has requests of its own, too; keep one of them")
     report = ReadReport()
     try:
-        records = list(read_records([log], report))
+        records = list(read_requests([log], report))
     except OSError as error:
         raise BadConfig(f"{place}: {log} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise BadConfig(f"{place}: {error}") from error
     requests = logged(records)
     if not requests:
         raise BadConfig(
@@ -110,9 +115,11 @@ def _with_log(workload: Workload, path: Path) -> Workload:
             " can be sent again"
         )
     left_out = len(records) + report.total + report.repeats - len(requests)
-    return msgspec.structs.replace(
-        workload, replay=msgspec.structs.replace(workload.replay, requests=requests, left_out=left_out)
-    )
+    why = "".join(f"; {note}" for note in report.notes).replace(f"{log}:", "line ")
+    replay = msgspec.structs.replace(workload.replay, requests=requests, left_out=left_out, left_out_why=why)
+    for sentence in _replay_mistakes(f"{path}: workloads.{workload.name}", workload, replay):
+        raise BadConfig(sentence)
+    return msgspec.structs.replace(workload, replay=replay)
 
 
 def logged(records: Iterable[RequestRecord]) -> tuple[Logged, ...]:
@@ -126,7 +133,8 @@ def logged(records: Iterable[RequestRecord]) -> tuple[Logged, ...]:
             record.completion_tokens,
         )
         if ended_s is not None and took_ms is not None and prompt and answer:
-            found.append(Logged(ended_s - took_ms / 1000, prompt, answer, record.team))
+            blocks = record.hash_ids if isinstance(record, TracedRequest) else None
+            found.append(Logged(ended_s - took_ms / 1000, prompt, answer, record.team, blocks or ()))
     found.sort(key=lambda request: request.offset_s)
     return tuple(
         msgspec.structs.replace(request, offset_s=round(request.offset_s - found[0].offset_s, 3)) for request in found
@@ -142,7 +150,7 @@ _COUNT: _Range = ("0 or more", lambda n: 0 <= n < math.inf)
 _NUMBERS: Mapping[str, _Range] = {
     **dict.fromkeys(("input_tokens", "output_tokens", "turn_tokens", "p50", "p95", "min", "max", "choices",
         "max_input_tokens", "max_output_tokens",
-                     "prefix_groups"), _TOKENS),
+                     "prefix_groups", "block_tokens"), _TOKENS),
     **dict.fromkeys(("requests", "concurrency", "rate", "burstiness", "size", "every_s", "speed", "share", "timeout_s",
         "runs", "ttft_ms", "tpot_ms",
                      "e2e_ms"), _POSITIVE),
@@ -150,7 +158,7 @@ _NUMBERS: Mapping[str, _Range] = {
     "turns": _TURNS,
     "expected_hit": ("between 0 and 1", lambda n: 0 <= n <= 1),
 }  # fmt: skip
-_MAY_BE_EMPTY = ("choices", "classes", "requests", "score")
+_MAY_BE_EMPTY = ("choices", "classes", "requests", "score", "hash_ids")
 _POINTS = {"concurrency": "closed", "rate": "poisson", "burst": "burst", "replay": "replay"}
 
 
@@ -256,8 +264,12 @@ def _replay_mistakes(place: str, workload: Workload, replay: Replay) -> Iterator
     for key in ("input_tokens", "output_tokens", "classes", "turn_tokens", "concurrency", "rate", "burst", "json"):
         if getattr(workload, key):
             yield f"{place}.{key}: a replay has the lengths and times of its log; leave {key} out"
-    if (replay.log is None) == (not replay.requests):
+    if replay.log is None and not replay.requests:
         yield f"{place}.replay: give the path of a log, or requests, and not both"
+    if any(request.hash_ids for request in replay.requests):
+        for key, usual in (("endpoint", "completions"), ("shared_prefix_tokens", 0)):
+            if getattr(workload, key) != usual:
+                yield f"{place}.{key}: hash_ids name the tokens that prompts share; leave {key} out"
 
 
 def _shape_mistakes(place: str, workload: Workload) -> Iterator[str]:

@@ -85,7 +85,8 @@ def scaled(workload: Workload, scale: float) -> Workload:
     replay = workload.replay
     if replay is not None:
         replay = msgspec.structs.replace(
-            replay, requests=tuple(with_lengths(one, ("input_tokens", "output_tokens")) for one in replay.requests)
+            with_lengths(replay, ("block_tokens",)),
+            requests=tuple(with_lengths(one, ("input_tokens", "output_tokens")) for one in replay.requests),
         )
     classes = {kind: with_lengths(given, of_shape) for kind, given in workload.classes.items()}
     whole: Workload = with_lengths(workload, (*of_shape, "turn_tokens", "max_input_tokens", "max_output_tokens"))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -77,6 +77,15 @@ class _Keys:
         own = Segment(self.own(number, "prompt"), max(1, tokens - prefix))
         return (Segment(f"{self._shared}:prefix:{group}", prefix), own) if prefix else (own,)
 
+    def blocks(self, number: int, tokens: int, hash_ids: Sequence[int], block_tokens: int) -> Iterator[Segment]:
+        """Yield a prompt of blocks that the requests of a run share; what is beyond the last one is its own."""
+        for hash_id in hash_ids:
+            if tokens > 0:
+                yield Segment(f"{self._run}:block:{hash_id}", min(block_tokens, tokens))
+            tokens -= block_tokens
+        if tokens > 0:
+            yield Segment(self.own(number, "prompt"), tokens)
+
 
 def _again(workload: Workload, keys: _Keys) -> Iterator[PlannedRequest]:
     """Yield the requests of a log; a prompt that has no room for the shared prefix has none of it."""
@@ -86,7 +95,9 @@ def _again(workload: Workload, keys: _Keys) -> Iterator[PlannedRequest]:
         yield PlannedRequest(
             number=number,
             kind=request.kind,
-            segments=keys.first(number, tokens, prefix if prefix < tokens else 0, f"{number % workload.prefix_groups}"),
+            segments=tuple(keys.blocks(number, tokens, request.hash_ids, replay.block_tokens))
+            if request.hash_ids
+            else keys.first(number, tokens, prefix if prefix < tokens else 0, f"{number % workload.prefix_groups}"),
             output_tokens=cut_length(request.output_tokens, workload.max_output_tokens),
             due_s=request.offset_s / replay.speed,
             temperature=workload.temperature,

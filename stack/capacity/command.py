@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Annotated
 
 from exporters.accounting.prices import Prices
-from exporters.requests.read import ReadReport, read_records
+from exporters.requests.public_trace import read_requests
+from exporters.requests.read import ReadReport
 from exporters.requests.record import RequestRecord
 from stack import config
 from stack.capacity import gpus as gpu_models
@@ -247,7 +248,7 @@ def _records(
     logs: Sequence[Path], report: ReadReport, models: set[str], data: str | None = None
 ) -> Iterator[RequestRecord]:
     """Yield the records of all logs, or of a data set, and add their models to `models`."""
-    for record in data_reader(data)(report) if data else read_records(logs, report):
+    for record in data_reader(data)(report) if data else read_requests(logs, report):
         if record.model:
             models.add(record.model)
         yield record

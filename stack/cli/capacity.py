@@ -44,6 +44,8 @@ def capacity_command(
 ) -> None:
     """Compute KV-cache capacity, GPUs and limits.
 
+    --log also reads public traces: Azure LLM inference, BurstGPT and Mooncake.
+
     Exit 1 where the model fits none of the GPUs, or where only its weights are known.
 
     \b

@@ -19,6 +19,7 @@ from hypothesis import strategies as some
 from exporters.requests.record import RequestRecord, timestamp, to_line
 from stack.bench import workload as w
 from stack.bench import workload_file, workload_fit, workload_lengths, workload_plan
+from stack.cli.bench import chosen
 from stack.config import BadConfig, source
 
 LAB10 = """\
@@ -687,6 +688,54 @@ def test_a_log_that_cannot_be_sent_again_is_refused(tmp_path):
         loaded(REPLAY, tmp_path)
     with pytest.raises(BadConfig, match=r"\.replay: .*\blog, .*\brequests,"):
         loaded(REPLAY.replace("log: requests.jsonl, ", ""), tmp_path)
+
+
+TRACE = """\
+{"timestamp": 500, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]}
+{"timestamp": 2500, "input_length": 1300, "output_length": 7, "hash_ids": [0, 1, 9]}
+{"timestamp": "x"}
+"""
+
+
+def test_a_trace_is_sent_again_with_its_shared_blocks(tmp_path):
+    (tmp_path / "requests.jsonl").write_text(TRACE)
+    workload = loaded(REPLAY, tmp_path).workloads[0]
+    assert (1, True) == (workload.replay.left_out, "line 3:" in workload.replay.left_out_why)
+
+    def prompts(workload: w.Workload, run: int = 1) -> list[tuple[float | None, list[int], set[str]]]:
+        asks = workload_plan.plan(workload, w.LoadLevel("replay"), 1, run)
+        return [
+            (ask.due_s, [part.tokens for part in ask.segments], {part.key for part in ask.segments}) for ask in asks
+        ]
+
+    (first_s, first, begun), (second_s, second, more) = prompts(workload)
+    assert (0.0, [512, 512, 76], 1.0, [512, 512, 276]) == (first_s, first, second_s, second)
+    assert 2 == len(begun & more), "the leading blocks"
+    assert begun.isdisjoint(prompts(workload, run=2)[0][2]), "no run finds the blocks of another"
+    quarter = workload_fit.scaled(workload, 0.25)
+    assert [[128, 128, 19], [128, 128, 69]] == [sizes for _, sizes, _ in prompts(quarter)]
+    cut = msgspec.structs.replace(workload, max_input_tokens=600)
+    assert [[512, 88]] * 2 == [sizes for _, sizes, _ in prompts(cut)]
+
+
+@pytest.mark.parametrize("key", ["endpoint: chat", "shared_prefix_tokens: 4"])
+def test_a_trace_with_blocks_says_itself_what_is_shared(tmp_path, key):
+    (tmp_path / "requests.jsonl").write_text(TRACE)
+    with pytest.raises(BadConfig, match=rf"again\.{key.partition(':')[0]}: hash_ids"):
+        loaded(f"{REPLAY}    {key}\n", tmp_path)
+    (tmp_path / "requests.jsonl").write_text("a,b\n1,2\n")
+    with pytest.raises(BadConfig, match=r"again\.replay\.log: .*\(a, b\)"):
+        loaded(REPLAY, tmp_path)
+
+
+def test_a_run_can_send_part_of_a_log(tmp_path):
+    """--requests was refused, as if the requests of the log stood in the workload file."""
+    (tmp_path / "requests.jsonl").write_text(TRACE)
+    suite, points = chosen(loaded(REPLAY, tmp_path), (), None, None, 1)
+    (workload,) = suite.workloads
+    assert 1 == len(workload_plan.plan(workload, points(workload)[0], 1, 1))
+    with pytest.raises(BadConfig, match="of its own"):
+        loaded(REPLAY.replace("speed: 2", "requests: [{offset_s: 0, input_tokens: 1, output_tokens: 1}]"), tmp_path)
 
 
 # ---- how long

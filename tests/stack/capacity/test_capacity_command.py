@@ -41,6 +41,13 @@ TINY = {  # the lab's model, which the recorded page is of
 }  # fmt: skip
 
 
+TRACES = {
+    "AzureLLMInferenceTrace_conv.csv": ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:16:59.9799600,100,1\n"),
+    "BurstGPT_1.csv": "Timestamp,Model,Request tokens,Response tokens\n5,GPT-4,472,18\n6,ChatGPT,10,2\n",
+    "conversation_trace.jsonl": '{"timestamp": 0, "input_length": 9, "output_length": 5, "hash_ids": [0]}\n',
+}
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
     """A working folder with a model, a worksheet, a request log and prices."""
@@ -209,6 +216,16 @@ def test_lines_that_are_no_records_are_told(folder):
         "plans"
     ]
     assert any(note.startswith("1 bad line (json): requests.jsonl:") for note in plan["notes"])
+
+
+def test_a_public_trace_is_a_log(folder):
+    rows = "".join(f"2023-11-16 18:17:{at:02d}.9799600,{100 + at},{at + 1}\n" for at in range(31))
+    (folder / "trace.csv").write_text(f"{TRACES['AzureLLMInferenceTrace_conv.csv']}{rows}18:17,1\n")
+    (plan,) = told("--model", "config.json", "--gpu", "H200", "--max-model-len", "8K", "--log", "trace.csv")["plans"]
+    prompt, output = plan["traffic"]["prompt_tokens"], plan["traffic"]["output_tokens"]
+    assert (114, 129, 15, 30) == (prompt["p50"], prompt["p95"], output["p50"], output["p95"])
+    assert pytest.approx(32 / 31) == plan["traffic"]["rate_per_s"]
+    assert any("1 bad line" in note and "trace.csv:34:" in note for note in plan["notes"])
 
 
 def test_log_fills_lengths_and_uses_worksheet_targets(folder):
@@ -683,6 +700,8 @@ def test_every_example_of_the_page_and_of_the_help_runs(folder, engine):
     shown = [line.partition("Example:")[2].strip() for line in run("--help")[1].splitlines() if "Example:" in line]
     examples = [*shown, *(line for block in BLOCKS for line in commands(block))]
     assert len(examples) >= 7
+    for trace, text in TRACES.items():
+        (folder / trace).write_text(text)
     for example in examples:
         words = shlex.split(example)[2:]
         if "--live" in words:
