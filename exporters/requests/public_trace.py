@@ -69,7 +69,7 @@ def _read(path: Path, report: ReadReport, window: RecentRequests) -> Iterator[Re
     rows.close()
     before = report.records + report.repeats
     yield from read_records([path], report, window=window)
-    if first and before == report.records + report.repeats:
+    if first and "request_id" not in first and before == report.records + report.repeats:
         known = "; ".join(f"{trace.name} ({', '.join(trace[2:])})" for trace in _FORMATS)
         raise ValueError(
             f"{path}: no line is a request record, and its columns ({', '.join(first)[:200]}) are those of no known"

@@ -14,12 +14,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from exporters.dataset import parquet
+from exporters.dataset import parquet, query, views
 from exporters.dataset.columns import COLUMNS, OF_RECORD, SCHEMA
 from exporters.dataset.layout import OTHER_MODELS, UNDATED, LogSegment, Sums, digest_of, model_name, total
 from exporters.dataset.parquet import SegmentFile, SegmentMaker
+from exporters.dataset.query import RequestData
 from exporters.dataset.segment_buffer import RunKey, SegmentBuffer
 from exporters.requests.record import RequestRecord, parse_line
+from tests.support.installed import ROOT
 
 EXAMPLES = int(os.environ.get("VLLM_WATCH_HISTORIES", "12"))
 texts = st.none() | st.text(max_size=20)
@@ -225,3 +227,23 @@ def test_segments_of_an_older_schema_are_read_with_nulls(tmp_path):
     merged = SegmentMaker(tmp_path, "prod", "gw-0").merge("2026-11-25", "chat", [new, SegmentFile(segment, older)])
     assert [None, "gw-0"] == sorted((row[2] for row in rows(merged)), key=str)
     assert SCHEMA == merged.segment.schema
+
+
+@pytest.mark.parametrize("schema", range(1, SCHEMA))
+def test_views_read_every_older_schema(tmp_path, schema):
+    """A field of a record reaches the view `requests` and the guide; segments from before it have nulls."""
+    later = [column.name for column in COLUMNS if column.since > schema]
+    (new,) = seal(tmp_path, [record(1, unreadable="usage", client_wait_ms=5.0)])
+    older = tmp_path / "older.parquet"
+    with parquet.connect() as db:
+        db.execute(f"COPY (SELECT * EXCLUDE ({', '.join(later)}) FROM '{new.path}') TO '{older}'")
+    assert later
+    data = RequestData(parquet.connect(), files=[older, new.path])
+    query._create_views(data)
+    found = data.select(f"SELECT {', '.join(later)} FROM requests ORDER BY ALL NULLS FIRST")[1]
+    assert [None] * len(later) == [*found[0]]
+    assert None not in found[1]
+    assert all(data.select(f"SELECT * FROM {view.name}")[0] for view in views.VIEWS)
+    data.connection.close()
+    guide = (ROOT / "docs/guides/dataset.md").read_text()
+    assert all(f"`{name}`" in guide for name in later)
