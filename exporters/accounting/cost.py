@@ -16,8 +16,10 @@ from exporters.accounting.billing_period import BillingPeriod, PriceSegment
 from exporters.accounting.busy_hours import HOUR_S
 from exporters.accounting.gpu_use import ABORTED, IDLE, NOBODY, UNATTRIBUTED
 from exporters.accounting.prices import Prices
+from exporters.requests.record import nearest
 
-BY = {"team": ("team",), "model": ("model",), "team,model": ("team", "model")}
+BY = ("team", "model", "cluster", "price")
+DEFAULT_BY = "team,model,cluster"
 SPREADABLE = {"idle": IDLE, "aborted": ABORTED, "unattributed": UNATTRIBUTED}
 SHARED = "the split between teams is an estimate; every total is exact"
 NO_PRICES = "prices are missing, so no cost is shown: give --prices FILE (docs/guides/cost.md)"
@@ -119,29 +121,49 @@ def part_of(segment: PriceSegment, cluster: str, version: str | None = None) -> 
 # ---- the report
 
 
-def report(found: SourceTotals, by: str = "team,model", daily: bool = False) -> dict[str, Any]:
+def parse_by(text: str) -> str:
+    """Return the names of --by in the order of BY. Raises ValueError."""
+    if not (names := _parse_names("--by", text, BY)):
+        raise ValueError(f"--by is empty; it takes any of {', '.join(BY)}, separated by commas")
+    return ",".join(names)
+
+
+def _parse_names(option: str, text: str, allowed: Collection[str]) -> tuple[str, ...]:
+    named = [word.strip() for word in text.split(",") if word.strip()]
+    if unknown := next((word for word in named if word not in allowed), None):
+        raise ValueError(
+            f"{option} takes any of {', '.join(allowed)}, separated by commas, not {unknown!r}"
+            f"{nearest(unknown, allowed)}"
+        )
+    return tuple(word for word in allowed if word in named)
+
+
+def report(found: SourceTotals, by: str = DEFAULT_BY, daily: bool = False) -> dict[str, Any]:
     """Return the rows and their total, largest first and unowned ones last; None: not available from the source.
 
-    Rows are per cluster and price version; daily: also per calendar day."""
-    names = BY[by]
+    by: names of BY. What it does not name is summed; a row names all clusters and price versions that it covers.
+    daily: rows for each calendar day."""
+    names = by.split(",")
     total = TeamUse()
     for _, use in sorted(found.uses.items()):
         total.add(use)
     rows: list[dict[str, Any]] = []
-    for parts in _groups(found.parts, daily):
-        of, grouped = parts[0], new_uses()
+    for parts in _groups(found, names, daily):
+        grouped = new_uses()
         for part in parts:
             for (team, model), use in sorted(found.parts[part].items()):
                 grouped[team if "team" in names else "", model if "model" in names else ""].add(use)
         place = {
             "period_start": found.period.show(min(part.from_s for part in parts)),
             "period_end": found.period.show(max(part.to_s for part in parts)),
-            "cluster": of.cluster,
-            "price_version": of.price_version,
+            "cluster": ",".join(sorted({part.cluster for part in parts})),
+            "price_version": ",".join(dict.fromkeys(part.price_version or "" for part in parts)) or None,
         }
         ordered = sorted(grouped.items(), key=lambda row: (row[0][0] in NOBODY, -row[1].seconds, row[0]))
         rows += [
-            {name: {"team": team, "model": model}[name] for name in names} | place | figures(use, total, found.known)
+            {name: value for name, value in (("team", team), ("model", model)) if name in names}
+            | place
+            | figures(use, total, found.known)
             for (team, model), use in ordered
         ]
     return {
@@ -153,11 +175,15 @@ def report(found: SourceTotals, by: str = "team,model", daily: bool = False) -> 
     }  # fmt: skip
 
 
-def _groups(parts: Iterable[CostPart], daily: bool) -> list[list[CostPart]]:
+def _groups(found: SourceTotals, names: Collection[str], daily: bool) -> list[list[CostPart]]:
     """Return the parts that share rows, in order of time."""
     groups: dict[tuple[Any, ...], list[CostPart]] = {}
-    for part in sorted(parts, key=lambda part: (part.from_s, part.cluster)):
-        key = (part.from_s if daily else None, part.cluster, part.price_version)
+    for part, _ in found.ordered():
+        key = (
+            found.period.show(part.from_s)[:10] if daily else None,
+            part.cluster if "cluster" in names else None,
+            part.price_version if "price" in names else None,
+        )
         groups.setdefault(key, []).append(part)
     return list(groups.values())
 
@@ -194,10 +220,7 @@ def _per_1k(cost: float | None, tokens: float) -> float | None:
 
 def parse_spread(text: str) -> tuple[str, ...]:
     """Parse --spread: any of idle, aborted, unattributed, separated by commas. Raises ValueError."""
-    named = [word.strip() for word in text.split(",") if word.strip()]
-    if unknown := next((word for word in named if word not in SPREADABLE), None):
-        raise ValueError(f"--spread {unknown!r} is unknown; write any of {', '.join(SPREADABLE)}, separated by commas")
-    return tuple(word for word in SPREADABLE if word in named)
+    return _parse_names("--spread", text, SPREADABLE)
 
 
 def spread_cost(found: SourceTotals, spread: Collection[str]) -> None:

@@ -168,12 +168,12 @@ class FieldMap:
             raise ValueError(f"field_names maps to {_WRITTEN} without {_FRESH}; map the rest of the prompt too")
         for ours, words in self.values.items():
             if ours not in _OURS:
-                raise ValueError(f"field_values names {ours!r}, which no request record has{_nearest(ours, _OURS)}")
+                raise ValueError(f"field_values names {ours!r}, which no request record has{nearest(ours, _OURS)}")
             for word in words.values():
                 try:
                     msgspec.convert({"request_id": "", ours: word}, RequestRecord)
                 except msgspec.ValidationError:
-                    near = _nearest(f"{word}", get_args(Outcome)) if ours == "outcome" else ""
+                    near = nearest(f"{word}", get_args(Outcome)) if ours == "outcome" else ""
                     raise ValueError(f"field_values maps to {word!r}, which is no valid {ours}{near}") from None
 
     def __bool__(self) -> bool:
@@ -243,7 +243,7 @@ def _lead(foreign_name: str, ours: str) -> FieldMapping:
         for target_unit in ("ms", "s"):
             if f"{stem}_{target_unit}" in _OURS:
                 return FieldMapping(foreign_name, f"{stem}_{target_unit}", (_PER_S[target_unit], _PER_S[unit]))
-    raise ValueError(f"field_names maps to {ours!r}, which no request record has{_nearest(ours, _TARGETS)}")
+    raise ValueError(f"field_names maps to {ours!r}, which no request record has{nearest(ours, _TARGETS)}")
 
 
 def _at(parts: Mapping[str, msgspec.Raw], name: str) -> Any:
@@ -260,7 +260,8 @@ def _at(parts: Mapping[str, msgspec.Raw], name: str) -> Any:
     return _at(inner, rest)
 
 
-def _nearest(word: str, words: Iterable[str]) -> str:
+def nearest(word: str, words: Iterable[str]) -> str:
+    """Return the end of a sentence about an unknown word: the nearest valid word, or nothing."""
     near = difflib.get_close_matches(word, words, 1)
     return f"; did you mean {near[0]}?" if near else ""
 

@@ -31,8 +31,14 @@ from stack.request_source import data_cost
 from stack.terminal import output_width
 
 _PLACE = ("period_start", "period_end", "cluster", "price_version")
+_COLUMNS = {"price": "price_version"}  # of names of --by that are named otherwise
 _HEADS = {"period_start": "from", "period_end": "to", "price_version": "prices"}
 _MOST_DIGITS = 9
+
+
+def _parse_by(text: str) -> str:
+    with mistakes_as_errors():
+        return cost.parse_by(text)
 
 
 @click.command("cost")
@@ -71,10 +77,11 @@ _MOST_DIGITS = 9
 @click.option("--cluster", default="", metavar="NAME", help="Cluster of series without such a label, and of logs.")
 @click.option(
     "--by",
-    type=click.Choice(["team", "model", "team,model"]),
-    default="team,model",
+    metavar="NAMES",
+    type=_parse_by,
+    default=cost.DEFAULT_BY,
     show_default=True,
-    help="Labels of a row.",
+    help="Any of team,model,cluster,price; a row sums the others.",
 )
 @click.option("--daily", is_flag=True, help="Print rows for each day of the period.")
 @click.option(
@@ -89,6 +96,7 @@ _MOST_DIGITS = 9
 @HTTP_CONFIG
 @AS_JSON
 @click.option("--csv", "as_csv", is_flag=True, help="Print rows and total as CSV.")
+@click.option("--no-total", is_flag=True, help="Print no total row in the table and the CSV.")
 def cost_command(
     url: str | None,
     logs: tuple[Path, ...],
@@ -104,6 +112,7 @@ def cost_command(
     http_config: Path | None,
     as_json: bool,
     as_csv: bool,
+    no_total: bool,
     **asked: Any,
 ) -> None:
     """Report GPU hours, energy, tokens and cost per team.
@@ -144,9 +153,9 @@ def cost_command(
         return
     computed = cost.report(found, by, daily)
     if as_json or as_csv:
-        click.echo(json_text(computed) if as_json else csv_text(computed), nl=as_json)
+        click.echo(json_text(computed) if as_json else csv_text(computed, not no_total), nl=as_json)
         return
-    _print_table(computed)
+    _print_table(computed, not no_total)
 
 
 def _refuse_contradictions(
@@ -169,14 +178,14 @@ def _refuse_contradictions(
         raise click.UsageError("--focus names columns of --csv or --json; choose one")
 
 
-def _print_table(computed: Mapping[str, Any]) -> None:
-    head, rows = sheet(computed)
+def _print_table(computed: Mapping[str, Any], total: bool) -> None:
+    head, rows = sheet(computed, total)
     labels = len(_labels(computed))
     table = Table()
     for number, name in enumerate(head):
         table.add_column(name, justify="left" if number < labels else "right")
     for number, row in enumerate(rows):
-        table.add_row(*map(escape, row), end_section=number == len(rows) - 2)
+        table.add_row(*map(escape, row), end_section=total and number == len(rows) - 2)
     Console(width=output_width(200)).print(table)
     for note in computed["notes"]:
         click.echo(f"note: {note}")
@@ -188,21 +197,23 @@ def _print_table(computed: Mapping[str, Any]) -> None:
 
 
 def _listed(names: Iterable[str | None]) -> str:
-    return ", ".join(dict.fromkeys(printable(name) for name in names if name)) or "none"
+    each = (name for joined in names for name in (joined or "").split(","))
+    return ", ".join(dict.fromkeys(printable(name) for name in each if name)) or "none"
 
 
-def csv_text(result: Mapping[str, Any]) -> str:
-    """Return the rows and their total as CSV, with all digits."""
+def csv_text(result: Mapping[str, Any], total: bool = True) -> str:
+    """Return the rows, and their total, as CSV with all digits."""
     text = io.StringIO()
-    names = result["by"].split(",")
-    writer = csv.DictWriter(text, [*names, *_PLACE, "currency", *result["total"]], lineterminator="\n")
+    names = _by(result)
+    columns = dict.fromkeys([*(name for name in names if name not in _PLACE), *_PLACE, "currency", *result["total"]])
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     for row in result["rows"]:
         plain = {name: no_formula(row[name] or "") for name in (*names, "cluster", "price_version")}
         writer.writerow({"currency": result["currency"], **row, **plain})
-    period = {name: result[name] for name in ("period_start", "period_end")}
-    total = {"currency": result["currency"], **dict.fromkeys(names, ""), **period, names[0]: "total", **result["total"]}
-    writer.writerow(total)
+    if total:
+        shared = {name: result[name] for name in ("period_start", "period_end", "currency")}
+        writer.writerow({**shared, names[0]: "total", **result["total"]})
     return text.getvalue()
 
 
@@ -216,14 +227,19 @@ def focus_csv(rows: Sequence[FocusRow]) -> str:
     return text.getvalue()
 
 
+def _by(result: Mapping[str, Any]) -> list[str]:
+    """Return the columns that --by names."""
+    return [_COLUMNS.get(name, name) for name in result["by"].split(",")]
+
+
 def _labels(result: Mapping[str, Any]) -> list[str]:
-    """Return the labels of the table: those of --by, and of the others those that differ between rows."""
+    """Return the labels of the table: team and model of --by, and of the others those that differ between rows."""
     differ = [name for name in _PLACE if len({row[name] for row in result["rows"]}) > 1]
-    return [*result["by"].split(","), *differ]
+    return [*(name for name in _by(result) if name not in _PLACE), *differ] or _by(result)
 
 
-def sheet(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return table head and rows, total last; columns without data, and estimates and unreadable
+def sheet(result: Mapping[str, Any], total: bool = True) -> tuple[list[str], list[list[str]]]:
+    """Return table head and rows, total last if wanted; columns without data, and estimates and unreadable
     answers of 0, are omitted."""
     money = result["currency"] or ""
     columns = {
@@ -243,7 +259,7 @@ def sheet(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         and not (name.startswith(("est_", "unreadable_")) and result["total"][name] == 0)
     }  # fmt: skip
     names = _labels(result)
-    rows = [*map(_with_short_times, result["rows"]), {names[0]: "total", **result["total"]}]
+    rows = [*map(_with_short_times, result["rows"]), *([{names[0]: "total", **result["total"]}] if total else ())]
     digits = {
         name: _digits((row[name] for row in rows), least, times) if least > 1 else least
         for name, (_, least, times) in shown.items()

@@ -291,7 +291,10 @@ def _misused(command: click.Command, context: click.Context, words: list[str], w
         value = given.get(parameter.name or "")
         if parameter.required and value in (None, (), "") and whole:
             wrong.append(f"{parameter.name} is required")
-        if isinstance(parameter.type, (click.Choice, click.types.IntParamType, click.types.FloatParamType)):
+        if isinstance(
+            parameter.type,
+            (click.Choice, click.types.IntParamType, click.types.FloatParamType, click.types.FuncParamType),
+        ):
             wrong += _unfit(parameter, context, value)
     return wrong
 
@@ -304,7 +307,7 @@ def _unfit(parameter: click.Parameter, context: click.Context, value: Any) -> li
         if isinstance(each, str) and not re.fullmatch(r"[A-Z_]+|\$.*", each):
             try:
                 parameter.type.convert(each, parameter, context)
-            except click.UsageError as error:
+            except click.ClickException as error:
                 wrong.append(error.format_message())
     return wrong
 
@@ -394,7 +397,7 @@ def test_commands_options_targets_and_services_exist(page):
         ("vllm-watch alert list", "no such command"),
         ("vllm-watch alerts export --uot rules", "No such option"),
         ("vllm-watch alerts export", "is required"),
-        ("vllm-watch cost --by tem", "'tem' is not"),
+        ("vllm-watch cost --by tem", "not 'tem'"),
         ("make cli ARGS='metrics lst'", "no such command"),
         ("make bench-nothing", "no such target"),
         ("docker compose run --rm cli secret", "no such command"),

@@ -61,8 +61,9 @@ def bill(*words: object) -> dict:
 def test_every_day_and_the_month_sum_exactly(month, recorded, prices, zone):
     """Rows of a day sum to the GPUs' time at the day's prices; each team's days sum to its month."""
     report = bill(
-        "--prometheus", recorded, "--month", MONTH, "--timezone", zone, "--prices", prices, "--daily", "--by", "team"
-    )
+        "--prometheus", recorded, "--month", MONTH, "--timezone", zone, "--prices", prices, "--daily", "--by",
+        "team,price"
+    )  # fmt: skip
     period = month_period(MONTH, zone)
     edges = [period.from_s, *midnights(period), period.to_s]
     assert 31 == len(edges)
@@ -192,7 +193,7 @@ def test_every_output_has_aborted_part_period_and_prices(recorded, prices):
     for name in ("aborted_gpu_hours", "period_start", "period_end", "cluster", "price_version", "aborted_cost"):
         assert [str(row[name]) for row in report["rows"]] == [row[name] for row in table[:-1]]
     tiny = next(line for line in text.splitlines() if "tiny" in line).replace("│", " ").split()
-    assert float(tiny[tiny.index("2025-11-01") + 7]) > 0, "the allocated cost of a small team"
+    assert float(tiny[4]) > 0, "the allocated cost of a small team"
 
 
 @pytest.mark.parametrize(("bad", "closes"), [(1, True), (3, False)])

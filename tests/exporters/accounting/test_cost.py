@@ -215,20 +215,29 @@ spans = st.tuples(
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.lists(spans, min_size=1, max_size=25), st.sampled_from(list(cost.BY)), st.booleans())
-def test_the_total_is_the_sum_of_the_rows_and_all_of_the_time(tmp_path_factory, rows, by, spread):
+@given(
+    st.lists(spans, min_size=1, max_size=25), st.sets(st.sampled_from(cost.BY), min_size=1), st.booleans(),
+    st.booleans(),
+)  # fmt: skip
+def test_the_total_is_the_sum_of_the_rows_and_all_of_the_time(tmp_path_factory, rows, by, spread, daily):
+    """With any --by and --daily, a change of prices at noon of the first of two days, and two clusters."""
     ends = itertools.cycle(("ok", "client_abort", "upstream_error"))
     made = (
         request(start, start + length, team, model=model, outcome=end)
         for (start, length, team, model), end in zip(rows, ends, strict=False)
     )
     path = write(tmp_path_factory.mktemp("log"), *made)
-    prices = Prices(gpu_hour=3.6, spread_idle=spread)
-    found = from_log([path], last(20_000), prices, {"": 3.0})
-    told = cost.report(spread_idle(found) if spread else found, by)
-    models = {model for *_, model in rows}
-    assert pytest.approx(3 * 20_000 * len(models), rel=1e-9) == told["total"]["gpu_hours"] * 3600
-    assert pytest.approx(3 * 20 * len(models), rel=1e-9) == told["total"]["cost_allocation"]
+    prices = Prices(gpu_hour=3.6, spread_idle=spread, changes=(PriceChange("2025-10-09T12:00", gpu_hour=7.2),))
+    found, other = (from_log([path], last(80_000), prices, {"": 3.0}, cluster) for cluster in ("eu", "us"))
+    found.parts.update(other.parts)
+    told = cost.report(spread_idle(found) if spread else found, cost.parse_by(",".join(by)), daily)
+    models, before_s = {model for *_, model in rows}, 1_760_011_200 - T0
+    assert pytest.approx(6 * 80_000 * len(models), rel=1e-9) == told["total"]["gpu_hours"] * 3600
+    cost_of_both = 6 * (before_s + 2 * (80_000 - before_s)) / 1000 * len(models)
+    assert pytest.approx(cost_of_both, rel=1e-9) == told["total"]["cost_allocation"]
+    keys = [(row.get("team"), row.get("model"), row["cluster"], row["period_start"]) for row in told["rows"]]
+    groups = (2 if "cluster" in by else 1) * (2 + ("price" in by) if daily else 1 + ("price" in by))
+    assert (len(keys), groups) == (len(set(keys)), len({key[2:] for key in keys}))
     for name in ("gpu_hours", "aborted_gpu_hours", "cost_allocation", "cost_usage", "prompt_tokens", "share"):
         assert pytest.approx(told["total"][name], rel=1e-12) == sum(row[name] for row in told["rows"])
 
@@ -239,7 +248,7 @@ def test_a_log_has_days_of_a_zone_and_prices_of_the_moment(tmp_path):
     night = period.from_s + 25 * 3600 - T0
     path = write(tmp_path, request(night - 30, night + 10, outcome="client_abort"), request(night + 3600, night + 3660))
     prices = Prices(gpu_hour=2.0, timezone="Europe/Berlin", changes=(PriceChange("2026-10-25T12:00", gpu_hour=4.0),))
-    told = cost.report(from_log([path], period, prices, {"": 2.0}, "eu"), "team", daily=True)
+    told = cost.report(from_log([path], period, prices, {"": 2.0}, "eu"), "team,price", daily=True)
     days: dict[str, float] = {}
     for row in told["rows"]:
         days[row["period_start"]] = days.get(row["period_start"], 0.0) + row["cost_allocation"]
@@ -253,6 +262,58 @@ def test_a_log_has_days_of_a_zone_and_prices_of_the_moment(tmp_path):
     assert [pytest.approx(60 / 3600 * 4), pytest.approx(20 / 3600 * 4)] == [row["aborted_cost"] for row in red]
     assert [0.0, 200.0] == [row["prompt_tokens"] for row in red]
     assert {"eu"} == {row["cluster"] for row in told["rows"]}
+
+
+@pytest.mark.parametrize(
+    ("by", "rows"),
+    [
+        ("team", [("red", "eu,us", "base,later", 30), ("blue", "eu,us", "base,later", 10)]),
+        ("cluster", [(None, "eu", "base,later", 30), (None, "us", "later", 10)]),
+        ("team, price", [("red", "eu", "base", 10), ("red", "eu,us", "later", 20), ("blue", "eu,us", "later", 10)]),
+        ("price,price", [(None, "eu", "base", 10), (None, "eu,us", "later", 30)]),
+        (
+            cost.DEFAULT_BY,
+            [("red", "eu", "base,later", 20), ("blue", "eu", "base,later", 10), ("red", "us", "later", 10)],
+        ),
+    ],
+)
+def test_a_row_sums_what_by_does_not_name(by, rows):
+    found = cost.SourceTotals("log", last(100), "EUR", known={"cost"})
+    for at, cluster, version, team in (
+        (0, "eu", "base", "red"), (50, "eu", "later", "red"), (50, "eu", "later", "blue"), (50, "us", "later", "red"),
+    ):  # fmt: skip
+        found.parts[cost.CostPart(T0 + at, T0 + at + 50, cluster, version)][team, "chat"] = cost.TeamUse(10.0)
+    told = cost.report(found, cost.parse_by(by))
+    names = ("team", "cluster", "price_version")
+    assert rows == [(*map(row.get, names), round(row["gpu_hours"] * 3600)) for row in told["rows"]]
+    total = {**told["total"], told["by"].split(",")[0].replace("price", "price_version"): "total"}
+    table = list(csv.DictReader(io.StringIO(cli_cost.csv_text(told))))
+    assert f"{total['gpu_hours']}" == table[-1]["gpu_hours"]
+    assert 1 == list(table[-1].values()).count("total")
+    assert table[:-1] == list(csv.DictReader(io.StringIO(cli_cost.csv_text(told, total=False))))
+    head, lines = cli_cost.sheet(told)
+    assert (len(rows) + 1, "total") == (len(lines), lines[-1][0])
+    assert (head, lines[:-1]) == cli_cost.sheet(told, total=False)
+
+
+def test_a_day_with_two_prices_is_one_row(tmp_path):
+    period = calendar_period("2026-10-15", "2026-10-17", "UTC", 0)
+    path = write(tmp_path, request(period.from_s - T0, period.from_s - T0 + 9))
+    prices = Prices(gpu_hour=2.0, changes=(PriceChange("2026-10-15T12:00", gpu_hour=4.0),))
+    found = from_log([path], period, prices)
+    told = cost.report(found, "model", daily=True)
+    assert [72.0, 96.0] == [pytest.approx(row["cost_allocation"]) for row in told["rows"]]
+    assert [2, 1] == [len(row["price_version"].split(",")) for row in told["rows"]]
+    assert 3 == len(cost.report(found, "model,price", daily=True)["rows"])
+
+
+def test_no_total_leaves_out_the_total_row(tmp_path):
+    path = write(tmp_path, request(0, 5), request(2, 5, "blue"))
+    assert ["team", "red", "blue"] == [
+        line.partition(",")[0] for line in run("--log", path, "--csv", "--no-total")[1].splitlines()
+    ]
+    assert "total │" not in run("--log", path, "--no-total")[1]
+    assert json.loads(run("--log", path, "--json")[1]) == json.loads(run("--log", path, "--json", "--no-total")[1])
 
 
 def test_missing_prices_are_said(tmp_path):
@@ -319,6 +380,8 @@ def test_no_name_is_a_formula_in_a_spreadsheet(tmp_path):
         (("--prometheus", "http://127.0.0.1:9", "--gpus", "4"), "--gpus .* --log"),
         (("--prometheus", "http://127.0.0.1:9"), r"http://127\.0\.0\.1:9 does not answer"),
         (("--log", "LOG", "--json", "--csv"), "--json or --csv"),
+        (("--log", "LOG", "--by", "tem"), r"--by .* price\b.* 'tem'; .* team\?"),
+        (("--log", "LOG", "--by", ","), "--by .* price"),
     ],
 )
 def test_a_mistake_is_told_with_its_values(tmp_path, words, values):
