@@ -13,14 +13,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from exporters.accounting.billing_period import midnights, month_period
+from exporters.accounting.billing_period import BillingPeriod, midnights, month_period, segments
 from exporters.accounting.closed_month import close_month, read_month
-from exporters.accounting.cost import CostPart, SourceTotals, TeamUse
+from exporters.accounting.cost import CostPart, SourceTotals, TeamUse, part_of, spread_cost
+from exporters.accounting.focus import focus_rows
 from exporters.accounting.gpu_use import ABORTED, IDLE, UNATTRIBUTED
 from stack.cli import main
+from stack.cli.cost import focus_csv
 from tests.support.focus_check import find_problems
 from tests.support.simulated_month import CHANGE_S, END_S, GPUS, NEW, OLD, PRICES, TEAMS, SimulatedMonth, simulate
 
+DAY_S = 86_400.0
 NEW_YORK, KOLKATA = "America/New_York", "Asia/Kolkata"
 MONTH = "2025-11"
 EXACT = {"rel": 1e-9, "abs": 1e-12}
@@ -118,6 +121,77 @@ def test_focus_rows_pass_the_check_and_sum_to_the_bill(month, recorded, prices):
     assert json.loads(run(*words, "--json", "--issuer", "Example Ltd")[1])[0]["BilledCost"] == float(
         table[0]["BilledCost"]
     )
+
+
+def focus(totals: SourceTotals) -> list[dict[str, str]]:
+    table = list(csv.DictReader(io.StringIO(focus_csv(focus_rows(totals, "a")))))
+    assert [] == find_problems(table)
+    return table
+
+
+@pytest.mark.parametrize(
+    ("start_s", "length_s"), [(0.25, 0.1), (0.95, 0.1), (5.0, 0.001), (DAY_S - 0.05, 0.1), (0.5, DAY_S), (7.0, 3.0)]
+)
+def test_focus_periods_are_whole_seconds_without_gaps(start_s, length_s):
+    totals = SourceTotals("log", BillingPeriod(start_s, start_s + length_s), "EUR", known={"cost"})
+    for cut in segments(totals.period):
+        totals.parts[part_of(cut, "")]["t", "m"] = TeamUse(seconds=0.1, cost_allocation=0.2)
+    table = focus(totals)
+    assert [row["ChargePeriodEnd"] for row in table[:-1]] == [row["ChargePeriodStart"] for row in table[1:]]
+    for row in table:
+        ends = table[0]["ChargePeriodStart"], table[-1]["ChargePeriodEnd"]
+        assert ends == (row["BillingPeriodStart"], row["BillingPeriodEnd"])
+
+
+@pytest.mark.parametrize(
+    ("uses", "spread", "expected"),
+    [
+        ({"a": (1, 2), "b": (3, 6)}, (), {"a": (2, 1, 1), "b": (2, 3, 3)}),
+        ({"a": (1, 2), IDLE: (3, 6)}, ("idle",), {"a": (2, 1, 4), IDLE: (2, 3, 0)}),
+        ({"a": (1, 2), "b": (1, 4)}, (), {"a": (3, 1, 2 / 3), "b": (3, 1, 4 / 3)}),  # GPUs of two prices
+        ({"a": (1, 0), "b": (2, 0)}, (), {"a": (0, 1, 1), "b": (0, 2, 2)}),  # the sidecar had no prices then
+        ({"a": (1, 2), "other model": (0, 0)}, (), {"a": (2, 1, 1), "other model": (2, 0, 0)}),
+    ],
+)
+def test_focus_unit_price_times_quantity_is_the_cost(uses, spread, expected):
+    totals = SourceTotals("log", BillingPeriod(0, 60), "EUR", known={"cost"})
+    for team, (hours, cost) in uses.items():
+        used = 0 if team == IDLE else cost
+        model = "n" if team == "other model" else "m"
+        totals.parts[CostPart(0, 60)][team, model] = TeamUse(hours * 3600, cost_allocation=cost, cost_usage=used)
+    spread_cost(totals, spread)
+    names = ("ListUnitPrice", "ConsumedQuantity", "PricingQuantity")
+    assert {team: pytest.approx(values) for team, values in expected.items()} == {
+        row["SubAccountId"]: tuple(float(row[name]) for name in names) for row in focus(totals)
+    }
+
+
+def test_focus_has_a_price_only_where_a_gpu_was():
+    """Without any GPU time there is none: null, not 0."""
+    totals = SourceTotals("log", BillingPeriod(0, 60), "EUR", known={"cost"})
+    totals.parts[CostPart(0, 60)]["t", "m"] = TeamUse(prompt_tokens=1)
+    assert [None] == [row["ListUnitPrice"] for row in focus_rows(totals, "a")]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "team", "model", "resource", "tags"),
+    [
+        ("eu", "t", "m", ("eu/m", "m"), {"vllm-watch/cluster": "eu", "vllm-watch/model": "m", "vllm-watch/team": "t"}),
+        ("", "t", "m", ("m", None), {"vllm-watch/model": "m", "vllm-watch/team": "t"}),
+        ("", IDLE, "m", ("m", None), {"vllm-watch/model": "m"}),
+        ("", UNATTRIBUTED, "__none__", ("__none__", None), None),
+    ],
+)
+def test_focus_names_what_is_known(cluster, team, model, resource, tags):
+    totals = SourceTotals("log", BillingPeriod(0, 60), "EUR", known={"cost"})
+    totals.parts[CostPart(0, 60, cluster)][team, model] = TeamUse(60, cost_allocation=1.0)
+    (row,) = focus_rows(totals, "a")
+    assert resource == (row["ResourceId"], row["ResourceName"])
+    assert tags == (row["Tags"] and json.loads(row["Tags"]))
+    assert "" not in row.values()
+    assert 1 == len(focus(totals))
+    with pytest.raises(ValueError, match="--issuer is empty"):
+        focus_rows(totals, " ")
 
 
 @pytest.mark.prometheus
@@ -238,12 +312,34 @@ def test_the_check_finds_what_is_wrong():
         "ChargeCategory": "Usage", "ChargeClass": "", "ChargeDescription": "",
         "ChargePeriodEnd": "2025-11-02T00:00:00Z",
         "ChargePeriodStart": "2025-11-01T00:00:00Z", "ContractedCost": "1e-05", "EffectiveCost": "1.5",
-        "HostProviderName": "a", "InvoiceIssuerName": "a", "ListCost": "1.5", "PricingQuantity": "", "PricingUnit": "",
+        "HostProviderName": "a", "InvoiceIssuerName": "a", "ListCost": "1.5", "PricingQuantity": "0.5",
+        "PricingUnit": "GPU-Hours", "ConsumedQuantity": "0.5", "ConsumedUnit": "GPU-Hours", "ListUnitPrice": "3.0",
+        "ContractedUnitPrice": "2E-5", "PricingCategory": "Standard", "SkuId": "s", "SkuMeter": "GPU Time",
+        "SkuPriceId": "s", "ResourceId": "eu/m", "ResourceName": "m", "ResourceType": "Model",
         "ProviderName": "a", "PublisherName": "a", "ServiceCategory": "AI and Machine Learning", "ServiceName": "vLLM",
-        "ServiceProviderName": "a",
+        "ServiceProviderName": "a", "Tags": '{"vllm-watch/team": "a"}',
     }  # fmt: skip
     assert [] == find_problems([row])
+    tax = dict.fromkeys(
+        ("ContractedUnitPrice", "ListUnitPrice", "PricingCategory", "PricingQuantity", "PricingUnit", "SkuId",
+         "SkuMeter", "SkuPriceId", "ConsumedQuantity", "ConsumedUnit"), "",
+    )  # fmt: skip
+    assert [] == find_problems([row | tax | {"ChargeCategory": "Tax", "ContractedCost": "1.5"}])
+    assert [] == find_problems([row | {"ChargeClass": "Correction", "ListCost": "-2"}])
+    assert any("of ListUnitPrice" in found for found in find_problems([row, row | {"ListUnitPrice": "2"}]))
     for change, problem in (
+        *(({name: ""}, f"{name} is empty") for name in tax if name not in ("PricingUnit", "ConsumedUnit", "SkuMeter")),
+        ({"ChargeCategory": "Tax"}, "SkuId in Tax"),
+        ({"ListUnitPrice": "3.1"}, "ListUnitPrice x PricingQuantity"),
+        ({"ContractedUnitPrice": ""}, "ContractedCost without"),
+        ({"ListUnitPrice": "-3"}, "ListUnitPrice is '-3'"),
+        ({"ResourceName": "eu/m"}, "ResourceName repeats ResourceId"),
+        ({"ResourceId": ""}, "ResourceName without ResourceId"),
+        ({"ResourceType": ""}, "ResourceId and ResourceType"),
+        ({"PricingUnit": ""}, "PricingQuantity and PricingUnit"),
+        ({"Tags": '{"team": "a"}'}, "Tags has 'team'"),
+        ({"Tags": '{"vllm-watch/cluster": ""}'}, "Tags has 'vllm-watch/cluster'"),
+        ({"SkuPriceDetails": '{"Gpus": 1}'}, "SkuPriceDetails has 'Gpus'"),
         ({"BillingCurrency": "EURO"}, "BillingCurrency is 'EURO'"),
         ({"ChargeCategory": "Use"}, "ChargeCategory is 'Use'"),
         ({"BilledCost": ""}, "BilledCost is empty"),
