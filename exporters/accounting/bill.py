@@ -85,6 +85,8 @@ def make_bill(request: BillRequest, now_s: float) -> SourceTotals:
     spread_cost(found, given)
     if period and request.month and period.to_s >= now_s:
         found.notes.append(f"{request.month} is not over: this is the part until {period.show(period.to_s)}")
+    if request.close and request.data:
+        found.notes.append("a data set has no bad lines: see vllm_watch_ship_bad_lines_total for those of its logs")
     if request.close and request.bills:
         found.notes.append(f"closed: {close_month(found, request.bills, now_s, request.allow_bad_lines)}")
     return found

@@ -59,7 +59,7 @@ class RecentRequests:
 
 def repeats_note(repeats: int, lines: int) -> str:
     """Return a sentence on lines that repeat an id, of all lines read; what to do about it if they are most of them."""
-    text = f"{repeats:,} of {lines:,} lines repeat the request_id and span_id of an earlier line; each counts once"
+    text = f"{repeats:,} of {lines:,} lines repeat the request_id (with span_id) of an earlier line; each counts once"
     if mostly_repeats(repeats, lines):
         text += ". If they are different requests, the log has no id of its own for each: map another field to"
         text += " request_id with field_names"

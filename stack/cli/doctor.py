@@ -24,6 +24,7 @@ from exporters.catalogue.exposition_parser import BadExposition, Exposition
 from exporters.engine.client import scrape_engine
 from exporters.net.http_client import HttpClientConfig
 from exporters.net.prometheus import Address, Prometheus, PrometheusError, address_from
+from exporters.requests.read import ReadReport
 from exporters.text import format_duration, parse_duration
 from stack.cli.common import AS_JSON, UsageMistake, json_text, mistakes_as_errors
 from stack.cli.options import ENGINE_URL, HTTP_CONFIG, PROMETHEUS_URL, THRESHOLDS, TOKEN_FILE, USER_FILE, settings_of
@@ -217,7 +218,10 @@ def _say(
     as_json: bool,
 ) -> None:
     """Prints, and exits."""
-    records = collect.records_of(logs, spans) if logs else None
+    left_out = ReadReport()
+    records = collect.records_of(logs, spans, left_out) if logs else None
+    for note in left_out.notes:
+        click.echo(f"note: {note}", err=True)
     diagnoses = [diagnose(one, settings) for one in collect.evidence(found, records, model)]
     _echo(report.as_json(diagnoses, found.source, asked), report.as_text(diagnoses, found.source, asked), as_json)
     raise SystemExit(1 if serious(ranked(diagnoses)) else 3 if undecided(diagnoses) else 0)

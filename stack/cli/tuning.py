@@ -389,13 +389,16 @@ def report_command(
             raise click.UsageError("choose --log or --data")
         bench = material.bench
         read = data_reader(data, bench.started_s, bench.ended_s) if data else partial(read_records, logs)
-        records = list(read(ReadReport()))
+        left_out = ReadReport()
+        records = list(read(left_out))
         rows = (
             lab_rows.lab_rows(material, log=records, policy=teams.load_policy(teams_path) if teams_path else None)
             if lab
             else []
         )
         written = report.write(material, page, rows)
+    for note in left_out.notes:
+        click.echo(f"note: {note}", err=True)
     for row in rows:
         click.echo(f"{row.state:13} {row.item}: {row.evidence}")
     click.echo("written: " + ", ".join(map(str, written)))

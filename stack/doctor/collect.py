@@ -12,7 +12,7 @@ from exporters.catalogue import gateway, vllm
 from exporters.catalogue import sidecar as sidecar_series
 from exporters.catalogue.exposition_parser import Exposition, Labels
 from exporters.catalogue.metric import Metric
-from exporters.requests.read import read_records
+from exporters.requests.read import ReadReport, read_records
 from exporters.requests.record import UNKNOWN_TEAM, RequestRecord, ended_at
 from stack.doctor.evidence import (
     AdapterEvidence,
@@ -261,11 +261,13 @@ def _caching(configured: Sequence[Labels], mine: Callable[[Labels], bool]) -> bo
     return all(word == "True" for word in flags) if flags else None
 
 
-def records_of(paths: Iterable[Path], spans: Sequence[Span] = ()) -> list[RequestRecord]:
-    """Return the records of request logs that ended within the spans; all without spans. Invalid lines are skipped.
-    Raises OSError."""
+def records_of(
+    paths: Iterable[Path], spans: Sequence[Span] = (), report: ReadReport | None = None
+) -> list[RequestRecord]:
+    """Return the records of request logs that ended within the spans; all without spans. report: receives what is left
+    out. Raises OSError."""
     found: list[RequestRecord] = []
-    for record in read_records(paths, probes=False):
+    for record in read_records(paths, report, probes=False):
         at_s = ended_at(record)
         if not spans or (at_s is not None and any(start <= at_s < end for start, end in spans)):
             found.append(record)

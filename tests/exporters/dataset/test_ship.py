@@ -417,9 +417,7 @@ def test_of_two_copies_of_a_state_the_older_process_stops(folder):
     second = Shipper(config_of(folder, state=str(folder / "copy")), clock=clock, ticks=clock)
     second.claim()
     append(folder, lines(10, 10))
-    with pytest.raises(
-        WriterConflict, match=rf": .* of {socket.gethostname()} since 2026\S+ .* gw-0 .*`writer`"
-    ):
+    with pytest.raises(WriterConflict, match=rf": .* of {socket.gethostname()} since 2026\S+ .* gw-0 .*`writer`"):
         first.step(last=True)
     ship_all(second, clock)
     assert expected(20) == stored(FolderStore(folder / "dataset")) == read_back(second.writer.store, folder)
