@@ -11,8 +11,8 @@ from hashlib import blake2b
 from exporters.requests.record import RequestRecord
 
 WINDOW = 200_000  # remembered requests: at most this many, at least half
-BETWEEN = "\0"  # of request_id and span_id, so that "ab" and "c" are not "a" and "bc"
-OUR_CHARS = 49  # length of our gateway's request_id and span_id in hexadecimal, and what is between them
+SPAN_CHARS = 16  # of a span id; before another one stands a NUL, so that "ab" and "c" are not "a" and "bc"
+OUR_CHARS = 48  # length of our gateway's request_id and span_id in hexadecimal
 KEY_CHARS = 200  # longer ids, which clients may send, are stored as a digest
 
 
@@ -30,7 +30,14 @@ class RecentRequests:
 
     def fresh(self, records: list[RequestRecord]) -> list[RequestRecord]:
         """Return the new records, and remember them."""
-        keys = _known([r.request_id if r.span_id is None else r.request_id + BETWEEN + r.span_id for r in records])
+        keys = _known(
+            [
+                r.request_id
+                if (span := r.span_id) is None
+                else r.request_id + (span if len(span) == SPAN_CHARS else f"\0{span}")
+                for r in records
+            ]
+        )
         unique = set(keys)
         if len(unique) == len(keys) and self.newer.isdisjoint(unique) and self.older.isdisjoint(unique):
             self._add(keys)
@@ -73,16 +80,13 @@ def mostly_repeats(repeats: int, lines: int) -> bool:
 
 def _known(ids: Sequence[str]) -> list[bytes]:
     """Return ids as stored: those of our gateway as binary numbers, in half the memory."""
-    if ids and set(map(len, ids)) == {OUR_CHARS} and (numbers := _number("".join(ids), len(ids))) is not None:
+    if ids and set(map(len, ids)) == {OUR_CHARS} and (numbers := _number("".join(ids))) is not None:
         return [numbers[at : at + OUR_CHARS // 2] for at in range(0, len(numbers), OUR_CHARS // 2)]
-    return [(_number(one, 1) if len(one) == OUR_CHARS else None) or _kept(one) for one in ids]
+    return [(_number(one) if len(one) == OUR_CHARS else None) or _kept(one) for one in ids]
 
 
-def _number(ids: str, count: int) -> bytes | None:
-    """Return the bytes of ids in lower-case hexadecimal; None for other text, which could map to the same bytes."""
-    text = ids.replace(BETWEEN, "")
-    if len(text) != count * (OUR_CHARS - 1):
-        return None
+def _number(text: str) -> bytes | None:
+    """Return the bytes of lower-case hexadecimal digits; None for other text, which could map to the same bytes."""
     with contextlib.suppress(ValueError):
         if (number := bytes.fromhex(text)).hex() == text:
             return number
