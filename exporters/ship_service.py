@@ -20,9 +20,8 @@ from exporters import process, scrape
 from exporters.accounting.conservation import DayBalance, balance_day
 from exporters.catalogue import ship as series
 from exporters.dataset.catalog import open_store
-from exporters.dataset.objects import StoreError
 from exporters.dataset.parquet import range_sums
-from exporters.dataset.ship import RETRY_S, Shipper
+from exporters.dataset.ship import Shipper
 from exporters.dataset.ship_config import ShipConfig
 from exporters.exposition import Sample
 from exporters.net.listener import listen
@@ -56,7 +55,7 @@ class ShipService:
             ListenerAuth(None if where is None else Path(where)),
             open_paths=("/-/healthy",),
         )
-        shipping = asyncio.create_task(asyncio.to_thread(self._ship))
+        shipping = asyncio.create_task(asyncio.to_thread(self.shipper.run, self._stop))
         verifying = asyncio.create_task(self._verify())
         stopping = asyncio.create_task(stop.wait())
         try:
@@ -74,18 +73,6 @@ class ShipService:
                 await shipping
             finally:
                 self.shipper.close()
-
-    def _ship(self) -> None:
-        """Claim the writer's name, which needs the store, and ship."""
-        while not self._stop.is_set():
-            try:
-                self.shipper.claim()
-                break
-            except StoreError as error:
-                self.shipper.store_error = str(error)
-                log.warning("%s; retrying in %g s", error, RETRY_S)
-                self._stop.wait(RETRY_S)
-        self.shipper.run(self._stop)
 
     async def _verify(self) -> None:
         """Compare the last complete day, once it is settled."""

@@ -55,10 +55,13 @@ def manifests(
 
     undated: also those of records without a time."""
     known = list(writers(store, clusters))
-    days = days_between(since_s, until_s)
-    if len(days) > LISTED_FROM_DAYS:  # one listing instead of a read for each day; days are not listed late for long
+    until_s = min(until_s, layout.LAST_S)
+    if until_s - since_s > LISTED_FROM_DAYS * 86_400:
+        # one listing instead of a read for each day; days are not listed late for long
         there = {key.split("/")[1].removeprefix("day=") for key in store.keys(f"{layout.MANIFESTS}/")}
-        days = [day for day in days if day in there]
+        days = sorted(day for day in there if layout.day_of(since_s) <= day <= layout.day_of(until_s))
+    else:
+        days = days_between(since_s, until_s)
     for day in [*days, *([UNDATED] if undated else [])]:
         for claim in known:
             found = manifest(store, day, claim.cluster, claim.writer)

@@ -18,11 +18,15 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
+from exporters.requests.bounded_names import UNKNOWN_MODEL
+
 FORMAT = 1  # of manifests and claims
+LAST_S = datetime.max.replace(tzinfo=UTC).timestamp() - 1  # a record may have any year up to 9999
 UNDATED = "undated"  # partition of records without a time
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"  # Hive's name for null, which engines read as null
-OTHER_MODELS = "__other__"  # partition of models beyond MODELS_AT_MOST in a segment
+OTHER_MODELS = "__other__"  # partition of models beyond MODELS_AT_MOST in a segment, and of names that fit no key
 MODELS_AT_MOST = 50  # partitions of one sealing; clients may send any model name
+PARTITION_CHARS = 100  # of a model in a key: a name of a file has at most 255 bytes, on some file systems 143
 MANIFESTS, WRITERS = "manifests", "writers"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SAFE = "-_. "  # characters of a model name that stay as they are in a key
@@ -151,8 +155,13 @@ def is_day(text: str) -> bool:
 
 
 def model_partition(model: str | None) -> str:
-    """Return a model name as in keys: percent-encoded, with Hive's name for null."""
-    return NULL_PARTITION if model is None else quote(model, safe=_SAFE) or NULL_PARTITION
+    """Return the partition of a model as in keys: its name, percent-encoded; Hive's name for an unknown model.
+
+    OTHER_MODELS for a name that is too long for a key, and for Hive's own."""
+    if not model or model == UNKNOWN_MODEL:
+        return NULL_PARTITION
+    partition = quote(model, safe=_SAFE)
+    return OTHER_MODELS if len(partition) > PARTITION_CHARS or partition == NULL_PARTITION else partition
 
 
 def model_name(partition: str) -> str | None:

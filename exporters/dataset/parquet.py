@@ -69,6 +69,10 @@ class SegmentError(OSError):
     """Failure of DuckDB, such as a full disk. The message is its first line."""
 
 
+class SegmentTooLarge(SegmentError):
+    """Segment that takes more memory than MEMORY_MB, as rows with names of a megabyte each may."""
+
+
 @contextlib.contextmanager
 def _limited(spill: Path | None) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open a DuckDB for one piece of work. Raises SegmentError for its errors."""
@@ -76,7 +80,8 @@ def _limited(spill: Path | None) -> Iterator[duckdb.DuckDBPyConnection]:
         with connect(MEMORY_MB, spill=spill) as db:
             yield db
     except duckdb.Error as error:
-        raise SegmentError(str(error).partition("\n")[0][:300]) from error
+        kind = SegmentTooLarge if isinstance(error, duckdb.OutOfMemoryException) else SegmentError
+        raise kind(str(error).partition("\n")[0][:300]) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,14 +206,19 @@ class SegmentMaker:
     def merge(self, day: str, model: str, files: Sequence[SegmentFile]) -> SegmentFile:
         """Merge segments of one day and model into one that holds the same rows. Raises SumsDiffer, OSError."""
         with _limited(self.spool) as db:
-            paths = ", ".join(f"{sql_literal(str(file.path))}" for file in files)
-            both = f"SELECT * FROM read_parquet([{paths}], union_by_name = true) UNION ALL BY NAME {empty_select()}"
+            paths = ", ".join(sql_literal(str(file.path)) for file in files)
+            both = f"SELECT * FROM {_rows(paths)} UNION ALL BY NAME {empty_select()}"
             made = self._copy(db, f"SELECT {_NAMES} FROM ({both}) ORDER BY {_ORDER}", {}, day, model, level=9)
-            before, after = _content(db, f"({both})"), _content(db, f"read_parquet({sql_literal(str(made.path))})")
+            before, after = _content(db, f"({both})"), _content(db, _rows(sql_literal(str(made.path))))
             if before != after or made.segment.sums != total(file.segment.sums for file in files):
                 made.path.unlink()
                 raise SumsDiffer(f"merging {len(files)} segments of {day} and model {model} changed their content")
             return made
+
+
+def _rows(paths: str) -> str:
+    """Return the rows of files as SQL. Values of their keys must not replace columns: OTHER_MODELS is no model."""
+    return f"read_parquet([{paths}], union_by_name = true, hive_partitioning = false)"
 
 
 def _content(db: duckdb.DuckDBPyConnection, table: str) -> tuple[object, ...]:
@@ -231,7 +241,7 @@ def range_sums(
     with _limited(None) as db:
         for model, of_model in paths.items():
             ((*sums,),) = db.execute(
-                f"SELECT {_SUMS} FROM read_parquet($paths)"
+                f"SELECT {_SUMS} FROM read_parquet($paths, hive_partitioning = false)"
                 " WHERE ts IS NULL OR (epoch(ts) >= $first AND epoch(ts) < $end)",
                 {"paths": of_model, "first": first_s, "end": end_s},
             ).fetchall()

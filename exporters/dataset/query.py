@@ -278,7 +278,7 @@ def _live(data: RequestData, source: RequestSource, state: ShippedState, scratch
         ):
             count += len(records)
             buffer.add(records)
-            if buffer.bytes > LIVE_BYTES:
+            if buffer.is_full(LIVE_BYTES):
                 _seal(data, maker, buffer)
     if buffer.bytes:
         _seal(data, maker, buffer)

@@ -19,6 +19,8 @@ from msgspec.structs import replace
 from exporters.dataset.layout import Sums
 from exporters.requests.record import RequestRecord
 
+_LINE_BYTES = 1000  # of a line of our gateway, at most
+LONG_BYTES = 16 << 20  # of lines beyond that, in memory; DuckDB needs a multiple of it to write a segment
 _TOKENS = tuple(map(attrgetter, ("prompt_tokens", "cached_tokens", "completion_tokens")))
 _TS = attrgetter("ts")
 _encoder = msgspec.json.Encoder()
@@ -36,11 +38,12 @@ class RunKey(NamedTuple):
 class SegmentBuffer:
     """Records since the last sealing, in memory: after a crash they are read from the log again.
 
-    counts: number of records of each key. bytes: size of the lines."""
+    counts: number of records of each key. bytes: size of the lines. long_bytes: what they have beyond _LINE_BYTES each,
+    in batches of one key."""
 
     def __init__(self) -> None:
         self.sums = Sums()
-        self.bytes = 0
+        self.bytes = self.long_bytes = 0
         self.counts: defaultdict[RunKey, int] = defaultdict(int)
         self._lines: defaultdict[RunKey, list[bytes]] = defaultdict(list)
 
@@ -56,6 +59,11 @@ class SegmentBuffer:
             self.counts[key] += len(some)
             self._lines[key].append(lines)
             self.bytes += len(lines)
+            self.long_bytes += max(0, len(lines) - _LINE_BYTES * len(some))
+
+    def is_full(self, size: int) -> bool:
+        """Return True if there are `size` bytes, or so many in long lines that sealing more would take much memory."""
+        return self.bytes >= size or self.long_bytes >= LONG_BYTES
 
     def write(self, keys: Iterable[RunKey], target: Path) -> None:
         """Write the lines of these keys to a file, key by key, in place of what it holds. Raises OSError.
@@ -68,7 +76,7 @@ class SegmentBuffer:
 
     def clear(self) -> None:
         """Forget all records, which a commit holds now."""
-        self.sums, self.bytes = Sums(), 0
+        self.sums, self.bytes, self.long_bytes = Sums(), 0, 0
         self.counts.clear()
         self._lines.clear()
 
@@ -92,6 +100,7 @@ def _with_common_times(records: Sequence[RequestRecord]) -> Sequence[RequestReco
             set(map(len, times)) == {24}
             and text[10::24].count("T") == text[19::24].count(".") == text[23::24].count("Z") == count
             and "T24" not in text  # the end of a day, which is a time of the next
+            and "W" not in text  # a day of a week, such as 2026-W48-3
         ):
             return records
     return [record if record.ts is None else replace(record, ts=_common_time(record.ts)) for record in records]

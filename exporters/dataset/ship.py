@@ -6,6 +6,7 @@ is read from the log again after a crash."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -16,9 +17,9 @@ import msgspec
 
 from exporters.catalogue import ship as series
 from exporters.dataset.catalog import open_store
-from exporters.dataset.layout import NULL_PARTITION, BadDataset, LogSegment, model_name, total
+from exporters.dataset.layout import NULL_PARTITION, LogSegment, model_name, total
 from exporters.dataset.objects import ObjectStore, StoreError
-from exporters.dataset.parquet import SegmentMaker
+from exporters.dataset.parquet import SegmentMaker, SumsDiffer
 from exporters.dataset.segment_buffer import SegmentBuffer
 from exporters.dataset.ship_config import ShipConfig
 from exporters.dataset.ship_state import ShipState
@@ -60,20 +61,7 @@ class Shipper:
         self.state.open()
         spool = folder / "spool"
         spool.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._maker = SegmentMaker(spool, config.cluster, config.writer)
-        self.writer = DatasetWriter(
-            store or open_store(config.dataset, config.s3),
-            self.state,
-            spool,
-            config.cluster,
-            config.writer,
-            clock,
-            config.grace_s,
-        )
-        self.writer.clean_spool()
-        self._maker.clear_copies()
         self.buffer = SegmentBuffer()
-        self._upkeep = Upkeep(config, self.writer, self.state, self._maker, clock)
         self.totals = msgspec.convert(msgspec.to_builtins(self.state.last.totals), type(self.state.last.totals))
         logged = set[str]()
         self.readers = [
@@ -94,6 +82,21 @@ class Shipper:
         self._unread: dict[str, int] = {}
         self._begun = set(self.state.last.positions)
         self._log_error = ""
+        with contextlib.suppress(OSError):  # the first step reports it
+            self._begin(ticks())  # also before a store that cannot be opened yet
+        self._maker = SegmentMaker(spool, config.cluster, config.writer)
+        self.writer = DatasetWriter(
+            store or open_store(config.dataset, config.s3),
+            self.state,
+            spool,
+            config.cluster,
+            config.writer,
+            clock,
+            config.grace_s,
+        )
+        self.writer.clean_spool()
+        self._maker.clear_copies()
+        self._upkeep = Upkeep(config, self.writer, self.state, self._maker, clock)
 
     def claim(self) -> None:
         """Claim the writer's name. Raises WriterConflict, StoreError, BadDataset."""
@@ -107,11 +110,14 @@ class Shipper:
         self.step(last=True)
 
     def step(self, last: bool = False) -> bool:
-        """Read, seal and store as needed. Return True if there is more to do at once.
+        """Claim the name, read, seal and store as needed. Return True if there is more to do at once.
 
-        last: seal everything that was read. Raises BadDataset where another attempt would change nothing."""
+        A store that does not answer delays storing alone. last: seal everything that was read. Raises BadDataset where
+        another attempt would change nothing."""
         now_s = self._ticks()
         more = False
+        if not self.writer.claimed and (now_s >= self._store_retry_s or last):
+            self._on_store(self.claim)
         if now_s >= self._disk_retry_s or last:
             try:
                 more = self._read(now_s)
@@ -120,14 +126,14 @@ class Shipper:
                 if self._log_error:
                     self._failed("disk", OSError(self._log_error))
                 self.disk_error = self._log_error
-            except OSError as error:
+            except (OSError, SumsDiffer) as error:
                 self._failed("disk", error)
                 if self._sealed is None:
                     self.writer.clean_spool()
                 self._disk_retry_s = now_s + RETRY_S
                 more = False
-        if (now_s >= self._store_retry_s or last) and self._store(now_s, last):
-            more = True
+        if self.writer.claimed and (now_s >= self._store_retry_s or last):
+            more |= self._on_store(lambda: self._store(now_s, last)) or False
         return more
 
     def seal(self) -> None:
@@ -160,7 +166,7 @@ class Shipper:
         yield series.SHIP_WAITING, {}, self.spool_bytes
         for reader in self.readers:
             yield series.SHIP_UNREAD, {"path": reader.path}, self._unread.get(reader.path, 0)
-        yield series.SHIP_UP, {"kind": "store"}, float(not self.store_error)
+        yield series.SHIP_UP, {"kind": "store"}, float(self.writer.claimed and not self.store_error)
         yield series.SHIP_UP, {"kind": "disk"}, float(not self.disk_error)
         for reason, count in last.totals.bad.items():
             yield series.SHIP_BAD_LINES, {"reason": reason}, count
@@ -176,17 +182,14 @@ class Shipper:
         """Read a batch of each log into the buffer. Return True if a log may have more. Raises OSError of the disk.
 
         A log that cannot be read does not stop the others."""
-        if self._sealed is not None or self.buffer.bytes >= self.config.seal_bytes:
+        more, self._log_error = False, ""
+        self._begin(now_s)
+        if self._sealed is not None or self.buffer.is_full(self.config.seal_bytes):
             return False  # sealing failed
         if self.spool_bytes >= self.config.spool_bytes:
             return False
-        more, self._log_error = False, ""
         for reader in self.readers:
-            if reader.path not in self._begun:
-                if self._poll(reader, now_s, 0) is None:  # finds the files and reads nothing
-                    continue
-                self._begin(reader)
-            if (found := self._poll(reader, now_s, BATCH_BYTES)) is None:
+            if reader.path not in self._begun or (found := self._poll(reader, now_s, BATCH_BYTES)) is None:
                 continue
             records, any_read = found
             self._unread[reader.path] = reader.tail.unread_bytes()
@@ -204,34 +207,41 @@ class Shipper:
             self._log_error = f"{reader.path} cannot be read: {error.strerror or error}"
             return None
 
-    def _begin(self, reader: LogReader) -> None:
-        """Commit where reading of a new log begins, so that a crash before the first sealing does not change it."""
-        self.state.seal(self.state.last.totals, {reader.path: reader.tail.positions()}, ())
-        self._begun.add(reader.path)
+    def _begin(self, now_s: float) -> None:
+        """Commit where reading of new logs begins, so that nothing that happens before the first sealing changes it."""
+        for reader in self.readers:
+            # finds the files and reads nothing
+            if reader.path not in self._begun and self._poll(reader, now_s, 0) is not None:
+                self.state.seal(self.state.last.totals, {reader.path: reader.tail.positions()}, ())
+                self._begun.add(reader.path)
 
     def _is_due(self, now_s: float) -> bool:
         return (
             self._sealed is not None
-            or self.buffer.bytes >= self.config.seal_bytes
+            or self.buffer.is_full(self.config.seal_bytes)
             or (self._oldest_s is not None and now_s - self._oldest_s >= self.config.seal_s)
         )
 
     def _store(self, now_s: float, last: bool) -> bool:
+        """Store what is committed, and do one piece of upkeep. Return True if there may be more."""
+        for manifest in self.writer.upload():
+            self._upkeep.days.add(manifest.day)
+        worked = False
+        if now_s >= self._upkeep_s and not last:
+            worked = self._upkeep.step()
+            self._upkeep_s = now_s if worked else now_s + UPKEEP_S
+        return worked
+
+    def _on_store(self, act: Callable[[], bool | None]) -> bool | None:
+        """Do what needs the store and return its answer; None if it fails, to be tried again. Raises BadDataset."""
         try:
-            for manifest in self.writer.upload():
-                self._upkeep.days.add(manifest.day)
-            worked = False
-            if now_s >= self._upkeep_s and not last:
-                worked = self._upkeep.step()
-                self._upkeep_s = now_s if worked else now_s + UPKEEP_S
-            self.store_error = ""
-            return worked
-        except BadDataset:
-            raise
+            answer = act()
         except OSError as error:
             self._failed("store", error)
-            self._store_retry_s = now_s + RETRY_S
-            return False
+            self._store_retry_s = self._ticks() + RETRY_S  # logs are read meanwhile, however long the attempt took
+            return None
+        self.store_error = ""
+        return answer
 
     def _failed(self, what: str, error: Exception) -> None:
         """Note a failure that is retried; log it when it is new."""
@@ -247,7 +257,6 @@ def ship_once(config: ShipConfig) -> int:
     """Ship what the logs hold now; return the number of requests. Raises BadDataset, OSError."""
     shipper = Shipper(config)
     try:
-        shipper.claim()
         before = total(shipper.state.last.sealed.values()).requests
         while shipper.step():
             pass

@@ -52,6 +52,7 @@ class ShipState:
     def __init__(self, checkpoint: Checkpoint, remember: int) -> None:
         self.window = RecentRequests(remember)
         self.last = ShipCommit(secrets.token_hex(8), 0, LogTotals(), {}, (), {}, [])
+        self.opened = 0  # number of the last commit of before this process
         self._checkpoint = checkpoint
 
     def open(self) -> None:
@@ -66,6 +67,7 @@ class ShipState:
                 raise self._checkpoint.put_aside(error) from error
             self.window.restore(self.last.requests)
             self.last.requests = []
+        self.opened = self.last.number
         if not frames:
             self._commit()
 
@@ -95,6 +97,12 @@ class ShipState:
     def stored(self, pending: Sequence[PendingSegment]) -> None:
         """Commit that the manifests list these segments. Raises OSError."""
         self._commit(pending=tuple(one for one in self.last.pending if one not in pending))
+
+    def move(self, pending: PendingSegment, segment: LogSegment) -> PendingSegment:
+        """Commit another key for a segment that no manifest lists, and return it. Raises OSError."""
+        moved = msgspec.structs.replace(pending, segment=segment)
+        self._commit(pending=tuple(moved if one == pending else one for one in self.last.pending))
+        return moved
 
     def _commit(self, requests: Sequence[bytes] = (), **changes: Any) -> None:
         made: ShipCommit = msgspec.structs.replace(self.last, requests=list(requests), **changes)

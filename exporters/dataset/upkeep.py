@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from exporters.dataset import layout
 from exporters.dataset.catalog import local_copy
 from exporters.dataset.layout import UNDATED, BadDataset, LogSegment, Manifest, day_of
-from exporters.dataset.parquet import SegmentFile, SegmentMaker, SumsDiffer
+from exporters.dataset.parquet import SegmentFile, SegmentMaker, SegmentTooLarge, SumsDiffer
 from exporters.dataset.ship_config import ShipConfig
 from exporters.dataset.ship_state import ShipState
 from exporters.dataset.writer import DatasetWriter
@@ -80,7 +80,7 @@ class Upkeep:
             files.append(SegmentFile(segment, path))
         try:
             made = self._maker.merge(segments[0].day, segments[0].model, files)
-        except SumsDiffer as error:
+        except (SumsDiffer, SegmentTooLarge) as error:
             self.damaged |= {segment.key for segment in segments}
             log.error("%s; they stay as they are: %s", error, ", ".join(segment.key for segment in segments))
             return

@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from exporters.dataset import layout
-from exporters.dataset.layout import BadDataset, LogSegment, Manifest, Replaced, WriterClaim, digest_of
-from exporters.dataset.objects import ObjectStore, StoreConflict, StoreError
+from exporters.dataset.layout import OTHER_MODELS, BadDataset, LogSegment, Manifest, Replaced, WriterClaim, digest_of
+from exporters.dataset.objects import ObjectStore, StoreConflict, StoreError, StoreRefusesKey
 from exporters.dataset.ship_state import PendingSegment, ShipState
 from exporters.requests.record import timestamp
 
@@ -46,7 +46,7 @@ class DatasetWriter:
         self._state, self._spool, self._clock, self._grace_s = state, spool, clock, grace_s
         self._session, self._since = secrets.token_hex(8), timestamp(clock())
         self._claim_key = layout.claim_key(cluster, writer)
-        self._claimed = False
+        self.claimed = False
 
     def claim(self, commit: int = 0) -> None:
         """Claim the writer's name for this process, and note in the claim that manifests may hold a commit.
@@ -67,7 +67,7 @@ class DatasetWriter:
             return layout.encode(msgspec.structs.replace(made, commit=max(commit, claim.commit if claim else 0)))
 
         self._change(self._claim_key, take)
-        self._claimed = True
+        self.claimed = True
 
     def upload(self) -> list[Manifest]:
         """Store all committed segments and list them in their manifests; return those.
@@ -79,6 +79,7 @@ class DatasetWriter:
         self.claim(pending[-1].commit)
         for one in pending:
             self._put(one)
+        pending = self._state.last.pending  # some have another key now
         by_day: dict[str, list[PendingSegment]] = {}
         for one in pending:
             by_day.setdefault(one.segment.day, []).append(one)
@@ -122,12 +123,12 @@ class DatasetWriter:
                 f"{store}: writer {name} belongs to another state, {of}; give this process its own `writer`, or its"
                 " former `state`"
             )
-        if self._claimed and claim.session != self._session:
+        if self.claimed and claim.session != self._session:
             raise WriterConflict(f"{store}: another process {of} writes as {name}; give each its own `writer`")
-        if claim.commit > self._state.last.number:
+        if claim.session != self._session and claim.commit > self._state.opened:
             raise WriterConflict(
-                f"{store}: writer {name} stored commit {claim.commit}, {of}, and this state ends at"
-                f" {self._state.last.number}: it is an old copy, whose lines would repeat; use the newest state, or"
+                f"{store}: writer {name} stored commit {claim.commit}, {of}, and this state began at"
+                f" {self._state.opened}: it is an old copy, whose lines would repeat; use the newest state, or"
                 " another `writer`"
             )
         return claim
@@ -141,11 +142,26 @@ class DatasetWriter:
         data = self._file(one.segment).read_bytes()
         if digest_of(data) != one.segment.sha256:
             raise BadDataset(f"{self._file(one.segment)} is damaged: its content differs from its hash")
-        self.store.put(one.segment.key, data)
+        try:
+            self.store.put(one.segment.key, data)
+        except StoreRefusesKey as error:
+            one = self._moved(one, error)
+            self.store.put(one.segment.key, data)
         if one.replaces:  # what it replaces will be deleted
             stored = self.store.get(one.segment.key)
             if stored is None or digest_of(stored[0]) != one.segment.sha256:
                 raise StoreError(f"{self.store.name}: {one.segment.key} is not what was stored")
+
+    def _moved(self, one: PendingSegment, error: StoreRefusesKey) -> PendingSegment:
+        """Move a segment whose key the store refuses to the partition of other models. Raises `error` if it is there.
+
+        No manifest lists it: all committed segments are stored before the first is listed."""
+        before = one.segment
+        if before.model == OTHER_MODELS:
+            raise error
+        key = layout.segment_key(before.day, before.cluster, OTHER_MODELS, before.sha256)
+        log.warning("%s; the segment goes to %s", error, key)
+        return self._state.move(one, msgspec.structs.replace(before, key=key, model=OTHER_MODELS))
 
     def _list(self, day: str, pending: Sequence[PendingSegment]) -> Manifest:
         def add(before: Manifest) -> Manifest:

@@ -12,12 +12,14 @@ import contextlib
 import fcntl
 import os
 import struct
+import time
 import zlib
 from pathlib import Path
 
 MAGIC = b"vllm-watch state 1\n"
 _HEAD = struct.Struct("<II")  # length and checksum of the frame that follows
 MAX_FRAME_BYTES = 1 << 30
+LOCK_S = 10.0  # a process may still store its last segments after SIGTERM
 
 
 class Locked(OSError):
@@ -57,14 +59,24 @@ class Checkpoint:
     def open(self) -> list[bytes]:
         """Lock the file and return all complete frames; an empty list without a state.
 
-        Raises Locked, OSError, and Unreadable for any other file, after moving it aside."""
+        A process that is ending, of before a restart, may hold the lock for LOCK_S. Raises Locked, OSError, and
+        Unreadable for any other file, after moving it aside."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(self.path.with_name(self.path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise Locked(f"{self.path} is in use by another process; give each its own `state`") from None
+        until = time.monotonic() + LOCK_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() < until:
+                    time.sleep(LOCK_S / 100)
+                    continue
+                os.close(lock)
+                raise Locked(
+                    f"{self.path} is in use by another process, and was for {LOCK_S:g} s; if that process is ending,"
+                    " start again; otherwise give each its own `state`"
+                ) from None
         self._lock_fd = lock
         try:
             data = self.path.read_bytes()

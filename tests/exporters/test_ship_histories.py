@@ -1,6 +1,7 @@
 """Random histories of a request log and the process that ships it, against a plain model: writing, rotation, cuts, a
-dying disk, a store that fails before or after it stored, lists late or answers nothing, merging, and a SIGKILL at
-every call of disk and store. Each record is in the data set once.
+dying disk, a store that is absent at first, fails before or after it stored, conflicts without a second writer, lists
+late or answers nothing, clocks that jump, merging, and a SIGKILL at every call of disk and store. Each record is in the
+data set once.
 
 VLLM_WATCH_HISTORIES=10000 python -m pytest tests/exporters/test_ship_histories.py    for more of them"""
 
@@ -20,7 +21,7 @@ from hypothesis.stateful import initialize, invariant, rule, run_state_machine_a
 
 from exporters.dataset import catalog, layout, parquet, ship, upkeep
 from exporters.dataset.layout import LogSegment, total
-from exporters.dataset.objects import FolderStore, StoreError
+from exporters.dataset.objects import FolderStore, StoreConflict, StoreError
 from exporters.dataset.ship import Shipper
 from exporters.dataset.ship_config import ShipConfig
 from exporters.requests import log_reader as log_reader_module
@@ -31,20 +32,23 @@ from exporters.requests.record import RequestRecord
 from tests.support.log_histories import SMALL, Histories, Killed
 
 HISTORIES = int(os.environ.get("VLLM_WATCH_HISTORIES", "8"))
-FAULTS = ("fail", "fail after", "kill", "kill after")
+FAULTS = ("fail", "fail after", "conflict", "conflict after", "kill", "kill after")
 
 
 class FaultyStore(FolderStore):
     """A folder whose next calls fail or end the process, before or after they were done.
 
-    plans: call -> (what happens, after how many calls). late: listings do not show the newest keys."""
+    plans: call -> (what happens, after how many calls). late: listings do not show the newest keys. absent: nothing
+    answers."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.plans: dict[str, tuple[str, int]] = {}
-        self.late = False
+        self.late = self.absent = False
 
     def _act(self, call: str, do: Callable[[], object]) -> object:
+        if self.absent:
+            raise StoreError("nothing answers")
         what, after = self.plans.pop(call, ("", 0))
         if after:
             self.plans[call] = what, after - 1
@@ -53,7 +57,7 @@ class FaultyStore(FolderStore):
         if what.startswith("kill"):
             raise Killed
         if what:
-            raise StoreError(f"{call} failed")
+            raise (StoreConflict if what.startswith("conflict") else StoreError)(f"{call} failed")
         return found
 
     def get(self, key: str) -> tuple[bytes, str] | None:
@@ -85,9 +89,11 @@ class ShipHistories(Histories):
 
     committed: ids in segments of the last commit, which the data set must hold in the end."""
 
-    @initialize(appends=st.booleans())
-    def start(self, appends: bool) -> None:
+    @initialize(appends=st.booleans(), absent=st.booleans())
+    def start(self, appends: bool, absent: bool) -> None:
+        self.skew_s = 0.0
         super().start(appends)
+        self.store.absent = absent
 
     def open_books(self) -> None:
         if not hasattr(self, "store"):
@@ -104,7 +110,11 @@ class ShipHistories(Histories):
         )
         self.checkpoint = Checkpoint(self.folder / "ship" / "positions")
         self.shipper = Shipper(
-            config, self.store, clock=lambda: 1.8e9 + self.now, ticks=lambda: self.now, checkpoint=self.checkpoint
+            config,
+            self.store,
+            clock=lambda: 1.8e9 + self.now + self.skew_s,
+            ticks=lambda: self.now,
+            checkpoint=self.checkpoint,
         )
         (reader,) = self.shipper.readers
         self.tail = reader.tail
@@ -178,6 +188,14 @@ class ShipHistories(Histories):
         if then == "tidy":
             self.tidy()
 
+    @rule()
+    def bring_store(self) -> None:
+        self.store.absent = False
+
+    @rule(skew_s=st.sampled_from([-7200.0, -1.0, 3600.0, 100_000.0]))
+    def step_clock(self, skew_s: float) -> None:
+        self.skew_s = skew_s
+
     @rule(late=st.booleans())
     def list_late(self, late: bool) -> None:
         self.store.late = late
@@ -224,6 +242,7 @@ class ShipHistories(Histories):
     def heal_and_compare(self) -> None:
         self.state_disk.plans.clear()
         self.store.plans.clear()
+        self.store.absent, self.skew_s = False, 200_000.0  # beyond what was to be deleted later
         self.commit()  # reading waits while sealed segments are not committed
         for _ in range(12):
             self.poll(3, None)

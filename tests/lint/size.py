@@ -13,8 +13,8 @@ from pathlib import Path
 # The size of 2026-11-28 and 2 %, the routes of vLLM in their dialects and on engines, and requests compared with direct
 # ones. A commit that raises a number says why. `tests` includes the recorded outputs' driver.
 LIMITS = {
-    "exporters": 157_600, "alerts": 22_900, "dashboards": 50_700, "runbooks": 16_000, "stack": 326_500, "tools": 5_500,
-    "tests": 784_600,
+    "exporters": 161_000, "alerts": 22_900, "dashboards": 50_700, "runbooks": 16_000, "stack": 327_200, "tools": 5_500,
+    "tests": 795_800,
 }  # fmt: skip
 SKIPPED = frozenset((tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
                      tokenize.ENDMARKER))  # fmt: skip

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,12 @@ from exporters.dataset.objects import (
     StoreRefusesAccess,
     StoreRefusesKey,
 )
+from exporters.dataset.query import RequestSource, open_requests
 from exporters.dataset.segment_buffer import SegmentBuffer
 from exporters.dataset.ship import Shipper, ship_once
 from exporters.dataset.ship_config import ShipConfig
 from exporters.dataset.writer import WriterConflict
+from exporters.requests import checkpoint
 from exporters.requests.checkpoint import Locked
 from exporters.requests.record import RequestRecord, timestamp, to_line
 from tests.support import s3_standin
@@ -218,8 +221,10 @@ def test_a_late_claim_of_the_process_before_is_taken_over(folder, standin):
     settings = config_of(folder, dataset="s3://logs/ds", s3=access(folder, standin))
     standin.faults = [("PUT", "writers/", "late")]
     append(folder, lines(0, 10))
+    shipper = Shipper(settings)
     with pytest.raises(StoreError):
-        ship_once(settings)
+        shipper.claim()
+    shipper.close()
     assert 10 == ship_once(settings)
     assert [] == standin.delayed
 
@@ -389,8 +394,9 @@ def test_another_state_cannot_write_under_a_taken_name(folder):
     assert 20 == stored(FolderStore(folder / "dataset")).requests, "another writer is another log"
 
 
-def test_two_processes_cannot_share_a_state(folder):
+def test_two_processes_cannot_share_a_state(folder, monkeypatch):
     first = Shipper(config_of(folder))
+    monkeypatch.setattr(checkpoint, "LOCK_S", 0.1)
     with pytest.raises(Locked):
         Shipper(config_of(folder))
     first.close()
@@ -710,3 +716,60 @@ def test_a_killed_process_loses_and_repeats_nothing(folder, standin, free_port):
     store = catalog.open_store("s3://logs/ds", s3)
     assert expected(written) == stored(store) == read_back(store, folder / "cache")
     assert [] == standin.rejected
+
+
+ODD_NAMES = (
+    "a" * 250, "\u6a21" * 28, "/models/" + "x" * 230, "", ".", "..", "a/../b", "a\0b", "a\nb", "x" * 1_000_000, "A",
+    "a", "__other__", "__HIVE_DEFAULT_PARTITION__", "__unknown__", "%2e", "\U0001f600" * 9, "model=x", "a'b\"c", " ",
+)  # fmt: skip
+
+
+def test_no_name_stops_the_shipper(folder):
+    """Whatever models and teams are called: all rows are stored under their true names, and readers find them."""
+    for number, name in enumerate(ODD_NAMES):
+        one = {
+            "request_id": f"r{number}",
+            "ts": timestamp(NOON),
+            "model": name,
+            "team": name[:5000],
+            "prompt_tokens": 5,
+        }
+        append(folder, msgspec.json.encode(one) + b"\n")
+    append(folder, b'{"request_id":"s","model":"\\ud800"}\n' + lines(0, 10))
+    settings = config_of(folder)
+    assert len(ODD_NAMES) + 10 == ship_once(settings)
+    append(folder, lines(10, 10))
+    assert 10 == ship_once(settings)
+    with open_requests(RequestSource(location=settings.dataset, cache=folder / "cache")) as data:
+        found = [record.model for record in data.records()]
+    assert sorted([*ODD_NAMES, *["chat"] * 20]) == sorted(map(str, found))
+    with open_requests(RequestSource(location=settings.dataset, models=("a" * 250,), cache=folder / "cache")) as data:
+        assert "a" * 250 in {record.model for record in data.records()}
+
+
+def test_a_refused_key_moves_its_segment(folder):
+    """What the store never takes under its own key goes to the partition of others, and blocks nothing."""
+
+    class Picky(FolderStore):
+        def put(self, key: str, data: bytes) -> None:
+            if "model=chat" in key:
+                raise StoreRefusesKey(key)
+            super().put(key, data)
+
+    store, clock = Picky(folder / "dataset"), Clock()
+    shipper = Shipper(config_of(folder), store, clock=clock, ticks=clock)
+    append(folder, lines(0, 10) + lines(10, 10, model="other"))
+    ship_all(shipper, clock)
+    shipper.close()
+    assert expected(20) == stored(store)
+    assert {"__other__", "other"} == {one.model for one in catalog.segments(store, *FOREVER)}
+
+
+def test_a_restart_waits_for_the_process_before_it(folder):
+    """The lock of a process that is ending is no second process."""
+    before = Shipper(config_of(folder))
+    ending = threading.Timer(0.3, before.close)
+    ending.start()
+    append(folder, lines(0, 10))
+    assert 10 == ship_once(config_of(folder))
+    ending.join()
