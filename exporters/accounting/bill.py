@@ -12,6 +12,7 @@ from exporters.accounting.cost import DEFAULT_SINCE_S, SourceTotals, parse_sprea
 from exporters.accounting.cost_from_log import CostSource, LogFiles, from_log, parse_gpus
 from exporters.accounting.cost_from_prometheus import from_prometheus
 from exporters.accounting.prices import Prices
+from exporters.catalogue.ship import SHIP_BAD_LINES
 from exporters.net.prometheus import Address
 from exporters.requests.record import FieldMap
 
@@ -86,7 +87,7 @@ def make_bill(request: BillRequest, now_s: float) -> SourceTotals:
     if period and request.month and period.to_s >= now_s:
         found.notes.append(f"{request.month} is not over: this is the part until {period.show(period.to_s)}")
     if request.close and request.data:
-        found.notes.append("a data set has no bad lines: see vllm_watch_ship_bad_lines_total for those of its logs")
+        found.notes.append(f"a data set has no bad lines: see {SHIP_BAD_LINES.name} for those of its logs")
     if request.close and request.bills:
         found.notes.append(f"closed: {close_month(found, request.bills, now_s, request.allow_bad_lines)}")
     return found
