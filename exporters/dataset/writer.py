@@ -85,7 +85,8 @@ class DatasetWriter:
             by_day.setdefault(one.segment.day, []).append(one)
         changed = [self._list(day, of_day) for day, of_day in sorted(by_day.items())]
         self._state.stored(pending)
-        self.clean_spool()
+        for one in pending:  # other files may be of segments whose commit is tried again
+            self._file(one.segment).unlink(missing_ok=True)
         return changed
 
     def clean_spool(self) -> None:

@@ -20,6 +20,7 @@ import msgspec
 import pytest
 import yaml
 
+from exporters.catalogue import ship as ship_series
 from exporters.config import BadConfig
 from exporters.dataset import catalog, layout, objects, parquet, s3, upkeep, writer
 from exporters.dataset.layout import BadDataset, Sums, total
@@ -496,7 +497,7 @@ def test_a_full_disk_keeps_every_record(folder, monkeypatch):
 
 def _fill_the_disk(buffer: SegmentBuffer, keys: object, target: Path) -> None:
     target.write_bytes(b"{")
-    raise OSError(errno.ENOSPC, "No space left on device")
+    _no_space()
 
 
 def test_reading_waits_while_the_spool_is_full(folder, monkeypatch):
@@ -773,3 +774,125 @@ def test_a_restart_waits_for_the_process_before_it(folder):
     append(folder, lines(0, 10))
     assert 10 == ship_once(config_of(folder))
     ending.join()
+
+
+# --- values that foreign logs and clients send
+
+
+def row(number: int, **fields: object) -> bytes:
+    return msgspec.json.encode({"request_id": f"r{number}", "ts": timestamp(NOON), "outcome": "ok"} | fields) + b"\n"
+
+
+RESERVED = (None, "", "__other__", "__unknown__", "__HIVE_DEFAULT_PARTITION__", "m" * 250, "模" * 28, "2026-11-25", "1")
+
+
+def test_merged_segments_keep_the_names_of_models(folder):
+    """DuckDB takes columns from the names of folders, unless told otherwise."""
+    clock = Clock()
+    shipper = Shipper(config_of(folder, grace_s=0), clock=clock, ticks=clock)
+    for turn in range(upkeep.MERGE_FROM):
+        append(folder, b"".join(row(turn * 100 + at, model=model) for at, model in enumerate(RESERVED)))
+        ship_all(shipper, clock)
+    while shipper.step():
+        clock.now_s += 100
+    segments = catalog.segments(shipper.writer.store, *FOREVER)
+    assert len(segments) == len({segment.model for segment in segments}), "all are merged"
+    names = [labels for metric, labels, _ in shipper.samples() if metric is ship_series.SHIPPED_REQUESTS]
+    assert len(names) == len({label["model_name"] for label in names})
+    shipper.close()
+    for model in RESERVED:
+        source = RequestSource(
+            location=str(folder / "dataset"), models=(model or "__unknown__",), cache=folder / "cache"
+        )
+        with open_requests(source) as data:
+            assert upkeep.MERGE_FROM == [record.model for record in data.records()].count(model)
+
+
+def test_lines_of_a_megabyte_are_sealed_in_time(folder):
+    """All of `seal_bytes` in one row group would take more memory than DuckDB may have."""
+    append(folder, b"".join(row(number, team=f"{number}{'t' * 1_000_000}") for number in range(60)))
+    assert 60 == ship_once(config_of(folder))
+    assert 60 == stored(FolderStore(folder / "dataset")).requests
+
+
+@pytest.mark.parametrize("ts", ["2026-W48-3T12:00:00.000Z", "9999-12-31T23:59:59.999Z", "0001-01-01T00:00:00.000Z"])
+def test_odd_times_stop_no_reader(folder, ts):
+    append(folder, row(0, ts=ts))
+    ship_once(config_of(folder))
+    assert 1 == len(catalog.segments(FolderStore(folder / "dataset"), -62_135_596_800, 3e11))
+
+
+# --- starts and restarts
+
+
+def test_a_store_that_is_absent_at_first_loses_nothing(folder):
+    """Logs are read, sealed and rotated while the first claim fails."""
+    (folder / "dataset").touch()
+    clock = Clock()
+    shipper = Shipper(config_of(folder, seal_s=1), clock=clock, ticks=clock)
+    for turn in range(3):
+        append(folder, lines(turn * 10, 10))
+        (folder / "requests.jsonl").rename(folder / f"requests.jsonl.{turn}")
+        for _ in range(3):
+            clock.now_s += 10
+            shipper.step()
+    assert 3 == len(shipper.state.last.pending)
+    assert [0.0, 1.0] == [value for metric, _, value in shipper.samples() if metric is ship_series.SHIP_UP]
+    (folder / "dataset").unlink()
+    ship_all(shipper, clock)
+    assert expected(30) == stored(shipper.writer.store)
+    assert [1.0, 1.0] == [value for metric, _, value in shipper.samples() if metric is ship_series.SHIP_UP]
+    shipper.close()
+
+
+def test_once_reports_an_absent_store(folder):
+    (folder / "dataset").touch()
+    append(folder, lines(0, 10))
+    with pytest.raises(StoreError, match="dataset: writers/"):
+        ship_once(config_of(folder))
+    (folder / "dataset").unlink()
+    ship_once(config_of(folder))
+    assert expected(10) == stored(FolderStore(folder / "dataset"))
+
+
+def test_an_old_copy_is_refused_whatever_it_sealed_since(folder):
+    """While the store did not answer, an old copy may have made more commits than the store knows."""
+    append(folder, lines(0, 10))
+    ship_once(config_of(folder))
+    shutil.copytree(folder / "state", folder / "copy")
+    append(folder, lines(10, 10))
+    ship_once(config_of(folder))
+    (folder / "dataset").rename(folder / "away")
+    (folder / "dataset").touch()
+    copy = Shipper(config_of(folder, state=str(folder / "copy")))
+    for turn in range(3):
+        append(folder, lines(20 + turn, 1))
+        copy.step(last=True)
+    (folder / "dataset").unlink()
+    (folder / "away").rename(folder / "dataset")
+    with pytest.raises(WriterConflict):
+        copy.step(last=True)
+    copy.close()
+    assert expected(20) == stored(FolderStore(folder / "dataset"))
+
+
+def test_a_failed_commit_keeps_its_segments(folder, monkeypatch):
+    """Storing what was committed before must not delete what will be committed next."""
+    (folder / "dataset").touch()
+    clock = Clock()
+    shipper = Shipper(config_of(folder), clock=clock, ticks=clock)
+    append(folder, lines(0, 10))
+    shipper.step(last=True)
+    (folder / "dataset").unlink()
+    append(folder, lines(10, 10))
+    with monkeypatch.context() as full:
+        full.setattr(shipper.state, "seal", _no_space)
+        shipper.step(last=True)
+    assert expected(10) == stored(shipper.writer.store)
+    ship_all(shipper, clock)
+    assert expected(20) == stored(shipper.writer.store)
+    shipper.close()
+
+
+def _no_space(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
