@@ -14,7 +14,7 @@ from pathlib import Path
 # ones. A commit that raises a number says why. `tests` includes the recorded outputs' driver.
 LIMITS = {
     "exporters": 161_000, "alerts": 22_900, "dashboards": 50_700, "runbooks": 16_000, "stack": 327_200, "tools": 5_500,
-    "tests": 795_800,
+    "tests": 796_800,
 }  # fmt: skip
 SKIPPED = frozenset((tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
                      tokenize.ENDMARKER))  # fmt: skip
