@@ -119,11 +119,12 @@ def test_what_is_no_state_is_moved_away_and_named(tmp_path):
     assert [b"new"] == reopened(path)
 
 
-def test_two_writers_never_share_a_file(tmp_path):
+def test_two_writers_never_share_a_file(tmp_path, monkeypatch):
     """Two writers never share a file and a dead ones lock is free."""
     path = tmp_path / "state"
     first = Checkpoint(path)
     first.open()
+    monkeypatch.setattr("exporters.requests.checkpoint.LOCK_S", 0.1)
     with pytest.raises(Locked, match=rf"{path} .*in use .*`state`"):
         Checkpoint(path).open()
     first.close()
