@@ -79,14 +79,17 @@ class ShipHistory:
                 self.standin.close()
 
     def start(self) -> None:
-        if self.process and self.process.poll() is None:
+        if self.process:
+            self.check()
             return
-        ended = 0, -signal.SIGKILL, -signal.SIGTERM, 1  # the last two while it starts
-        assert not self.process or self.process.returncode in ended, (self.folder / "out").read_text()
         command = [sys.executable, "-m", "stack.cli", "ship", "run", "--config", "ship.yaml"]
         with (self.folder / "out").open("ab") as out:
             environment = {**os.environ, "PYTHONPATH": str(ROOT)}
             self.process = subprocess.Popen(command, cwd=self.folder, stdout=out, stderr=out, env=environment)
+
+    def check(self) -> None:
+        assert self.process
+        assert self.process.poll() is None, (self.folder / "out").read_text()
 
     # --- steps
 
@@ -109,17 +112,21 @@ class ShipHistory:
         self.write()
 
     def kill(self) -> None:
-        assert self.process
-        self.process.kill()
-        self.process.wait()
+        self.stop(signal.SIGKILL)
         self.start()
 
     def end(self, start: bool = True) -> None:
-        assert self.process
-        self.process.terminate()
-        self.process.wait(60)
+        self.stop(signal.SIGTERM)
         if start:
             self.start()
+
+    def stop(self, number: signal.Signals) -> None:
+        """End the process; its exit status says nothing where it is still starting."""
+        self.check()
+        assert self.process
+        self.process.send_signal(number)
+        self.process.wait(60)
+        self.process = None
 
     def wait(self) -> None:
         time.sleep(self.rng.uniform(0.1, 1.5))
