@@ -7,7 +7,7 @@ import contextlib
 import gzip
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -24,11 +24,11 @@ from exporters.dataset.query import RequestSource, open_requests
 from exporters.dataset.ship import Shipper
 from exporters.dataset.ship_config import ShipConfig
 from exporters.requests.read import ReadReport, read_records
-from exporters.requests.record import timestamp
+from exporters.requests.record import RequestRecord, timestamp
 from exporters.sidecar import Sidecar
 from exporters.sidecar_config import SidecarConfig
 from stack.capacity import command
-from stack.tuning.samples import read_samples
+from stack.tuning.samples import RequestSample, read_samples
 
 START_S = 1_764_000_000.0
 IDS = (
@@ -51,14 +51,14 @@ STEPS = st.one_of(
 class Scene:
     """A log that is written and rotated while a sidecar and a shipper read it, and what it holds.
 
-    seen: tokens by request_id and span_id."""
+    seen: prompt and completion tokens by request_id and span_id."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.log = folder, folder / "requests.jsonl"
         self.log.touch()
         self.files: list[Path] = []
         self.numbers, self.now_s, self.repeats, self.bad = count(), 0.0, 0, 0
-        self.seen: dict[tuple[str, str | None], int] = {}
+        self.seen: dict[tuple[str, str | None], tuple[int, int]] = {}
         self.lines: list[bytes] = []
         self.open()
 
@@ -134,17 +134,18 @@ class Scene:
 
     def write(self, key: tuple[str, str | None], tokens: int, **more: int) -> None:
         record = {"request_id": key[0], "ts": timestamp(START_S + len(self.lines)), "e2e_ms": 10, "model": "m"}
-        record |= {"team": "t", "outcome": "ok", "prompt_tokens": tokens, "completion_tokens": 1, **more}
+        made = 1 + 3 * len(self.lines) % 11
+        record |= {"team": "t", "outcome": "ok", "prompt_tokens": tokens, "completion_tokens": made, **more}
         line = msgspec.json.encode(record | ({} if key[1] is None else {"span_id": key[1]})) + b"\n"
         self.append(line)
         self.lines.append(line)
-        self.seen[key] = tokens
+        self.seen[key] = (tokens, made)
 
     def append(self, data: bytes) -> None:
         with self.log.open("ab") as file:
             file.write(data)
 
-    # --- what each reader found: requests, prompt tokens, repeats, bad lines
+    # --- what each reader found: requests, prompt and completion tokens, repeats, bad lines
 
     def found(self) -> Iterator[tuple[str, tuple[float, ...]]]:
         paths = [*self.files, self.log]
@@ -152,8 +153,11 @@ class Scene:
         rows = {(metric, *labels.values()): value for metric, labels, value in self.sidecar.ledger.traffic.samples()}
         bad = sum(value for (metric, *_), value in values.items() if metric is sidecar_series.LOG_BAD_LINES)
         requests = sum(value for (metric, *_), value in rows.items() if metric is sidecar_series.REQUESTS)
-        prompt = sum(v for (metric, *names), v in rows.items() if metric is sidecar_series.TOKENS and "prompt" in names)
-        yield "sidecar", (requests, prompt, values[sidecar_series.LOG_DUPLICATES, str(self.log)], bad)
+        tokens = [
+            sum(value for (metric, *names), value in rows.items() if metric is sidecar_series.TOKENS and kind in names)
+            for kind in ("prompt", "completion")
+        ]
+        yield "sidecar", (requests, *tokens, values[sidecar_series.LOG_DUPLICATES, str(self.log)], bad)
         sums, shipped = total(self.shipper.state.last.sealed.values()), {}
         for metric, labels, value in self.shipper.samples():
             shipped.setdefault(metric, {})[(*labels.values(),)] = value
@@ -161,23 +165,30 @@ class Scene:
             sum(shipped.get(metric, {}).values())
             for metric in (ship_series.SHIP_DUPLICATES, ship_series.SHIP_BAD_LINES)
         )
-        yield "ship", (sums.requests, sums.prompt_tokens, repeats, bad_lines)
+        yield "ship", (sums.requests, sums.prompt_tokens, sums.completion_tokens, repeats, bad_lines)
         with open_requests(RequestSource(logs=(self.log,))) as data:
-            ((requests, tokens),) = data.select("SELECT count(*), coalesce(sum(prompt_tokens), 0) FROM requests")[1]
+            (row,) = data.select("SELECT count(*), sum(prompt_tokens), sum(completion_tokens) FROM requests")[1]
             totals = data.totals
-        yield "requests", (requests, float(tokens), sum(totals.repeats.values()), sum(totals.bad.values()))
+        yield (
+            "requests",
+            (*(float(value or 0) for value in row), sum(totals.repeats.values()), sum(totals.bad.values())),
+        )
         with contextlib.suppress(ValueError):  # none with a time
             bill = from_log(LogFiles(paths))
             report = LogFiles(paths).covered()[2]
-            prompt = sum(use.prompt_tokens for use in bill.uses.values())
             assert (report.records + report.total, report.total) == (bill.lines, bill.bad_lines)
-            yield "cost", (report.records, prompt, report.repeats, report.total)
+            uses = bill.uses.values()
+            tokens = [sum(use.prompt_tokens for use in uses), sum(use.completion_tokens for use in uses)]
+            yield "cost", (report.records, *tokens, report.repeats, report.total)
         log = read_samples(paths)
-        prompt = sum(one.prompt_tokens or 0 for one in log.samples)
-        yield "compare", (len(log.samples), prompt, log.report.repeats, log.report.total)
+        yield "compare", (len(log.samples), *_tokens(log.samples), log.report.repeats, log.report.total)
         report = ReadReport()
         records = list(command._records(paths, report, set()))
-        yield "capacity", (len(records), sum(one.prompt_tokens or 0 for one in records), report.repeats, report.total)
+        yield "capacity", (len(records), *_tokens(records), report.repeats, report.total)
+
+
+def _tokens(records: Sequence[RequestRecord] | Sequence[RequestSample]) -> list[int]:
+    return [sum(one.prompt_tokens or 0 for one in records), sum(one.completion_tokens or 0 for one in records)]
 
 
 @settings(max_examples=int(os.environ.get("VLLM_WATCH_HISTORIES", "25")), deadline=None)
@@ -190,7 +201,8 @@ def test_all_readers_count_the_same(steps):
             for step in steps:
                 scene.act(step)
             scene.read(killed=False)
-            expected = (len(scene.seen), sum(scene.seen.values()), scene.repeats, scene.bad)
+            tokens = [sum(each) for each in zip((0, 0), *scene.seen.values(), strict=True)]
+            expected = (len(scene.seen), *tokens, scene.repeats, scene.bad)
             found = dict(scene.found())
             assert found == dict.fromkeys(found, expected)
         finally:
