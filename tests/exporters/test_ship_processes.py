@@ -71,6 +71,7 @@ class ShipHistory:
             eventually(lambda: self.stored() == Counter(f"r{n}" for n in range(self.rows)), what="each row once")
             self.end(start=False)
             assert self.stored() == Counter(f"r{n}" for n in range(self.rows))
+            assert not (self.standin and self.standin.rejected)
         finally:
             if self.process:
                 self.process.kill()

@@ -4,21 +4,15 @@ merging, retention, a full disk, and SIGKILL of the real process."""
 from __future__ import annotations
 
 import errno
-import random
 import re
 import shutil
-import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
-import yaml
 
 from exporters.catalogue import ship as ship_series
 from exporters.config import BadConfig
@@ -43,7 +37,6 @@ from exporters.requests.checkpoint import Locked
 from exporters.requests.record import RequestRecord, timestamp, to_line
 from tests.support import s3_standin
 from tests.support.s3_standin import S3Standin
-from tests.support.wait import eventually
 
 NOON = 1_795_608_000.0  # 2026-11-25T12:00:00Z
 FOREVER = (NOON - 20 * 86_400, NOON + 20 * 86_400)
@@ -671,52 +664,7 @@ def test_mistakes_in_the_configuration_are_named(folder, fields, values):
         config_of(folder, **fields)
 
 
-# --- the process
-
-
-def test_a_killed_process_loses_and_repeats_nothing(folder, standin, free_port):
-    """SIGKILL at random moments while a log grows and rotates; the store is slow and fails now and then."""
-    s3 = access(folder, standin)
-    file = folder / "ship.yaml"
-    file.write_text(
-        yaml.safe_dump(
-            {
-                "dataset": "s3://logs/ds",
-                "cluster": "prod",
-                "writer": "gw-0",
-                "requests_log": ["requests.jsonl"],
-                "state": "state",
-                "listen": f"127.0.0.1:{free_port()}",
-                "seal_s": 0.2,
-                "s3": {"endpoint": s3.endpoint, "region": s3.region, "credentials_file": s3.credentials_file},
-            }
-        )
-    )
-    command = [sys.executable, "-m", "stack.cli", "ship", "run", "--config", str(file)]
-    choose, written = random.Random(27), 0
-    for turn in range(4):
-        standin.faults = [("PUT", choose.choice(["day=", "manifests/"]), choose.choice(["500", "stored then cut"]))]
-        before = len(standin.requests)
-        process = subprocess.Popen(command, stderr=subprocess.PIPE)
-
-        def write_until_shipped(enough: int = before + choose.randrange(3, 9), process: Any = process) -> bool:
-            nonlocal written
-            append(folder, lines(written, 40))
-            written += 40
-            if written % 400 == 0 and any(key.startswith("ds/day=") for _, key, _ in standin.requests):
-                (folder / "requests.jsonl").rename(folder / f"requests.jsonl.{written}")
-            return len(standin.requests) >= enough or process.poll() is not None
-
-        eventually(write_until_shipped, what=f"requests of turn {turn}")
-        process.send_signal(signal.SIGKILL)
-        _, said = process.communicate(timeout=60)
-        assert -signal.SIGKILL == process.returncode, said.decode()
-    standin.faults = []
-    done = subprocess.run([*command, "--once"], capture_output=True, text=True, check=False, timeout=120)
-    assert 0 == done.returncode, done.stderr
-    store = catalog.open_store("s3://logs/ds", s3)
-    assert expected(written) == stored(store) == read_back(store, folder / "cache")
-    assert [] == standin.rejected
+# --- odd names, refused keys and a restart
 
 
 ODD_NAMES = (
