@@ -1,26 +1,22 @@
 """Public request traces as request records: Azure LLM inference and BurstGPT (CSV), Mooncake (JSONL).
 
-Invariant: a row that is no request is counted and named by its line; memory is bounded by one line and by the distinct
-hash ids. A trace has arrivals and no durations, so `ts` is the arrival and `e2e_ms` is 0.
+Invariant: a row that is no request is counted and named by its line; memory is bounded by one block of lines and by the
+distinct hash ids. A trace has arrivals and no durations, so `ts` is the arrival and `e2e_ms` is 0.
 Sources: the README files of Azure/AzurePublicDataset, HPMLL/BurstGPT and kvcache-ai/Mooncake (FAST25-release)."""
 
 from __future__ import annotations
 
-import errno
-import gzip
 import re
-import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import chain, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from exporters.requests.duplicates import RecentRequests
-from exporters.requests.positions import MAX_LINE_BYTES, PACKED
-from exporters.requests.read import ReadReport, read_records
+from exporters.requests.read import ReadReport, read_blocks, read_records
 from exporters.requests.record import BadLine, RequestRecord, timestamp, unix_seconds
 
 BLOCK_TOKENS = 512  # of a hash id
@@ -60,13 +56,11 @@ def read_requests(paths: Iterable[Path], report: ReadReport) -> Iterator[Request
 
 
 def _read(path: Path, report: ReadReport, window: RecentRequests) -> Iterator[RequestRecord]:
-    rows = _rows(path)
-    number, first = next(rows, (0, {}))
+    first = next((row for _, row in _rows(path, ReadReport())), {})
     for trace in _FORMATS:
         if first.keys() >= set(trace[2:]):
-            yield from _requests(trace, chain([(number, first)], rows), report, path)
+            yield from _requests(trace, _rows(path, report), report, path)
             return
-    rows.close()
     before = report.records + report.repeats
     yield from read_records([path], report, window=window)
     if first and "request_id" not in first and before == report.records + report.repeats:
@@ -115,20 +109,16 @@ def _request(trace: TraceFormat, name: str, row: dict[str, Any]) -> TracedReques
     return msgspec.convert(fields, TracedRequest, strict=False)
 
 
-def _rows(path: Path) -> Generator[tuple[int, dict[str, Any]]]:
+def _rows(path: Path, report: ReadReport) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number and the values of each line; no values where it is neither JSON nor below a header."""
-    try:
-        with path.open("rb") as raw:
-            file = gzip.GzipFile(fileobj=raw) if raw.peek(2).startswith(PACKED[0]) else raw  # [0]: gzip
-            header: list[str] = []
-            for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES), b""), 1):
-                text = line.decode("utf-8-sig", "replace").strip()
-                cells = text.split(",")
-                header = header or (cells if _HEADER.fullmatch(text) else [])
-                if text:
-                    yield number, _values(text) if text[0] == "{" else dict(zip(header, cells, strict=False))
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise OSError(errno.EBADMSG, f"cannot be read: {error}", f"{path}") from error
+    header: list[str] = []
+    for first, block in read_blocks(path, report):
+        for number, line in enumerate(block.split(b"\n"), first):
+            text = line.decode("utf-8-sig", "replace").strip()
+            cells = text.split(",")
+            header = header or (cells if _HEADER.fullmatch(text) else [])
+            if text:
+                yield number, _values(text) if text[0] == "{" else dict(zip(header, cells, strict=False))
 
 
 def _values(text: str) -> dict[str, Any]:

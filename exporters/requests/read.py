@@ -19,8 +19,6 @@ from exporters.requests.positions import MAX_LINE_BYTES, PACKED
 from exporters.requests.record import PROBE_TEAM, BadLine, FieldMap, RequestRecord, parse_block
 
 CHUNK_BYTES = 1 << 20
-
-
 PLACES_AT_MOST = 5  # lines named for each reason
 
 
@@ -82,30 +80,38 @@ def read_records(
     report = ReadReport() if report is None else report
     window = RecentRequests() if window is None else window
     for path in paths:
-        try:
-            with path.open("rb") as file:
-                chunks = _chunks(file.fileno(), progress)
-                for number, block in _blocks(chunks, path, report, ended_lines_only):
-                    # zero bytes, which a crash of the machine leaves in a file, end a line
-                    records, refused = parse_block(block.replace(b"\0", b"\n"), fields)
-                    for _, error in refused:
-                        report.add(error, partial(_place, path, number, block, error))
-                    fresh = window.fresh(records)
-                    window.added.clear()
-                    report.records += len(fresh)
-                    report.repeats += len(records) - len(fresh)
-                    yield from fresh if probes else (one for one in fresh if one.team != PROBE_TEAM)
-        except Damaged as error:
-            raise OSError(errno.EBADMSG, f"cannot be read: {error}", str(path)) from error
-        except OSError as error:
-            error.filename = str(path)
-            raise
+        for number, block in read_blocks(path, report, progress=progress, ended_lines_only=ended_lines_only):
+            # zero bytes, which a crash of the machine leaves in a file, end a line
+            records, refused = parse_block(block.replace(b"\0", b"\n"), fields)
+            for _, error in refused:
+                report.add(error, partial(_place, path, number, block, error))
+            fresh = window.fresh(records)
+            window.added.clear()
+            report.records += len(fresh)
+            report.repeats += len(records) - len(fresh)
+            yield from fresh if probes else (one for one in fresh if one.team != PROBE_TEAM)
 
 
 def _place(path: Path, first: int, block: bytes, error: BadLine) -> str:
     """Return file and number of a bad line in a block. first: number of the block's first line."""
     number = first + block.count(b"\n", 0, error.offset)
     return f"{path}:{number}"
+
+
+def read_blocks(
+    path: Path, report: ReadReport, *, progress: Callable[[int], None] = lambda _: None, ended_lines_only: bool = False
+) -> Iterator[tuple[int, bytes]]:
+    """Yield blocks of whole lines of a file, each with the number of its first line; arguments of `read_records`.
+
+    report: receives lines that are too long. Raises OSError as `read_records` does."""
+    try:
+        with path.open("rb") as file:
+            yield from _blocks(_chunks(file.fileno(), progress), path, report, ended_lines_only)
+    except Damaged as error:
+        raise OSError(errno.EBADMSG, f"cannot be read: {error}", str(path)) from error
+    except OSError as error:
+        error.filename = str(path)
+        raise
 
 
 def _blocks(

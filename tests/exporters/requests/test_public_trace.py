@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def mooncake(ms: int, prompt: int, ids: Sequence[object]) -> str:
     ],
 )  # fmt: skip
 def test_columns_name_the_format(tmp_path, text, ts, tokens, model, cached):
-    for content in (text, gzip.compress(text.encode())):
+    for content in (text, gzip.compress(text.encode()), lzma.compress(text.encode())):
         (record,) = read(tmp_path / "trace", content)
         assert (ts, tokens, model, cached) == (
             record.ts, (record.prompt_tokens, record.completion_tokens), record.model, record.cached_tokens,
