@@ -61,8 +61,8 @@ def spread_idle(found: cost.SourceTotals) -> cost.SourceTotals:
     return found
 
 
-def hours(told: dict) -> dict[str, float]:
-    return {row["team"]: pytest.approx(row["gpu_hours"] * 3600, abs=1e-6) for row in told["rows"]}
+def hours(result: dict) -> dict[str, float]:
+    return {row["team"]: pytest.approx(row["gpu_hours"] * 3600, abs=1e-6) for row in result["rows"]}
 
 
 def run(*words: object) -> tuple[int, str]:
@@ -76,12 +76,12 @@ def run(*words: object) -> tuple[int, str]:
 def test_the_log_alone_shares_busy_time_by_who_ran(tmp_path):
     """red alone for 2 s, then both for 3; nothing says how long the GPU was there, so nothing is idle."""
     path = write(tmp_path, request(0, 5), request(2, 5, "blue"))
-    told = cost.report(from_log([path]), "team")
-    assert {"red": 3.5, "blue": 1.5} == hours(told)
+    result = cost.report(from_log([path]), "team")
+    assert {"red": 3.5, "blue": 1.5} == hours(result)
     assert {"cost_allocation": None, "api_cost": None, "joules": None} == {
-        name: told["total"][name] for name in ("cost_allocation", "api_cost", "joules")
+        name: result["total"][name] for name in ("cost_allocation", "api_cost", "joules")
     }
-    assert any("no idle time" in note for note in told["notes"])
+    assert any("no idle time" in note for note in result["notes"])
 
 
 def test_a_time_that_is_said_has_idle(tmp_path):
@@ -119,8 +119,8 @@ def test_a_log_with_other_field_names_needs_the_sidecars_config(tmp_path):
     path = write(tmp_path, json.dumps(record))
     config = tmp_path / "sidecar.yaml"
     config.write_text("field_names: {tenant: team}\n")
-    told = json.loads(run("--log", path, "--config", config, "--json")[1])
-    assert ["red"] == [row["team"] for row in told["rows"]]
+    result = json.loads(run("--log", path, "--config", config, "--json")[1])
+    assert ["red"] == [row["team"] for row in result["rows"]]
     assert ["__unknown__"] == [row["team"] for row in json.loads(run("--log", path, "--json")[1])["rows"]]
     status, text = run("--prometheus", "http://127.0.0.1:9", "--config", config)
     assert (2, True) == (status, re.search("--config .* --log", text) is not None)
@@ -129,9 +129,9 @@ def test_a_log_with_other_field_names_needs_the_sidecars_config(tmp_path):
 def test_idle_cost_can_be_spread(tmp_path):
     path = write(tmp_path, request(0, 30), request(50, 60, "blue"))
     prices = Prices(gpu_hour=3.6, spread_idle=True)
-    told = cost.report(spread_idle(from_log([path], last(100), prices)), "team")
+    result = cost.report(spread_idle(from_log([path], last(100), prices)), "team")
     assert {"red": pytest.approx(0.075), "blue": pytest.approx(0.025), IDLE: 0.0} == {
-        row["team"]: row["cost_allocation"] for row in told["rows"]
+        row["team"]: row["cost_allocation"] for row in result["rows"]
     }
 
 
@@ -185,9 +185,9 @@ def test_time_in_the_gateways_queue_is_no_work(tmp_path):
 
 def test_models_have_cards_of_their_own(tmp_path):
     path = write(tmp_path, request(0, 10), request(0, 10, model="code"))
-    told = cost.report(from_log([path], gpus=parse_gpus(["chat=4", "2"])), "model")
+    result = cost.report(from_log([path], gpus=parse_gpus(["chat=4", "2"])), "model")
     assert {"chat": 40.0, "code": 20.0} == {
-        row["model"]: pytest.approx(row["gpu_hours"] * 3600) for row in told["rows"]
+        row["model"]: pytest.approx(row["gpu_hours"] * 3600) for row in result["rows"]
     }
 
 
@@ -230,16 +230,16 @@ def test_the_total_is_the_sum_of_the_rows_and_all_of_the_time(tmp_path_factory, 
     prices = Prices(gpu_hour=3.6, spread_idle=spread, changes=(PriceChange("2025-10-09T12:00", gpu_hour=7.2),))
     found, other = (from_log([path], last(80_000), prices, {"": 3.0}, cluster) for cluster in ("eu", "us"))
     found.parts.update(other.parts)
-    told = cost.report(spread_idle(found) if spread else found, cost.parse_by(",".join(by)), daily)
+    result = cost.report(spread_idle(found) if spread else found, cost.parse_by(",".join(by)), daily)
     models, before_s = {model for *_, model in rows}, 1_760_011_200 - T0
-    assert pytest.approx(6 * 80_000 * len(models), rel=1e-9) == told["total"]["gpu_hours"] * 3600
+    assert pytest.approx(6 * 80_000 * len(models), rel=1e-9) == result["total"]["gpu_hours"] * 3600
     cost_of_both = 6 * (before_s + 2 * (80_000 - before_s)) / 1000 * len(models)
-    assert pytest.approx(cost_of_both, rel=1e-9) == told["total"]["cost_allocation"]
-    keys = [(row.get("team"), row.get("model"), row["cluster"], row["period_start"]) for row in told["rows"]]
+    assert pytest.approx(cost_of_both, rel=1e-9) == result["total"]["cost_allocation"]
+    keys = [(row.get("team"), row.get("model"), row["cluster"], row["period_start"]) for row in result["rows"]]
     groups = (2 if "cluster" in by else 1) * (2 + ("price" in by) if daily else 1 + ("price" in by))
     assert (len(keys), groups) == (len(set(keys)), len({key[2:] for key in keys}))
     for name in ("gpu_hours", "aborted_gpu_hours", "cost_allocation", "cost_usage", "prompt_tokens", "share"):
-        assert pytest.approx(told["total"][name], rel=1e-12) == sum(row[name] for row in told["rows"])
+        assert pytest.approx(result["total"][name], rel=1e-12) == sum(row[name] for row in result["rows"])
 
 
 def test_a_log_has_days_of_a_zone_and_prices_of_the_moment(tmp_path):
@@ -248,20 +248,20 @@ def test_a_log_has_days_of_a_zone_and_prices_of_the_moment(tmp_path):
     night = period.from_s + 25 * 3600 - T0
     path = write(tmp_path, request(night - 30, night + 10, outcome="client_abort"), request(night + 3600, night + 3660))
     prices = Prices(gpu_hour=2.0, timezone="Europe/Berlin", changes=(PriceChange("2026-10-25T12:00", gpu_hour=4.0),))
-    told = cost.report(from_log([path], period, prices, {"": 2.0}, "eu"), "team,price", daily=True)
+    result = cost.report(from_log([path], period, prices, {"": 2.0}, "eu"), "team,price", daily=True)
     days: dict[str, float] = {}
-    for row in told["rows"]:
+    for row in result["rows"]:
         days[row["period_start"]] = days.get(row["period_start"], 0.0) + row["cost_allocation"]
     assert {
         "2026-10-25T00:00:00+02:00": pytest.approx(13 * 2 * 2.0, rel=1e-12),
         "2026-10-25T12:00:00+01:00": pytest.approx(12 * 2 * 4.0, rel=1e-12),
         "2026-10-26T00:00:00+01:00": pytest.approx(24 * 2 * 4.0, rel=1e-12),
     } == days
-    red = [row for row in told["rows"] if row["team"] == "red"]
+    red = [row for row in result["rows"] if row["team"] == "red"]
     assert [pytest.approx(60 / 3600), pytest.approx(20 / 3600)] == [row["aborted_gpu_hours"] for row in red]
     assert [pytest.approx(60 / 3600 * 4), pytest.approx(20 / 3600 * 4)] == [row["aborted_cost"] for row in red]
     assert [0.0, 200.0] == [row["prompt_tokens"] for row in red]
-    assert {"eu"} == {row["cluster"] for row in told["rows"]}
+    assert {"eu"} == {row["cluster"] for row in result["rows"]}
 
 
 @pytest.mark.parametrize(
@@ -283,17 +283,17 @@ def test_a_row_sums_what_by_does_not_name(by, rows):
         (0, "eu", "base", "red"), (50, "eu", "later", "red"), (50, "eu", "later", "blue"), (50, "us", "later", "red"),
     ):  # fmt: skip
         found.parts[cost.CostPart(T0 + at, T0 + at + 50, cluster, version)][team, "chat"] = cost.TeamUse(10.0)
-    told = cost.report(found, cost.parse_by(by))
+    result = cost.report(found, cost.parse_by(by))
     names = ("team", "cluster", "price_version")
-    assert rows == [(*map(row.get, names), round(row["gpu_hours"] * 3600)) for row in told["rows"]]
-    total = {**told["total"], told["by"].split(",")[0].replace("price", "price_version"): "total"}
-    table = list(csv.DictReader(io.StringIO(cli_cost.csv_text(told))))
+    assert rows == [(*map(row.get, names), round(row["gpu_hours"] * 3600)) for row in result["rows"]]
+    total = {**result["total"], result["by"].split(",")[0].replace("price", "price_version"): "total"}
+    table = list(csv.DictReader(io.StringIO(cli_cost.csv_text(result))))
     assert f"{total['gpu_hours']}" == table[-1]["gpu_hours"]
     assert 1 == list(table[-1].values()).count("total")
-    assert table[:-1] == list(csv.DictReader(io.StringIO(cli_cost.csv_text(told, total=False))))
-    head, lines = cli_cost.sheet(told)
+    assert table[:-1] == list(csv.DictReader(io.StringIO(cli_cost.csv_text(result, total=False))))
+    head, lines = cli_cost.sheet(result)
     assert (len(rows) + 1, "total") == (len(lines), lines[-1][0])
-    assert (head, lines[:-1]) == cli_cost.sheet(told, total=False)
+    assert (head, lines[:-1]) == cli_cost.sheet(result, total=False)
 
 
 def test_a_day_with_two_prices_is_one_row(tmp_path):
@@ -301,9 +301,9 @@ def test_a_day_with_two_prices_is_one_row(tmp_path):
     path = write(tmp_path, request(period.from_s - T0, period.from_s - T0 + 9))
     prices = Prices(gpu_hour=2.0, changes=(PriceChange("2026-10-15T12:00", gpu_hour=4.0),))
     found = from_log([path], period, prices)
-    told = cost.report(found, "model", daily=True)
-    assert [72.0, 96.0] == [pytest.approx(row["cost_allocation"]) for row in told["rows"]]
-    assert [2, 1] == [len(row["price_version"].split(",")) for row in told["rows"]]
+    result = cost.report(found, "model", daily=True)
+    assert [72.0, 96.0] == [pytest.approx(row["cost_allocation"]) for row in result["rows"]]
+    assert [2, 1] == [len(row["price_version"].split(",")) for row in result["rows"]]
     assert 3 == len(cost.report(found, "model,price", daily=True)["rows"])
 
 
@@ -351,10 +351,10 @@ def test_the_table_ends_with_the_total_and_what_was_assumed(tmp_path):
 
 def test_csv_and_json_say_the_same(tmp_path):
     path = write(tmp_path, request(0, 5), request(2, 5, "blue"))
-    told = json.loads(run("--log", path, "--json")[1])
+    result = json.loads(run("--log", path, "--json")[1])
     table = list(csv.DictReader(io.StringIO(run("--log", path, "--csv")[1])))
-    assert [*(row["team"] for row in told["rows"]), "total"] == [row["team"] for row in table]
-    assert [*(row["gpu_hours"] for row in told["rows"]), told["total"]["gpu_hours"]] == [
+    assert [*(row["team"] for row in result["rows"]), "total"] == [row["team"] for row in table]
+    assert [*(row["gpu_hours"] for row in result["rows"]), result["total"]["gpu_hours"]] == [
         float(row["gpu_hours"]) for row in table
     ]
     assert {""} == {row["cost_usage"] for row in table}
@@ -363,8 +363,8 @@ def test_csv_and_json_say_the_same(tmp_path):
 def test_no_name_is_a_formula_in_a_spreadsheet(tmp_path):
     """A team may be whatever a foreign log says."""
     path = write(tmp_path, request(0, 5, "=HYPERLINK(1)"), request(2, 5, "@x"), request(3, 5, "a=b"))
-    told = {row["team"] for row in csv.DictReader(io.StringIO(run("--log", path, "--csv")[1]))}
-    assert {"'=HYPERLINK(1)", "'@x", "a=b"} == told - {"total"}
+    result = {row["team"] for row in csv.DictReader(io.StringIO(run("--log", path, "--csv")[1]))}
+    assert {"'=HYPERLINK(1)", "'@x", "a=b"} == result - {"total"}
 
 
 @pytest.mark.parametrize(
@@ -475,7 +475,7 @@ def found(where: Address, since_s: float = 7200.0, prices: Prices | None = None)
 def test_recorded_sums_survive_a_sidecar_restart(recorded):
     """Each series grows on its own before the sum: the second sidecar's growth is not swallowed by the first one's
     reset."""
-    told = found(recorded)
+    result = found(recorded)
     hour_s = 2 * 120  # two sidecars, 120 minutes
     assert {
         "red": 30.0 * hour_s,
@@ -483,10 +483,10 @@ def test_recorded_sums_survive_a_sidecar_restart(recorded):
         IDLE: 10.0 * hour_s,
         UNATTRIBUTED: 5.0 * hour_s,
         ABORTED: 3.0 * hour_s,
-    } == hours(told)
-    red, total = told["rows"][0], told["total"]
+    } == hours(result)
+    red, total = result["rows"][0], result["total"]
     assert ("EUR", pytest.approx(0.03 * hour_s), pytest.approx(0.06 * hour_s)) == (
-        told["currency"],
+        result["currency"],
         red["cost_usage"],
         total["cost_allocation"],
     )
@@ -499,14 +499,16 @@ def test_recorded_sums_survive_a_sidecar_restart(recorded):
     assert (pytest.approx(0.5 * hour_s), pytest.approx(3 * hour_s)) == (red["api_cost"], red["unreadable_requests"])
     assert pytest.approx(0.03 / 0.66) == red["usage_per_1k_tokens"]
     aborted = {
-        row["team"]: pytest.approx(3600 * row["aborted_gpu_hours"]) for row in told["rows"] if row["aborted_gpu_hours"]
+        row["team"]: pytest.approx(3600 * row["aborted_gpu_hours"])
+        for row in result["rows"]
+        if row["aborted_gpu_hours"]
     }
     assert {"red": 6.0 * hour_s, ABORTED: 3.0 * hour_s} == aborted
     assert tuple(pytest.approx(each * hour_s) for each in (60, 12)) == (
         red["est_prompt_tokens"],
         red["est_completion_tokens"],
     )
-    assert total["gpu_hours"] == sum(row["gpu_hours"] for row in told["rows"])
+    assert total["gpu_hours"] == sum(row["gpu_hours"] for row in result["rows"])
 
 
 @pytest.mark.prometheus
@@ -519,12 +521,12 @@ def test_other_prices_reckon_what_was_recorded_anew(recorded):
         gpus=(GpuPrice("H100", 4.0), GpuPrice("L4", 1.0)),
         api=(ApiPrice("chat", 1.0, 3.0, 0.5),),
     )
-    told = found(recorded, prices=prices)
-    costs = {row["team"]: (row["cost_allocation"], row["cost_usage"]) for row in told["rows"]}
+    result = found(recorded, prices=prices)
+    costs = {row["team"]: (row["cost_allocation"], row["cost_usage"]) for row in result["rows"]}
     assert (pytest.approx(3.25 * 2 * 120 * 30 / 3600), pytest.approx(3.25 * 2 * 120 * 30 / 3600)) == costs["red"]
     assert (pytest.approx(3.25 * 2 * 120 * 10 / 3600), 0.0) == costs[IDLE]
     assert 0.0 == costs[UNATTRIBUTED][1]
-    assert pytest.approx(2 * 120 * (460 * 1.0 + 200 * 0.5 + 72 * 3.0) / 1000) == told["total"]["api_cost"], (
+    assert pytest.approx(2 * 120 * (460 * 1.0 + 200 * 0.5 + 72 * 3.0) / 1000) == result["total"]["api_cost"], (
         "estimated tokens included"
     )
 
