@@ -13,7 +13,15 @@ ARRAY_BYTES = 32 << 10  # of an outermost array, which ends there; of each one i
 MOST_BYTES = 256 << 10  # of a text that is kept as it is, and of an outline, which beyond that is given up
 
 _KEPT = re.compile(rb'["{}\[\],]')
-_SKIPPED = re.compile(rb'["{}\[\]]')
+_PLAIN = rb'[^"{}\[\]]++|"(?:[^"\\]++|\\.)*+"'  # what opens and closes nothing, and complete strings
+
+
+def _nesting(depth: int) -> bytes:
+    """Return the pattern of complete JSON values whose containers have at most this depth."""
+    return _PLAIN if not depth else rb"%b|\[(?:%b)*+\]|\{(?:%b)*+\}" % (_PLAIN, *[_nesting(depth - 1)] * 2)
+
+
+_SKIPPED = re.compile(rb"(?:%b)*+" % _nesting(3), re.DOTALL)  # in one call, however many values that is
 _TEXT = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _QUOTE, _COMMA, _ARRAY, _OPEN = ord('"'), ord(","), ord("["), frozenset(b"{[")
 
@@ -40,14 +48,16 @@ class Outline:
             if self._string is not None:
                 at = self._in_string(data, at, self._string)
                 continue
-            skips = self._skip_to is not None
-            sign = (_SKIPPED if skips else _KEPT).search(data, at)
-            start = sign.start() if sign else end
-            if not skips:
+            if self._skip_to is not None:
+                values = _SKIPPED.match(data, at)
+                start = values.end() if values else at
+            else:
+                sign = _KEPT.search(data, at)
+                start = sign.start() if sign else end
                 self._out += data[at:start]
                 self._shorten()
             at = start + 1
-            if sign is not None:
+            if start < end:
                 self._sign(data[start], skips=self._skip_to is not None)
 
     def text(self) -> bytes:
