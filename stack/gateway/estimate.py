@@ -180,15 +180,18 @@ class Estimator:
         if ask.outputs and completion_tokens >= 0 and len(team or "") <= LONGEST_NAME:
             _used(self._outputs, team, Outputs).add(completion_tokens // ask.outputs)
 
-    def completion(self, team: str | None, model: str | None, events: int) -> int | None:
-        """Return the tokens in so many stream events with content, at least one for each; None for no events.
+    def completion(self, team: str | None, model: str | None, shown: int, text_bytes: int) -> int | None:
+        """Return the tokens of a stream whose events have shown so many, at least as many; None for none.
 
-        By what the team's own finished streams of the model had, so that no team changes what another is charged."""
+        By what the team's own finished streams of the model had, so that no team changes what another is charged. Text
+        of more than MOST_BYTES for each of them came several tokens at once, and is estimated by its size."""
         seen, tokens = self._events.get((team, model), PRIOR_EVENTS)
-        return math.ceil(events * min(MOST_TOKENS, max(LEAST_TOKENS, tokens / seen))) or None
+        by_events = math.ceil(shown * min(MOST_TOKENS, max(LEAST_TOKENS, tokens / seen)))
+        by_text = self.text(model, team, text_bytes) if text_bytes > MOST_BYTES * by_events else None
+        return max(by_events, by_text or 0) or None
 
     def learn_events(self, team: str | None, model: str | None, events: int, completion_tokens: int) -> None:
-        """Learn tokens per event from a stream whose usage arrived.
+        """Learn tokens per token that events show from a stream whose usage arrived.
 
         As a ratio of sums: a stream of a few events says little, since its end-of-sequence token makes none."""
         if events < 1 or len(team or "") + len(model or "") > 2 * LONGEST_NAME:

@@ -100,12 +100,7 @@ class Proxy:
                 self._idle.set()
             if recorded:
                 if x.reply.completion_tokens is None:
-                    events, estimator = x.content_events or x.progress_events, self.services.estimator
-                    x.est_completion_tokens = (
-                        x.reply.token_ids
-                        or estimator.completion(x.team, x.model, events)
-                        or estimator.text(x.model, x.team, x.reply.text_bytes)
-                    )
+                    x.est_completion_tokens = visit.estimated_output()
                 self._log.write(fitting_line(record(x, self.services.now(), self.services.unix_s())))
                 self.services.metrics.ended(x.team, x.outcome, x.status, x.reason)
 

@@ -142,6 +142,7 @@ class Reply:
         "partly_read",
         "prompt_tokens",
         "shaped",
+        "shown_tokens",
         "text_bytes",
         "token_ids",
         "unreadable",
@@ -164,6 +165,7 @@ class Reply:
         self.shaped = False
         self.partly_read = False
         self.unreadable: str | None = None
+        self.shown_tokens = 0  # of choices: one for each with text or a step, or those that it names
         self.text_bytes = self.token_ids = 0  # of a whole reply without usable usage
 
     @property
@@ -211,7 +213,7 @@ class Reply:
         if self.completion_tokens is None and content and not self.partly_read:
             with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):  # no estimate of odd ones
                 texts = (read.choices, *(_plain(raw) for raw in (read.output, read.content, read.text)))
-                self.text_bytes = sum(map(_text_bytes, texts))
+                self.text_bytes = sum(map(text_bytes, texts))
 
     def settle(self, *, content: bool) -> None:
         """Drop counts that cannot be, at the end of a reply. content: whether it had text or tool calls."""
@@ -275,10 +277,12 @@ class Reply:
                     self._finished.add(index if isinstance(index, int) else None)
                     self._note_finish(finish)
                 part = choice.get("delta") or choice.get("message")
+                shown = _named_tokens(choice)
                 if choice.get("text") or (isinstance(part, dict) and any(part.get(key) for key in _DELTAS)):
-                    noted = CONTENT
-                elif noted == NOTHING and not (finish is None and isinstance(part, dict) and part.get("role")):
-                    noted = PROGRESS
+                    noted, shown = CONTENT, shown or 1
+                elif not (finish is None and isinstance(part, dict) and part.get("role")):
+                    noted, shown = noted or PROGRESS, shown or 1
+                self.shown_tokens += shown
         return noted
 
     def _note_typed(self, body: Body) -> int | None:
@@ -298,7 +302,7 @@ class Reply:
             self._note_finish(body.stop_reason)
             return None
         elif kind.startswith(("content-", "tool-")):  # Cohere
-            noted = CONTENT if _text_bytes(body.delta) else PROGRESS
+            noted = CONTENT if text_bytes(body.delta) else PROGRESS
         elif kind == "message-end" and isinstance(body.delta, dict):
             self._note_finish(body.delta.get("finish_reason"))
             self._note_usage(body.delta.get("usage"))
@@ -425,13 +429,22 @@ def _plain(raw: msgspec.Raw) -> Any:
     return msgspec.json.decode(raw) if raw else None
 
 
-def _text_bytes(value: Any, key: str = "text", depth: int = 16) -> int:
+def _named_tokens(choice: dict[str, Any]) -> int:
+    """Return the number of tokens that a choice names, beside its text or in place of it."""
+    logprobs = choice.get("logprobs")
+    named = [choice.get("token_ids")]
+    if isinstance(logprobs, dict):
+        named += [logprobs.get("content"), logprobs.get("tokens")]
+    return max((len(each) for each in named if isinstance(each, list)), default=0)
+
+
+def text_bytes(value: Any, key: str = "text", depth: int = 16) -> int:
     """Return the bytes of generated text inside a decoded answer, down to this depth."""
     if isinstance(value, str):
         return len(value.encode("utf-8", "replace")) if key in _TEXTS else 0
     if isinstance(value, dict) and depth:
-        return sum(_text_bytes(inner, name, depth - 1) for name, inner in value.items())
-    return sum(_text_bytes(inner, key, depth - 1) for inner in value) if isinstance(value, list) and depth else 0
+        return sum(text_bytes(inner, name, depth - 1) for name, inner in value.items())
+    return sum(text_bytes(inner, key, depth - 1) for inner in value) if isinstance(value, list) and depth else 0
 
 
 def _milliseconds(value: Any, otherwise: float | None) -> float | None:

@@ -62,7 +62,7 @@ class TokenRequest(msgspec.Struct, frozen=True):
     media: images, sounds, videos, files. truncates: the engine may cut the prompt to what fits.
     limit: the field that limits the output. uncountable: why no record could count what is asked for, else empty.
     transfer: the first of TRANSFERS that it has, on a route that makes text; else empty.
-    form: how it is read. fields: the body's, each value as it came or as it was changed, and those that were added.
+    echoes: whether the answer repeats the prompt. form: how it is read. fields: the body's, each value as it came or as it was changed, and those that were added.
     edited: whether any was changed. respelled: how to restore a body that no strict decoder reads, else
     empty."""
 
@@ -82,6 +82,7 @@ class TokenRequest(msgspec.Struct, frozen=True):
     limit: str | None = None
     uncountable: str = ""
     transfer: str = ""
+    echoes: bool = False
     form: BodyForm = OTHER_BODY
     fields: RawFields = {}
     added: tuple[str, ...] = ()
@@ -238,6 +239,7 @@ def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool, r
     prompts = size.add_prompt(how, fields)
     if TRANSFERS[0] in fields:
         size.add_transferred(fields)
+    spread = stream and "stream_interval" in settings and how.usage_option and _spread(how, fields, settings)
     options = _usage_options(fields) if stream and how.usage_option else None
     new = "stream_options" not in fields
     if add := options is not None and not is_true(plain_value(options.get("include_usage"))):
@@ -259,10 +261,11 @@ def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool, r
         limit=limit,
         uncountable=_uncountable(route, how, fields, max(n, best_of), prompts),
         transfer=_transfer(fields, settings) if how.limit else "",
+        echoes="echo" in fields and is_true(plain_value(fields["echo"])),
         form=how,
         fields=fields,
         added=("stream_options",) if add and new else (),
-        edited=add and not new,
+        edited=(add and not new) or spread,
         respelled=respelled,
     )
 
@@ -270,6 +273,17 @@ def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool, r
 def _limits(how: BodyForm, fields: RawFields) -> RawFields:
     """Return the fields among which the limit stands: those of the body, or of an object in it."""
     return _object(fields, how.within) if how.within else fields
+
+
+def _spread(how: BodyForm, fields: dict[str, msgspec.Raw], settings: RawFields) -> bool:
+    """Write a stream_interval of several tokens as 1, so that each event shows its tokens; return whether it was."""
+    number = _tokens(settings["stream_interval"])
+    if number is None or number < 2:
+        return False
+    each = {"stream_interval": spelled_like(plain_value(settings["stream_interval"]), 1)}
+    value = {how.within: {**settings, **each}} if how.within else each
+    fields.update((name, msgspec.Raw(msgspec.json.encode(one))) for name, one in value.items())
+    return True
 
 
 def _lowered(ask: TokenRequest, fields: RawFields, max_output: int) -> dict[str, Any]:

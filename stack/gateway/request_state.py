@@ -49,7 +49,6 @@ class RequestState:
     first_token: float | None = None
     token_s: float | None = None
     content_events: int = 0
-    progress_events: int = 0
     est_completion_tokens: int | None = None
     client_wait_s: float = 0.0
     status: int | None = None

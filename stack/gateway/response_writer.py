@@ -41,6 +41,8 @@ WHOLE_BYTES = 256 << 10
 AHEAD_BYTES = 128 << 10
 Feed = Callable[[bytes, float], bytes]
 ANSWER_S = 5.0  # for telling a client what went wrong; it may not be reading
+READ_ON_S = 5.0  # for the rest of a reply whose client has left: its usage stands behind the text, and all is computed
+SLICE_BYTES = 64 << 10  # of a reply that is read at once, 5 ms at most; then others get their turn
 
 
 class ResponseWriter:
@@ -79,23 +81,41 @@ class ResponseWriter:
             return
         x, estimator, reply = self._x, self._services.estimator, self._x.reply
         reply.settle(content=x.content_events > 0)
-        prompt, output = (
-            reply.prompt_tokens,
-            reply.completion_tokens if reply.completion_tokens is not None else (x.content_events or None),
-        )
+        prompt, output, shown = reply.prompt_tokens, reply.completion_tokens, None
+        if output is None and (shown := self.estimated_output()) is not None:
+            output = max(ticket.output, shown)  # more may have been made than was shown
         if x.reason in NOTHING_DONE and prompt is None and output is None:
             prompt = output = 0
         self._services.admission.leave(ticket, self._services.now(), prompt, output)
         if reply.prompt_tokens is not None:
             estimator.learn(x.model, self._ask, reply.prompt_tokens, x.team)
         # A client that leaves before the count comes has had content all the same; then the estimate stands for it.
-        counted = x.est_prompt_tokens if reply.prompt_tokens is None and x.content_events else reply.prompt_tokens
+        counted = x.est_prompt_tokens if reply.prompt_tokens is None and shown else reply.prompt_tokens
         limit = self._terms.team(x.team or "").max_prompt_tokens
         if counted is not None and limit is not None and counted > limit:
             estimator.note_overrun(x.model, x.team, self._services.now())
         if reply.completion_tokens is not None and x.team is not None:
             estimator.learn_output(x.team, self._ask, reply.completion_tokens)
-            estimator.learn_events(x.team, x.model, x.content_events, reply.completion_tokens)
+            if self._scanner is not None:
+                estimator.learn_events(x.team, x.model, self._scanner.tokens, reply.completion_tokens)
+
+    def _settle_slot(self) -> None:
+        """Release the slot, unless the client does not read and the budget of bytes has no room for what it has not
+        read: then the slot is held until it has."""
+        if self._ticket is None or not self._request.held_back:
+            self.release_slot()
+            return
+        unread = self._request.transport.get_write_buffer_size()
+        if self._services.bodies.take(self._x.team, unread, alone=len(self._terms.policy.teams) == 1):
+            self._taken += unread
+            self.release_slot()
+
+    def estimated_output(self) -> int | None:
+        """Return the tokens that the client has been sent, of an answer without usage; None for none."""
+        x, estimator, scanner = self._x, self._services.estimator, self._scanner
+        if scanner is None:
+            return x.reply.token_ids or estimator.text(x.model, x.team, x.reply.text_bytes)
+        return estimator.completion(x.team, x.model, scanner.tokens, 0 if self._ask.echoes else scanner.text_bytes)
 
     def release_body(self) -> None:
         """The body, as soon as nothing can be sent again; what its size has taught stays."""
@@ -137,7 +157,6 @@ class ResponseWriter:
                 await self._note_decoded(upstream, body, coding)
             if held and x.reason in FAILOVER and x.reply.unreadable not in ASKED_ONCE:
                 raise RequestEnd(x.reason or "")
-            self.release_slot()
             await self._finish(Response(upstream.status, headers, body, upstream.reason))
             return
         if held and (reason := self._reason(upstream, x.reply)) in FAILOVER:
@@ -145,23 +164,49 @@ class ResponseWriter:
         response = Response(upstream.status, headers, reason=upstream.reason)
         self._start(response)
         copy = Copy(outlined=is_json(upstream.content_type))
-        reads = self._admitted and x.reply.unreadable is None
-        while chunk := body or await _next(upstream):
-            body = b""
-            await self._write(response, chunk)
-            for piece in () if not reads else (chunk,) if coding is None else coding.pieces(chunk):
-                copy.add(piece)
-        x.reply.partly_read = copy.partial
-        self._note(upstream, copy.text(), copy.size, coding)
-        self.release_slot()
+        try:
+            while chunk := body or await _next(upstream):
+                body = b""
+                await self._add(copy, chunk, coding)
+                await self._write(response, chunk)
+        except (ConnectionError, asyncio.CancelledError):
+            await self._read_on(upstream, copy, coding)
+            raise
+        self._note_copy(upstream, copy, coding)
         await self._finish(response)
 
+    async def _read_on(self, upstream: UpstreamResponse, copy: Copy, coding: DecodedCopy | None) -> None:
+        """Read the rest of a reply for its usage: the client may have left with all of the text."""
+        if self._services.life.cutting:
+            return
+        with contextlib.suppress(TimeoutError, RequestEnd):
+            async with asyncio.timeout(READ_ON_S):
+                while chunk := await _next(upstream):
+                    await self._add(copy, chunk, coding)
+                self._note_copy(upstream, copy, coding)
+
+    async def _add(self, copy: Copy, data: bytes, coding: DecodedCopy | None) -> None:
+        """Add a part of a reply that is read, in slices: others get their turn. When cancelled, all of it is added."""
+        if not self._admitted or self._x.reply.unreadable is not None:
+            return
+        slices = (data[at : at + SLICE_BYTES] for at in range(0, len(data), SLICE_BYTES))
+        pieces = slices if coding is None else coding.pieces(data)
+        try:
+            for piece in pieces:
+                copy.add(piece)
+                if len(data) > SLICE_BYTES or coding is not None:
+                    await asyncio.sleep(0)
+        finally:
+            for piece in pieces:
+                copy.add(piece)
+
     async def _note_decoded(self, upstream: UpstreamResponse, body: bytes, coding: DecodedCopy) -> None:
-        """Add an encoded reply. Little of it may be much when decoded, so others get their turn."""
+        """Add an encoded reply. Little of it may be much when decoded."""
         copy = Copy(outlined=is_json(upstream.content_type))
-        for piece in coding.pieces(body):
-            copy.add(piece)
-            await asyncio.sleep(0)
+        await self._add(copy, body, coding)
+        self._note_copy(upstream, copy, coding)
+
+    def _note_copy(self, upstream: UpstreamResponse, copy: Copy, coding: DecodedCopy | None) -> None:
         self._x.reply.partly_read = copy.partial
         self._note(upstream, copy.text(), copy.size, coding)
 
@@ -222,11 +267,9 @@ class ResponseWriter:
         finally:
             self._mid_event = scanner.mid_event
             x.first_token, x.content_events = scanner.first_token, scanner.content_events
-            x.progress_events = scanner.progress_events
             x.token_s = scanner.token_s(x.reply.completion_tokens)
         self._require_end(upstream, scanner, coding)
         x.reason = self._reason(upstream, x.reply)
-        self.release_slot()
         await self._finish(response)
 
     def _require_end(self, upstream: UpstreamResponse, scanner: Scanner, coding: DecodedCopy | None) -> None:
@@ -291,11 +334,11 @@ class ResponseWriter:
             self._latest = latest
             self._allow("decode_timeout", self._decode_s() * 1.25)
         if scanner.done or scanner.reply.error_code is not None:  # whatever the line and the client still have to do
-            self.release_slot()
             if not x.complete:
                 if not scanner.reply.shaped:
                     self._breaks_off(upstream, scanner)
                 x.reason, x.complete = self._reason(upstream, scanner.reply), True
+            self._settle_slot()
 
     async def _drained(self) -> None:
         """Waits while the client does not read; should time run out meanwhile, it is the client's."""
@@ -362,7 +405,9 @@ class ResponseWriter:
             self._services.mark(self._request, response)
             response.put_whole(self._request)
             self._response = response
+        self._settle_slot()
         await self._drained()
+        self.release_slot()
 
     async def _answer(self, end: RequestEnd) -> None:
         """Report to the client why its request ended: as a status, as an event inside a stream, or by cutting what is

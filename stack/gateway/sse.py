@@ -12,7 +12,7 @@ import re
 import msgspec
 
 from stack.gateway.outline import Outline
-from stack.gateway.reply import BLANK, CONTENT, NOTHING, PROGRESS, Body, Reply, decode
+from stack.gateway.reply import BLANK, CONTENT, NOTHING, PROGRESS, Body, Reply, decode, text_bytes
 from stack.gateway.request_fields import FIELDS_DECODER, is_null
 
 EVENT_BYTES = 1 << 20
@@ -42,18 +42,21 @@ class Scanner:
     reason until the next one comes; drop the event with usage and no choices.
 
     first_textless: when an event with a choice and without text came, be it with the role only. first_progress,
-    last_progress, progress_events: of events that prove a step of the engine and have no text."""
+    last_progress, progress_events: of events that prove a step of the engine and have no text. text_bytes: of all
+    text."""
 
     __slots__ = (
-        "_after", "_before", "_big", "_carriage", "_cut", "_forced", "_head", "_held", "_lf", "_name", "_searched",
-        "_strip", "_tail", "_withheld", "content_events", "done", "events", "first_content", "first_progress",
-        "first_textless", "last_content", "last_progress", "objects", "progress_events", "reply",
+        "_after", "_before", "_big", "_carriage", "_cut", "_forced", "_head", "_held", "_lf", "_more_tokens", "_name",
+        "_searched", "_strip", "_tail", "_withheld", "content_events", "done", "events", "first_content",
+        "first_progress", "first_textless", "last_content", "last_progress", "objects", "progress_events", "reply",
+        "text_bytes",
     )  # fmt: skip
 
     def __init__(self, route: str = "", *, strip_usage: bool = False) -> None:
         self.reply = Reply(route)
         self.events = self.objects = 0
-        self.content_events = self.progress_events = 0
+        self.content_events = self.progress_events = self.text_bytes = 0
+        self._more_tokens = 0  # beyond one for each event with content
         self.first_textless: float | None = None
         self.first_content: float | None = None
         self.last_content: float | None = None
@@ -81,6 +84,12 @@ class Scanner:
     def first_token(self) -> float | None:
         """Return when the first content came; of a stream without any, the first sign of a step."""
         return self.first_progress if self.first_content is None else self.first_content
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens that events have shown, at least: one for each with content, one for each choice without
+        text, and all that an event names. Of a stream without any of these, the events that prove a step."""
+        return self.content_events + self._more_tokens or self.progress_events
 
     @property
     def latest(self) -> float | None:
@@ -274,12 +283,14 @@ class Scanner:
             # it ends neither string nor line
             if text and b'"' not in text and b"\n" not in text and b"\r" not in text and text[-1] != _BACKSLASH:
                 self.content_events += 1
+                self.text_bytes += len(text)
                 self.last_content = now
                 return PLAIN
         if self.reply.model is not None and (found := _plain_content(event)) is not None:
             self._content(now)
             begin = found.end() - 1
             end = event.find(b'"', begin)
+            self.text_bytes += end - begin
             if event[end - 1] != _BACKSLASH:
                 self._before, self._after = event[:begin], event[end:]
             return PLAIN
@@ -311,11 +322,15 @@ class Scanner:
         self.objects += 1
         finished = self.reply.finished
         choices = body.choices
+        shown = self.reply.shown_tokens
         noted = self.reply.note(body)
         if noted == NOTHING and choices and self.first_textless is not None:
             noted = PROGRESS  # some engines repeat the role in every event
+        self._more_tokens += self.reply.shown_tokens - shown
         if noted == CONTENT:
             self._content(now)
+            self._more_tokens -= 1 if choices else 0
+            self.text_bytes += text_bytes(choices or body.delta)
         elif self.first_textless is None and (choices or noted == PROGRESS):
             self.first_textless = now
         if noted == PROGRESS:
@@ -342,11 +357,11 @@ class Scanner:
 
 
 def _plain_content(event: bytes) -> re.Match[bytes] | None:
-    """Match a chunk that has text and nothing else worth decoding, up to the first letter of that text; most events are
-    such."""
+    """Match a chunk of one choice that has text and nothing else worth decoding, up to the first letter of that text;
+    most events are such."""
     unfinished = event.count(b'"finish_reason":null')
     plain = (
-        unfinished > 0
+        unfinished == 1
         and event.startswith(b"data:")
         and event.find(b"\n", 0, len(event) - 2) < 0  # one line: nothing of it is a comment
         and b"\r" not in event
@@ -354,6 +369,8 @@ def _plain_content(event: bytes) -> re.Match[bytes] | None:
         and b'usage"' not in event
         and b'error"' not in event
         and b'system_fingerprint":"' not in event
+        and b'token_ids":[' not in event
+        and b'logprobs":{' not in event
     )
     return _SOME_TEXT.search(event) if plain else None
 

@@ -299,9 +299,9 @@ def test_deep_nesting_and_huge_numbers_do_no_harm():
 
 def reading(scanner: Scanner) -> dict[str, Any]:
     """Everything that a scanner has read out of its stream, but for the times."""
-    names = ("events", "content_events", "progress_events", "done", "mid_event")
+    names = ("events", "content_events", "progress_events", "tokens", "done", "mid_event")
     return {name: getattr(scanner, name) for name in names} | {
-        name: getattr(scanner.reply, name) for name in Reply.__slots__
+        name: getattr(scanner.reply, name) for name in Reply.__slots__ if name != "shown_tokens"
     }
 
 
