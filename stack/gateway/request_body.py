@@ -62,7 +62,8 @@ class TokenRequest(msgspec.Struct, frozen=True):
     media: images, sounds, videos, files. truncates: the engine may cut the prompt to what fits.
     limit: the field that limits the output. uncountable: why no record could count what is asked for, else empty.
     transfer: the first of TRANSFERS that it has, on a route that makes text; else empty.
-    echoes: whether the answer repeats the prompt. form: how it is read. fields: the body's, each value as it came or as it was changed, and those that were added.
+    echoes: whether the answer repeats the prompt.
+    form: how it is read. fields: the body's, each value as it came or as it was changed, and those that were added.
     edited: whether any was changed. respelled: how to restore a body that no strict decoder reads, else
     empty."""
 
