@@ -37,6 +37,7 @@ from stack.gateway.routes import ROUTES, find
 _CONTINUOUS = "continuous_usage_stats"
 LONGEST_NUMBER = 64 << 10  # bytes, zeros and white space included; longer ones would be read on the event loop
 MOST_N = 16_384  # texts of one prompt: what vLLM makes (the default of VLLM_MAX_N_SEQUENCES)
+ALL_LOGPROBS = 100_000  # of one token: about as many as a vocabulary has
 MOST_TEXTS = 99_999  # of all prompts together: what a record can say
 _CUTS = frozenset(("truncate_prompt_tokens", "max_tokens_per_doc", "max_tokens_per_query"))
 _FORMS = [route.body for route in ROUTES.values() if route.body is not None]
@@ -65,7 +66,9 @@ class TokenRequest(msgspec.Struct, frozen=True):
     echoes: whether the answer repeats the prompt.
     form: how it is read. fields: the body's, each value as it came or as it was changed, and those that were added.
     edited: whether any was changed. respelled: how to restore a body that no strict decoder reads, else
-    empty."""
+    empty.
+    logprobs, prompt_logprobs: log-probabilities of each token of output, and of the prompt; ALL_LOGPROBS for the whole
+    vocabulary."""
 
     body: bytes
     model: str | None = None
@@ -89,6 +92,8 @@ class TokenRequest(msgspec.Struct, frozen=True):
     added: tuple[str, ...] = ()
     edited: bool = False
     respelled: str = ""
+    logprobs: int = 0
+    prompt_logprobs: int = 0
 
     @property
     def sent(self) -> bytes:

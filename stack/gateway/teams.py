@@ -204,7 +204,7 @@ _SHARE: _Range = ("more than 0 and at most 1", lambda n: 0 < n <= 1)
 _PART: _Range = ("from 0 to 1", lambda n: 0 <= n <= 1)
 _NUMBERS: Mapping[type[msgspec.Struct], Mapping[str, _Range]] = {
     Team: {"weight": _POSITIVE, "max_running": _LIMIT, "max_in_flight": _LIMIT, "max_prompt_tokens": _LIMIT,
-        "max_output_tokens": _LIMIT},
+        "max_output_tokens": _LIMIT, "max_outputs": _LIMIT, "max_logprobs": _COUNT, "max_prompt_logprobs": _COUNT},
     Band: {"ceiling": _SHARE, "floor": _COUNT, "engine_priority": _COUNT, "max_wait_s": _COUNT, "prefill_s": _POSITIVE,
         "decode_s": _POSITIVE,
            "total_s": _POSITIVE},
