@@ -28,6 +28,10 @@ _FAILED = promql.growth(
     gateway.ATTEMPTS, "1h", ("variant",), (VARIANT, 'result!~"ok|engine_busy|bad_request|(client|gateway)_.*"')
 )
 _HUNG = f"{at(gateway.ENGINE_STATE, eq('state', 'suspect|hung'))} == 1"
+_REFUSED_TERMS = (  # reasons
+    "model_not_allowed|prompt_too_long|prompt_over_limit|output_too_long|context_too_long"
+    "|too_many_outputs|too_many_logprobs"
+)
 _STOPPED = at(sidecar.CANARY_TIME, VARIANT, eq("step", "roll_back"))
 
 ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
@@ -211,29 +215,11 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             "the team's limits do not allow the request",
             (
                 "sum by (reason) ("
-                + at(
-                    sidecar.REASONS,
-                    eq(
-                        "reason", "model_not_allowed|prompt_too_long|prompt_over_limit|output_too_long|context_too_long"
-                    ),
-                    TEAM,
-                )
+                + at(sidecar.REASONS, eq("reason", _REFUSED_TERMS), TEAM)
                 + " - ("
-                + at(
-                    sidecar.REASONS,
-                    eq(
-                        "reason", "model_not_allowed|prompt_too_long|prompt_over_limit|output_too_long|context_too_long"
-                    ),
-                    TEAM,
-                )
+                + at(sidecar.REASONS, eq("reason", _REFUSED_TERMS), TEAM)
                 + " offset 10m or "
-                + at(
-                    sidecar.REASONS,
-                    eq(
-                        "reason", "model_not_allowed|prompt_too_long|prompt_over_limit|output_too_long|context_too_long"
-                    ),
-                    TEAM,
-                )
+                + at(sidecar.REASONS, eq("reason", _REFUSED_TERMS), TEAM)
                 + " * 0)) > 0"
             ),
             "the client requests another model or more than before, or the limits were changed",

@@ -20,7 +20,8 @@ class BodyForm:
     the field that holds the limit and n. cuts: whether the engine cuts a prompt that is too long, unless the field
     truncate says NONE. has_priority: whether the body may name the priority of its request; has_n: how many texts it
     wants; has_salt: the salt of the prefix cache. usage_option: whether streams report usage only when stream_options
-    asks for it. form: whether it is a form with a file, of which the model alone is read.
+    asks for it. logprobs: fields that ask for log-probabilities; top_logprobs: the one that says how many of each token
+    of output. form: whether it is a form with a file, of which the model alone is read.
     Source: the request models of vLLM 0.32 and 0.33 (entrypoints/**/protocol.py)."""
 
     prompt: tuple[str, ...] = ()
@@ -45,6 +46,8 @@ class BodyForm:
     has_n: bool = False
     has_salt: bool = True
     usage_option: bool = False
+    logprobs: frozenset[str] = frozenset()
+    top_logprobs: str = ""
     form: bool = False
 
     def __post_init__(self) -> None:
@@ -61,8 +64,18 @@ _SCORED = ("documents", "items", "text_2", "data_2")
 _TEMPLATE = ("chat_template", "chat_template_kwargs")
 _SCORED_WITH = (*_TEMPLATE, "instruction")
 _GIVEN, _ASIDE = ("tools", "functions", "documents"), ("response_format", "tool_choice", *_TEMPLATE)
-CHAT_BODY = BodyForm(("messages",), whole=_GIVEN, maybe=_ASIDE, limit=_CHAT_LIMIT, has_n=True, usage_option=True)
-BATCH_BODY = BodyForm(("messages",), each=("messages",), whole=_GIVEN, maybe=_ASIDE, limit=_CHAT_LIMIT, has_n=True)
+_LOGPROBS = frozenset(("logprobs", "logprob_token_ids", "prompt_logprobs", "echo", "use_beam_search"))
+CHAT_BODY = BodyForm(
+    ("messages",),
+    whole=_GIVEN,
+    maybe=_ASIDE,
+    limit=_CHAT_LIMIT,
+    has_n=True,
+    usage_option=True,
+    logprobs=_LOGPROBS | {"top_logprobs"},
+    top_logprobs="top_logprobs",
+)
+BATCH_BODY = replace(CHAT_BODY, each=("messages",), usage_option=False)
 COMPLETIONS_BODY = BodyForm(
     ("prompt",),
     each=("prompt", "prompt_embeds"),
@@ -73,12 +86,16 @@ COMPLETIONS_BODY = BodyForm(
     unsaid=16,
     has_n=True,
     usage_option=True,
+    logprobs=_LOGPROBS,
+    top_logprobs="logprobs",
 )
 RESPONSES_BODY = BodyForm(
     ("instructions", "input"),
     whole=("tools",),
     maybe=("previous_input_messages", "tool_choice", "text", *_TEMPLATE),
     limit=("max_output_tokens",),
+    logprobs=frozenset(("include", "top_logprobs")),
+    top_logprobs="top_logprobs",
 )
 MESSAGES_BODY = BodyForm(
     ("system", "messages"),
@@ -89,7 +106,9 @@ MESSAGES_BODY = BodyForm(
     limit_required=True,
     has_priority=False,
 )
-COHERE_CHAT_BODY = BodyForm(("messages",), whole=_GIVEN, maybe=_ASIDE, limit=("max_tokens",), has_salt=False)
+COHERE_CHAT_BODY = BodyForm(
+    ("messages",), whole=_GIVEN, maybe=_ASIDE, limit=("max_tokens",), has_salt=False, logprobs=frozenset(("logprobs",))
+)
 TOKENS_BODY = BodyForm(
     ("token_ids",),
     ids=("token_ids",),
@@ -99,6 +118,8 @@ TOKENS_BODY = BodyForm(
     within="sampling_params",
     has_n=True,
     usage_option=True,
+    logprobs=frozenset(("logprobs", "logprob_token_ids", "prompt_logprobs", "prompt_logprob_token_ids")),
+    top_logprobs="logprobs",
 )
 VECTORS_BODY = BodyForm(
     ("input", "messages"),

@@ -28,9 +28,11 @@ from stack.gateway.passed_headers import (
     take_engine_name,
     upstream_path,
 )
+from stack.gateway.policy import Team
 from stack.gateway.reasons import FAILOVER
 from stack.gateway.refusals import RequestEnd, refusal_end
 from stack.gateway.reply import Reply
+from stack.gateway.request_logprobs import ALL_LOGPROBS
 from stack.gateway.routes import ROUTES, find
 from stack.gateway.routing import RequestedModel, UpstreamChoice, may_ask, name_at
 from stack.gateway.upstream_client import BrokenConnection, HeadTooLong, Unreachable, UpstreamResponse
@@ -165,6 +167,7 @@ class RequestHandler(BodyReader):
             raise RequestEnd(
                 "output_too_long", f"{ask.max_tokens} tokens of output are asked for; team {team} may have {most}"
             )
+        self._limit_outputs(team, terms)
         self._apply_limits(most)
         model = self._terms.policy.models.get(self._asked.model or "")
         context = model.max_model_len if model else None
@@ -180,6 +183,30 @@ class RequestHandler(BodyReader):
                 f"prompt (about {prompt} tokens) and output ({wanted}) are longer than the context of {context} tokens"
             )
         raise RequestEnd("context_too_long", why)
+
+    def _limit_outputs(self, team: str, terms: Team) -> None:
+        """Raise RequestEnd for more texts or log-probabilities than the team may ask for."""
+        ask, most = self._ask, terms.most_outputs
+        if most is not None and ask.outputs > most and ask.limit is not None:
+            key = "max_running" if terms.max_outputs is None else "max_outputs"
+            raise RequestEnd(
+                "too_many_outputs",
+                f"{ask.outputs} texts are asked for; team {team} may have {most} of one request ({key}): send several"
+                " requests, or set max_outputs in teams.yaml",
+            )
+        if not (ask.logprobs or ask.prompt_logprobs):
+            return
+        for key, fields in zip(("max_logprobs", "max_prompt_logprobs"), ask.logprob_fields(), strict=True):
+            limit: int | None = getattr(terms, key)
+            name = max(fields, key=fields.__getitem__, default="")
+            if limit is None or not name or fields[name] <= (limit and limit + 1):
+                continue
+            number = "all" if fields[name] >= ALL_LOGPROBS else fields[name] - 1
+            raise RequestEnd(
+                "too_many_logprobs",
+                f"{name} asks for {number} log-probabilities of each token beside its own; team {team} may have"
+                f" {limit or 'none at all'} ({key} in teams.yaml)",
+            )
 
     def _apply_limits(self, max_output: int | None) -> None:
         """Limit the output. Raises RequestEnd for a limit or a priority that cannot be read."""

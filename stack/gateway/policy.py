@@ -73,6 +73,11 @@ class Team(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     kv_transfer: bool = False
     probe: bool = False
 
+    @property
+    def most_outputs(self) -> int | None:
+        """Return how many texts one request may ask for: more would take more slots than the team may hold."""
+        return self.max_running if self.max_outputs is None else self.max_outputs
+
 
 class Capacity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Capacity of all engines together, and of the queue. slots: requests at once. tokens: prompt and expected output

@@ -55,6 +55,10 @@ REASONS: dict[str, Reason] = {
         "rejected", 429, "the prompt is probably longer than max_prompt_tokens, and the team has just sent a longer one"
     ),
     "output_too_long": Reason("rejected", 400, "more output is asked for than the team's max_output_tokens"),
+    "too_many_outputs": Reason("rejected", 400, "more texts are asked for than the team's max_outputs or max_running"),
+    "too_many_logprobs": Reason(
+        "rejected", 400, "more log-probabilities are asked for than the team's max_logprobs or max_prompt_logprobs"
+    ),
     "context_too_long": Reason("rejected", 400, "prompt and output together are longer than the model's context"),
     # refused for load: later it may go through
     "team_limit": Reason("rejected", 429, "the team has as many requests in flight as it may"),

@@ -20,6 +20,7 @@ from stack.gateway.request_fields import (
     FIELDS_DECODER,
     INT64,
     LARGE_BYTES,
+    LONGEST_NUMBER,
     MOST_PIECES,
     OBJECT,
     RawFields,
@@ -32,12 +33,11 @@ from stack.gateway.request_fields import (
     read_number,
     spelled_like,
 )
+from stack.gateway.request_logprobs import read_logprobs
 from stack.gateway.routes import ROUTES, find
 
 _CONTINUOUS = "continuous_usage_stats"
-LONGEST_NUMBER = 64 << 10  # bytes, zeros and white space included; longer ones would be read on the event loop
 MOST_N = 16_384  # texts of one prompt: what vLLM makes (the default of VLLM_MAX_N_SEQUENCES)
-ALL_LOGPROBS = 100_000  # of one token: about as many as a vocabulary has
 MOST_TEXTS = 99_999  # of all prompts together: what a record can say
 _CUTS = frozenset(("truncate_prompt_tokens", "max_tokens_per_doc", "max_tokens_per_query"))
 _FORMS = [route.body for route in ROUTES.values() if route.body is not None]
@@ -67,8 +67,7 @@ class TokenRequest(msgspec.Struct, frozen=True):
     form: how it is read. fields: the body's, each value as it came or as it was changed, and those that were added.
     edited: whether any was changed. respelled: how to restore a body that no strict decoder reads, else
     empty.
-    logprobs, prompt_logprobs: log-probabilities of each token of output, and of the prompt; ALL_LOGPROBS for the whole
-    vocabulary."""
+    logprobs, prompt_logprobs: log-probabilities of each token of output, and of the prompt, its own included."""
 
     body: bytes
     model: str | None = None
@@ -178,6 +177,10 @@ class TokenRequest(msgspec.Struct, frozen=True):
         """Return the same with this id, by which an engine stores the response."""
         return self._with({"request_id": request_id}) if self.fields and self._is_text("request_id") else self
 
+    def logprob_fields(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        """Return the log-probabilities of each token of output, and of the prompt, that each field asks for."""
+        return read_logprobs(self.form, _limits(self.form, self.fields), self.n or 1)
+
     def text(self, name: str) -> str | None:
         """Return the value of a field that is a string; None for any other, and for one with a lone surrogate."""
         value = plain_value(self.fields.get(name))
@@ -241,6 +244,10 @@ def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool, r
     settings = _limits(how, fields)
     n, best_of = (_number(settings, "n"), _number(settings, "best_of")) if how.has_n else (0, 0)
     limit, max_tokens = _limit(how, settings)
+    logprobs = prompt_logprobs = 0
+    if not how.logprobs.isdisjoint(settings):
+        of_output, of_prompt = read_logprobs(how, settings, max(n, 1))
+        logprobs, prompt_logprobs = max(of_output.values(), default=0), max(of_prompt.values(), default=0)
     size = PromptSize(dense, how.quoting)
     prompts = size.add_prompt(how, fields)
     if TRANSFERS[0] in fields:
@@ -273,6 +280,8 @@ def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool, r
         added=("stream_options",) if add and new else (),
         edited=(add and not new) or spread,
         respelled=respelled,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
     )
 
 

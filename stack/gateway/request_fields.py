@@ -10,6 +10,7 @@ import msgspec
 
 LARGE_BYTES = 1 << 20  # larger values are looked at before they are taken apart
 MOST_PIECES = 200_000  # fields and list items of one such value; about 300 bytes of memory each
+LONGEST_NUMBER = 64 << 10  # bytes, zeros and white space included; longer ones would be read on the event loop
 MOST_TOKENS = 10**9  # more than any context: larger numbers are read as this one
 
 STRING, LIST, OBJECT, NULL = b'"[{n'  # what values begin with

@@ -108,6 +108,10 @@ CASES: dict[str, Case] = {
         LONG, answer=_COUNTED, policy=_policy({"demo": {"max_prompt_tokens": 60}}), earlier=1
     ),
     "output_too_long": Case(gateways.ASK | {"max_tokens": 21}, policy=_policy(REFUSED)),
+    "too_many_outputs": Case(gateways.ASK | {"n": 3}, policy=_policy({"demo": {"max_running": 2}})),
+    "too_many_logprobs": Case(
+        gateways.ASK | {"logprobs": True, "top_logprobs": 20}, policy=_policy({"demo": {"max_logprobs": 5}})
+    ),
     "context_too_long": Case(
         gateways.ASK | {"max_tokens": 41}, policy=_policy(models={"tiny": {"max_model_len": 40}})
     ),

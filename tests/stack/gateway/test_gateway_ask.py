@@ -100,6 +100,52 @@ def test_output_limit_is_of_the_field_the_route_obeys(
     assert (max_tokens, outputs) == (found.max_tokens, found.outputs)
 
 
+GENERATE, COHERE_CHAT = "/inference/v1/generate", "/cohere/v2/chat"
+INCLUDE = {"include": ["message.output_text.logprobs"]}
+ALL = 100_000
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "logprobs", "prompt_logprobs"),
+    [
+        (CHAT, {"top_logprobs": 5, "logprob_token_ids": []}, 0, 0),
+        (CHAT, {"logprobs": True}, 1, 0),
+        (CHAT, {"logprobs": "yes", "top_logprobs": 20.0}, 21, 0),
+        (CHAT, {"logprobs": 1, "top_logprobs": "20"}, 21, 0),
+        (CHAT, {"logprobs": True, "top_logprobs": -1}, ALL, 0),
+        (CHAT, {"logprobs": True, "top_logprobs": "0" * 70_000 + "5"}, ALL, 0),
+        (CHAT, {"logprobs": True, "top_logprobs": -2}, 1, 0),
+        (CHAT, {"logprobs": True, "top_logprobs": None}, 1, 0),
+        (CHAT, {"logprobs": True, "top_logprobs": 10**30}, ALL, 0),
+        (CHAT, {"logprobs": True, "logprob_token_ids": [1, 2, 3]}, 4, 0),
+        (CHAT, {"prompt_logprobs": True}, 0, 2),
+        (CHAT, {"prompt_logprobs": 0, "echo": True, "top_logprobs": 9}, 0, 1),
+        (CHAT, {"logprobs": True, "echo": "on", "top_logprobs": 3}, 4, 4),
+        (CHAT, {"echo": True}, 0, 1),
+        (CHAT, {"n": 4, "use_beam_search": True}, 9, 0),
+        (BATCH, {"messages": [[user("a")]], "prompt_logprobs": "7"}, 0, 8),
+        (TEXT, {"logprobs": 0}, 1, 0),
+        (TEXT, {"logprobs": True, "top_logprobs": 7}, 2, 0),
+        (TEXT, {"logprobs": 2, "echo": 1}, 3, 3),
+        (TEXT, {"echo": True}, 0, 0),
+        (TEXT, {"logprobs": 2, "prompt_logprobs": -1}, 3, ALL),
+        (RESPONSES, {"top_logprobs": 5, "include": ["reasoning.encrypted_content"]}, 0, 0),
+        (RESPONSES, INCLUDE, 1, 0),
+        (RESPONSES, {"top_logprobs": 5, **INCLUDE}, 6, 0),
+        (GENERATE, {"sampling_params": {"logprobs": "3", "prompt_logprobs": 1}}, 4, 2),
+        (GENERATE, {"sampling_params": {"prompt_logprob_token_ids": [[1], [2, 3], []]}, "logprobs": 9}, 0, 3),
+        (COHERE_CHAT, {"logprobs": True, "top_logprobs": 9, "prompt_logprobs": 9}, 1, 0),
+        (MESSAGES, {"logprobs": True, "prompt_logprobs": 9}, 0, 0),
+    ],
+)
+def test_logprobs_are_counted_as_vllm_reads_them(
+    route: str, fields: dict[str, Any], logprobs: int, prompt_logprobs: int
+):
+    """By the request models of vLLM 0.32."""
+    found = asked(route, **fields)
+    assert (logprobs, prompt_logprobs) == (found.logprobs, found.prompt_logprobs)
+
+
 @pytest.mark.parametrize(
     ("spelled", "number"),
     [

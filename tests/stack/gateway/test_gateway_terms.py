@@ -367,9 +367,10 @@ async def test_who_may_not_even_wait_is_told_when_to_come_back(tmp_path: Path, r
 TOO_LONG = ASK | {"messages": [{"role": "user", "content": "word " * 200}]}
 LONG = ASK | {"messages": [{"role": "user", "content": "word " * 100}]}
 TERMS = policy(
-    {"demo": {"max_prompt_tokens": 60, "max_output_tokens": 2, "over_output": "refuse"}, "batch": {"models": ["tiny"]}},
+    {"demo": {"max_prompt_tokens": 60, "max_output_tokens": 2, "over_output": "refuse"},
+     "batch": {"models": ["tiny"], "max_running": 4, "max_logprobs": 0}},
     models={"tiny": {"max_model_len": 40, "aliases": ["gpt-4o-mini"], "adapters": ["tiny-sql"]}},
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -385,6 +386,8 @@ TERMS = policy(
         ("batch", b"x" * 2000, 413, "body_too_large", "invalid_request_error"),
         ("stranger", ASK, 401, "unknown_key", "authentication_error"),
         ("", ASK, 401, "no_key", "authentication_error"),
+        ("batch", ASK | {"n": 5}, 400, "too_many_outputs", "invalid_request_error"),
+        ("batch", ASK | {"logprobs": True}, 400, "too_many_logprobs", "invalid_request_error"),
     ],
 )
 async def test_what_would_be_refused_again_is_not_to_be_sent_again(
@@ -402,6 +405,48 @@ async def test_what_would_be_refused_again_is_not_to_be_sent_again(
         assert not {"Retry-After", "Retry-After-Ms"} & set(got.headers)
         on_record_as_refused(await it.record(), status, reason, None)
         assert [] == it.engine.asked
+
+
+TEXT = {"model": "tiny", "prompt": "hello"}
+TEXTS = {"model": "tiny", "prompt": ["a", "b", "c"]}
+
+
+@pytest.mark.parametrize(
+    ("terms", "path", "body", "reason"),
+    [
+        ({}, "/v1/completions", TEXTS | {"n": 100, "logprobs": 20, "prompt_logprobs": -1}, None),
+        ({"max_running": 6}, "/v1/completions", TEXTS | {"n": 2}, None),
+        ({"max_running": 5}, "/v1/completions", TEXTS | {"n": "2"}, "too_many_outputs"),
+        ({"max_running": 5}, "/v1/completions", TEXTS | {"best_of": 2}, "too_many_outputs"),
+        ({"max_running": 1, "max_outputs": 6}, "/v1/completions", TEXTS | {"n": 2}, None),
+        ({"max_running": 9, "max_outputs": 5}, "/v1/completions", TEXTS | {"n": 2.0}, "too_many_outputs"),
+        ({"max_outputs": 1}, "/v1/chat/completions", ASK | {"n": 2, "use_beam_search": True}, "too_many_outputs"),
+        ({"max_outputs": 1}, "/inference/v1/generate", {"token_ids": [1], "sampling_params": {"n": 2}},
+         "too_many_outputs"),
+        ({"max_outputs": 1}, "/v1/chat/completions/batch", ASK | {"messages": [ASK["messages"]] * 2},
+         "too_many_outputs"),
+        ({"max_outputs": 1}, "/v1/embeddings", {"model": "tiny", "input": ["a", "b"]}, None),
+        ({"max_outputs": 1}, "/v1/rerank", {"model": "tiny", "query": "q", "documents": ["a", "b"]}, None),
+        ({"max_outputs": 1}, "/score", {"model": "tiny", "text_1": "q", "text_2": ["a", "b"]}, None),
+        ({"max_outputs": 1}, "/generative_scoring", {"model": "tiny", "query": "q", "items": ["a", "b"]}, None),
+        ({"max_logprobs": 5}, "/v1/completions", TEXT | {"logprobs": 5}, None),
+        ({"max_logprobs": 5}, "/v1/completions", TEXT | {"logprobs": "6"}, "too_many_logprobs"),
+        ({"max_logprobs": 5}, "/v1/completions", TEXT | {"logprobs": -1}, "too_many_logprobs"),
+        ({"max_logprobs": 0}, "/v1/completions", TEXT | {"logprobs": 0}, "too_many_logprobs"),
+        ({"max_logprobs": 0}, "/v1/completions", TEXT | {"logprobs": None, "prompt_logprobs": 5}, None),
+        ({"max_prompt_logprobs": 0}, "/v1/completions", TEXT | {"logprobs": 5}, None),
+        ({"max_prompt_logprobs": 0}, "/v1/completions", TEXT | {"logprobs": 0, "echo": 1}, "too_many_logprobs"),
+        ({"max_prompt_logprobs": 1}, "/v1/completions", TEXT | {"prompt_logprobs": True}, None),
+        ({"max_prompt_logprobs": 1}, "/v1/completions", TEXT | {"prompt_logprobs": 2}, "too_many_logprobs"),
+    ],
+)  # fmt: skip
+async def test_outputs_and_logprobs_have_limits(
+    tmp_path: Path, terms: dict[str, int], path: str, body: Any, reason: str | None
+):
+    async with gateway(tmp_path, policy=policy({"demo": terms})) as it:
+        async with it.post(body, path, Authorization=f"Bearer {ALL['demo'][0]}") as got:
+            answer = await got.json()
+        assert (reason is None, reason) == (bool(it.engine.asked), answer.get("error", {}).get("code"))
 
 
 def counted(tokens: int) -> Any:
