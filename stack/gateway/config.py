@@ -17,6 +17,7 @@ from exporters.net.listener_auth import ListenerAuth
 from stack.config import BadConfig
 from stack.gateway.body_budget import PARTS
 from stack.gateway.cors import Cors
+from stack.gateway.passed_headers import header_mistake
 from stack.gateway.routes import RECORDED, plain
 from stack.gateway.sharing import Sharing
 
@@ -108,6 +109,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     is one team.
     also_pass: further routes under /v1 that take POST and leave no record, such as /v1/load_lora_adapter; open to every
     team.
+    pass_headers: headers of clients that engines get beside those that vLLM and the clients of its APIs know.
     cors: web pages of other origins that may use the gateway from a browser; without it none may.
     sharing: replicas that serve the same teams.yaml; null for one gateway alone.
     liveness: detection of engines that hang."""
@@ -125,6 +127,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     secret_file: str | None = None
     engine_pages: bool = True
     also_pass: list[str] = []
+    pass_headers: list[str] = []
     cors: Cors | None = None
     sharing: Sharing | None = None
     limits: GatewayLimits = GatewayLimits()
@@ -152,6 +155,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
                 raise ValueError(
                     f"also_pass: {route!r} is no route beside the recorded ones; write it like /v1/load_lora_adapter"
                 )
+        for wrong in filter(None, map(header_mistake, self.pass_headers)):
+            raise ValueError(f"pass_headers: {wrong}")
 
 
 _PATHS = (

@@ -20,14 +20,7 @@ from stack.gateway.client_request import json_response
 from stack.gateway.deadline import Deadline
 from stack.gateway.ids import request_id
 from stack.gateway.large_bodies import LARGE_BYTES
-from stack.gateway.passed_headers import (
-    NOT_SENT_ON,
-    NOT_SENT_ON_ANEW,
-    headers_without,
-    reason_for_no_team,
-    take_engine_name,
-    upstream_path,
-)
+from stack.gateway.passed_headers import headers_among, reason_for_no_team, take_engine_name, upstream_path
 from stack.gateway.policy import Team
 from stack.gateway.reasons import FAILOVER
 from stack.gateway.refusals import RequestEnd, refusal_end
@@ -477,7 +470,7 @@ class RequestHandler(BodyReader):
         """Return the headers for the engine: those of the client about its request, and our own."""
         x = self._x
         # The state of a trace that we could not read belongs to none that goes on.
-        kept = headers_without(self._request.headers, NOT_SENT_ON if x.trace.continued else NOT_SENT_ON_ANEW)
+        kept = headers_among(self._request.headers, self._terms.passed[x.trace.continued])
         # usage must be readable
         ours = [("traceparent", x.trace.traceparent), ("Accept-Encoding", "identity")]
         # where nothing is recorded, an engine takes the id of the body

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -12,6 +14,8 @@ from stack.gateway.routes import RECORDED
 if TYPE_CHECKING:
     from stack.gateway.client_request import ClientRequest
     from stack.gateway.teams import Teams
+HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,60}")  # a token of RFC 9110
+_NONE: frozenset[str] = frozenset()
 _LONGEST_NAME = 128  # characters of an engine's name
 # Belong to one connection (RFC 9110, section 7.6.1), or are written anew.
 _HOP = frozenset(
@@ -27,9 +31,11 @@ _HOP = frozenset(
         "upgrade",
     )
 )
-NOT_SENT_ON = _HOP | {
+# Written by the gateway, or the client's own key: pass_headers cannot open these.
+_OURS = _HOP | {
     "host",
     "content-length",
+    "content-encoding",
     "expect",
     "accept-encoding",
     "authorization",
@@ -37,19 +43,46 @@ NOT_SENT_ON = _HOP | {
     "api-key",
     "x-request-id",
     "traceparent",
+    "tracestate",
     # settled here, and not by the client: vLLM obeys both
     "x-vllm-priority",
     "x-data-parallel-rank",
-    # between a browser and us
-    "origin",
-    "access-control-request-method",
-    "access-control-request-headers",
-    # of the client's account with somebody else
-    "cookie",
-    "openai-organization",
-    "openai-project",
 }
-NOT_SENT_ON_ANEW = NOT_SENT_ON | {"tracestate"}
+# What vLLM 0.10 to 0.33 reads of a request, and what the APIs of OpenAI and Anthropic define, which a service of kind
+# api may read. Others could choose an adapter, an engine or an address, where a proxy or a router before the engine
+# obeys them. Source: raw_request.headers in vllm/entrypoints, without endpoint-load-metrics-format, which shows the
+# load of all teams.
+_PASSED = frozenset(
+    (
+        "accept",
+        "accept-language",
+        "content-type",
+        "user-agent",
+        "x-session-id",
+        "openai-beta",
+        "anthropic-version",
+        "anthropic-beta",
+    )
+)
+PassedHeaders = tuple[frozenset[str], frozenset[str]]
+
+
+def passed_headers(more: Iterable[str]) -> PassedHeaders:
+    """Return the names of a client's headers that engines get: of a request that begins a trace, and of one that goes
+    on with one, whose state passes too."""
+    names = _PASSED.union(name.lower() for name in more)
+    return names, names | {"tracestate"}
+
+
+def header_mistake(name: str) -> str | None:
+    """Return why a header of clients cannot be passed to engines; None if it can."""
+    if not HEADER.fullmatch(name):
+        return f"{name[:60]!r} is no name of a header; write it like X-Tenant"
+    if name.lower() in _OURS:
+        return f"{name} is of one connection, a key, or written by the gateway itself; leave it out"
+    return None
+
+
 # Who may read an answer in a browser is settled by cors of gateway.yaml: vLLM allows every origin unless it is started
 # otherwise.
 NOT_SENT_BACK = (
@@ -103,13 +136,24 @@ def upstream_path(request: ClientRequest, route: str) -> str:
     return (route if route in RECORDED else quote(route)) + request.query
 
 
-def headers_without(headers: CIMultiDict[str], dropped: frozenset[str]) -> list[tuple[str, str]]:
-    """Headers to pass on: without the dropped ones, and without those that Connection names."""
+def headers_among(headers: CIMultiDict[str], passed: frozenset[str]) -> list[tuple[str, str]]:
+    """Headers of a request to pass on: those of this list, without those that Connection names."""
     if "Connection" in headers:
-        named = ",".join(headers.getall("Connection"))
-        if named.lower() not in ("keep-alive", "close"):
-            dropped = dropped | {name.strip().lower() for name in named.split(",")}
+        passed = passed - _of_connection(headers)
+    return [(name, value) for name, value in headers.items() if name.lower() in passed]
+
+
+def headers_without(headers: CIMultiDict[str], dropped: frozenset[str]) -> list[tuple[str, str]]:
+    """Headers of a response to pass on: without the dropped ones, and without those that Connection names."""
+    if "Connection" in headers:
+        dropped = dropped | _of_connection(headers)
     return [(name, value) for name, value in headers.items() if name.lower() not in dropped]
+
+
+def _of_connection(headers: CIMultiDict[str]) -> frozenset[str]:
+    """Return the names of headers that are of this connection by its own word."""
+    named = ",".join(headers.getall("Connection")).lower()
+    return _NONE if named in ("keep-alive", "close") else frozenset(map(str.strip, named.split(",")))
 
 
 def take_engine_name(headers: CIMultiDict[str], name: str | None) -> str | None:

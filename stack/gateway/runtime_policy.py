@@ -13,6 +13,7 @@ from typing import Any
 from stack.config import BadConfig
 from stack.gateway.config import GatewayConfig, no_engine, read_key, upstream_key
 from stack.gateway.isolation import SECRET_FILE, Isolation, isolation_of
+from stack.gateway.passed_headers import PassedHeaders, passed_headers
 from stack.gateway.policy import Band, Policy, Team, Upstream
 from stack.gateway.routing import Names, Router, address_of
 from stack.gateway.sharing import share_mistakes
@@ -22,7 +23,7 @@ from stack.gateway.teams import Teams, load_policy, teams_of
 @dataclass(frozen=True, slots=True)
 class RuntimePolicy:
     """isolation: what keeps teams apart within an engine. headers: what only this upstream gets, by its name: its own
-    key."""
+    key. passed: headers of clients that upstreams get."""
 
     policy: Policy
     teams: Teams
@@ -31,6 +32,7 @@ class RuntimePolicy:
     upstreams: Mapping[str, Upstream]
     headers: Mapping[str, Mapping[str, str]]
     isolation: Isolation
+    passed: PassedHeaders
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -89,4 +91,6 @@ def terms_of(config: GatewayConfig, policy: Policy, path: Path) -> RuntimePolicy
     headers = {name: {"Authorization": f"Bearer {key}"} for name, key in keys.items()}
     isolation = isolation_of(policy, Path(config.secret_file) if config.secret_file else path.with_name(SECRET_FILE))
     teams = teams_of(policy, str(path), config.anonymous_team)
-    return RuntimePolicy(policy, teams, Names(policy.models), Router(policy, single), upstreams, headers, isolation)
+    passed = passed_headers(config.pass_headers)
+    names, router = Names(policy.models), Router(policy, single)
+    return RuntimePolicy(policy, teams, names, router, upstreams, headers, isolation, passed)

@@ -19,12 +19,12 @@ import msgspec
 
 from stack.config import BadConfig, YamlFile, meant, read
 from stack.gateway.config import read_key, url_mistake
+from stack.gateway.passed_headers import HEADER
 from stack.gateway.policy import Band, Canary, Capacity, Policy, ServedModel, Team, Upstream
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 _KEY = re.compile(r"\bvw-[a-z0-9_-]+?-[A-Za-z0-9_-]{32}(?![A-Za-z0-9_-])")
-_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,60}")  # a token of RFC 9110
 _SECTIONS = ("teams", "bands", "models", "upstreams")
 
 
@@ -274,7 +274,7 @@ def _upstream_mistakes(place: str, upstream: Upstream) -> Iterator[str]:
     if low is not None and high is not None and low > high:
         yield f"{place}.min_prompt_tokens: {low} is more than max_prompt_tokens ({high})"
     for name in ("prefill_header", "decode_header"):
-        if (header := getattr(upstream, name)) is not None and not _HEADER.fullmatch(header):
+        if (header := getattr(upstream, name)) is not None and not HEADER.fullmatch(header):
             yield f"{place}.{name}: {header[:60]!r} is no name of a header; write it like x-prefill-engine"
     if upstream.key_file is not None:
         try:

@@ -20,7 +20,7 @@ from exporters.catalogue.gateway import GATEWAY, INFLIGHT, REQUESTS
 from exporters.requests.phases import blame, phases_of
 from exporters.requests.record import RequestRecord
 from stack.config import BadConfig
-from stack.gateway.config import GatewayLimits, Timeouts
+from stack.gateway.config import GatewayConfig, GatewayLimits, Timeouts
 from stack.gateway.lease_client import LeaseStore
 from stack.gateway.reasons import REASONS, classify
 from stack.gateway.sharing import Sharing
@@ -142,23 +142,33 @@ async def test_a_slash_at_the_end_leads_past_nobody(tmp_path: Path):
         assert CHAT == (await it.record()).route
 
 
-async def test_keys_stay_here_and_headers_of_one_hop_too(tmp_path: Path):
+async def test_engine_gets_listed_headers_and_no_key(tmp_path: Path):
+    """What only the list names passes: a router before the engine may obey any other."""
     (tmp_path / "key").write_text("engine-secret\n")
-    async with gateway(tmp_path, upstream_key_file=str(tmp_path / "key")) as it:
-        headers = {
+    more = ["X-Odd", "x-KEPT"]
+    async with gateway(tmp_path, upstream_key_file=str(tmp_path / "key"), pass_headers=more) as it:
+        names = ("TE", "x-api-key", "X-Prefiller-Host-Port", "X-Forwarded-For", "Endpoint-Load-Metrics-Format")
+        headers = dict.fromkeys(names, "other") | {
             "Connection": "keep-alive, X-Odd",
             "X-Odd": "1",
-            "TE": "trailers",
             "X-Kept": "yes",
-            "x-api-key": "other",
             "User-Agent": "me",
+            "Anthropic-Beta": "b",
+            "X-Session-Id": "s",
         }
         async with it.post(ASK, **headers) as answer:
             await answer.read()
         sent = it.engine.asked[0][2]
         assert ("Bearer engine-secret", "yes", "me") == (sent["authorization"], sent["x-kept"], sent["user-agent"])
-        assert not {"x-odd", "te", "x-api-key"} & set(sent)
+        assert ("b", "s") == (sent["anthropic-beta"], sent["x-session-id"])
+        assert not {"x-odd", *map(str.lower, names)} & set(sent)
         assert KEYS["demo"][0] not in str(it.engine.asked)
+
+
+@pytest.mark.parametrize("name", ["Authorization", "x-request-id", "TE", "tracestate", "X-Vllm-Priority", "a b", ""])
+def test_headers_of_the_gateway_cannot_be_passed(name: str):
+    with pytest.raises(ValueError, match="pass_headers"):
+        GatewayConfig(pass_headers=["X-Tenant", name])
 
 
 async def test_without_an_engine_key_no_authorization_is_sent(tmp_path: Path):
