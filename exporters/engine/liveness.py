@@ -37,6 +37,7 @@ class Cause(StrEnum):
     STEPS_STOPPED = "steps_stopped"  # /metrics shows work, and no value moves
     OUTPUT_STOPPED = "output_stopped"  # /metrics shows no work, but own requests receive nothing
     REQUESTS_LOST = "requests_lost"  # the engine works, but knows fewer requests than it was sent
+    BUSY = "busy"  # silent, but for no longer than what it was sent may keep it busy
     KV_FETCH = "kv_fetch"  # all its requests wait for the KV cache of another engine
     PROBE_SILENT = "probe_silent"  # an idle engine does not answer the probe
     API_SILENT = "api_silent"  # connections are accepted and not answered
@@ -85,7 +86,8 @@ class Evidence:
 
     steps, steps_at: of the latest readable scrape, and its time. requests: own requests there. outputs: pieces of
     output that own requests have received so far. silent_s: longest time for which one of them has received none.
-    prefill_tokens: the longest prompt among those without a first token. probes: whether the engine can be probed.
+    prefill_tokens: the longest prompt among those without a first token. busy_s: time for which what it was sent may
+    keep its API server from answering anybody. probes: whether the engine can be probed.
     probe_since: when the open probe was sent. probe_answers: answered so far. paused: the engine says so. planned: the
     observer knows of work that blocks the engine, such as loading an adapter. late: a timer of the observer was late
     since the latest look."""
@@ -98,6 +100,7 @@ class Evidence:
     outputs: int = 0
     silent_s: float = 0.0
     prefill_tokens: int = 0
+    busy_s: float = 0.0
     probes: bool = False
     probe_since: float | None = None
     probe_answers: int = 0
@@ -113,10 +116,11 @@ class LivenessLimits:
     slow_s, suspect_s, out_s, hung_s: until the state of that name, and until the engine leaves rotation. unprobed_s: in
     place of hung_s where no probe confirms it. idle_out_s: until an idle engine with a silent probe leaves rotation.
     planned_s: in place of hung_s before the first token of a process and during planned work, because compilation and
-    loading take minutes. probe_s, probe_hung_s: how long a probe must be open to confirm `out` and `hung`.
-    idle_probe_s: interval of the probes of an idle engine. gap_s: two looks further apart than this are no watch.
-    proofs: looks with progress until an engine is back. prefill_tokens_per_s: slowest prefill, which extends hung_s:
-    one step of it shows no sign until it ends. lost_s: until a request unknown to the engine counts as lost."""
+    loading take minutes; also the most that busy_s adds to any of these. probe_s, probe_hung_s: how long a probe must
+    be open to confirm `out` and `hung`. idle_probe_s: interval of the probes of an idle engine. gap_s: two looks
+    further apart than this are no watch. proofs: looks with progress until an engine is back. prefill_tokens_per_s:
+    slowest prefill, which extends hung_s: one step of it shows no sign until it ends. lost_s: until a request unknown
+    to the engine counts as lost."""
 
     slow_s: float = 3.0
     suspect_s: float = 5.0
@@ -238,19 +242,20 @@ class Liveness:
             return idle if self.out else idle._become(EngineState.IDLE, cause)
         if cause is Cause.KV_FETCH:
             return self if self.out else self._become(EngineState.SLOW, cause)
-        quiet = self.quiet_s()
-        if self._confirms(look, quiet, limits.probe_hung_s) and quiet >= self._hung_after(look, steps, limits):
+        silent = self.quiet_s()
+        quiet = silent - min(look.busy_s, limits.planned_s)  # beyond the work that it was sent
+        if self._confirms(look, limits.probe_hung_s) and quiet >= self._hung_after(look, steps, limits):
             return replace(self, out=True, proofs=0)._become(EngineState.HUNG, cause)
         out_s = limits.idle_out_s if cause is Cause.PROBE_SILENT else limits.out_s
-        if quiet >= out_s and self._confirms(look, quiet, limits.probe_s):
+        if quiet >= out_s and self._confirms(look, limits.probe_s):
             hung = self.state is EngineState.HUNG
             return replace(self, out=True, proofs=0)._become(EngineState.HUNG if hung else EngineState.SUSPECT, cause)
         if self.out:
             return self
         if quiet >= limits.suspect_s:
             return self._become(EngineState.SUSPECT, cause)
-        if quiet >= limits.slow_s:
-            return self._become(EngineState.SLOW, cause)
+        if silent >= limits.slow_s:
+            return self._become(EngineState.SLOW, cause if quiet >= limits.slow_s else Cause.BUSY)
         return self if self.state in _STEADY - {EngineState.IDLE} else self._become(EngineState.HEALTHY, Cause.WORK)
 
     @staticmethod
@@ -270,7 +275,7 @@ class Liveness:
         return Cause.NO_WORK if look.probe_since is None else Cause.PROBE_SILENT
 
     @staticmethod
-    def _confirms(look: Evidence, quiet_s: float, probe_s: float) -> bool:
+    def _confirms(look: Evidence, probe_s: float) -> bool:
         """Return whether a probe confirms the silence; none is needed where nothing is answered at all."""
         if look.endpoint is Endpoint.SILENT or not look.probes:
             return True

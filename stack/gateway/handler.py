@@ -18,6 +18,7 @@ from stack.gateway.answers import ASKED_ONCE, EVENTS, FAILED, JSON, unreadable_h
 from stack.gateway.body_reader import BodyReader
 from stack.gateway.client_request import json_response
 from stack.gateway.deadline import Deadline
+from stack.gateway.engine_liveness import busy_s
 from stack.gateway.ids import request_id
 from stack.gateway.large_bodies import LARGE_BYTES
 from stack.gateway.passed_headers import headers_among, reason_for_no_team, take_engine_name, upstream_path
@@ -386,6 +387,10 @@ class RequestHandler(BodyReader):
     @property
     def prompt_tokens(self) -> int:
         return self._x.est_prompt_tokens or 0
+
+    @property
+    def busy_s(self) -> float:
+        return busy_s(self._ask, self.prompt_tokens)
 
     @property
     def blocking(self) -> bool:

@@ -240,7 +240,8 @@ class HealthMonitor:
         try:
             status = await self._client(it).health()
         except TimeoutError:
-            if self._clock() - began <= self._timeout_s + LATE_S:
+            busy = it.engine is not None and it.engine.busy(self._clock())
+            if not busy and self._clock() - began <= self._timeout_s + LATE_S:
                 self._went_wrong(it, f"/health does not answer in {self._timeout_s:g} s")
         except (aiohttp.ClientError, OSError) as error:
             self._went_wrong(it, f"/health: {error or type(error).__name__}", for_sure=is_refused(error))

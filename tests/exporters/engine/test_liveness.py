@@ -103,6 +103,19 @@ def test_stopped_api_server_needs_no_probe():
     assert Cause.API_SILENT is watch.liveness.cause
 
 
+@pytest.mark.parametrize("silence", [{"endpoint": Endpoint.SILENT}, {"steps": steps(9, 2)}, {"steps": steps(9, 0)}])
+@pytest.mark.parametrize(("busy_s", "most"), [(40.0, 40.0), (9e9, DEFAULT_LIMITS.planned_s)])
+def test_busy_engine_is_hung_only_after_its_work(silence: dict[str, object], busy_s: float, most: float):
+    """What it was sent explains the silence for its time and no longer, and never for more than planned work."""
+    watch = Watch(answers_probe=False)
+    working(watch)
+    if "steps" in silence:
+        watch.look(requests=2, outputs=4, **silence)
+    watch.hold(700, requests=2, outputs=4, busy_s=busy_s, **silence)
+    assert (most + 10, most + 30) == (watch.out_after, watch.hung_after)
+    assert (EngineState.SLOW, Cause.BUSY) in {each[1:] for each in watch.states}
+
+
 def test_engine_is_back_after_two_signs_of_progress():
     watch = Watch(answers_probe=False)
     working(watch)

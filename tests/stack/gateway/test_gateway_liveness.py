@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import aiohttp
 import msgspec
@@ -23,7 +23,10 @@ from exporters.engine.liveness import Endpoint, EngineState, Liveness, StepValue
 from exporters.requests.record import PROBE_TEAM, RequestRecord, parse_line
 from stack.gateway import GatewayConfig, Started, health, make_key, serve
 from stack.gateway.config import LivenessConfig
-from stack.gateway.engine_liveness import EngineLiveness
+from stack.gateway.engine_liveness import EngineLiveness, busy_s
+from stack.gateway.load_signals import ENGINE
+from stack.gateway.policy import Upstream
+from stack.gateway.request_body import TokenRequest
 from tests.support.wait import LIMIT_S, until
 
 KEY, HASH = make_key("demo")
@@ -316,6 +319,16 @@ async def test_late_answer_does_not_pause_an_engine_that_went_on(state: EngineSt
     assert paused is engine.paused
 
 
+@pytest.mark.parametrize(("busy_s", "failures"), [(0.0, 1), (60.0, 0)])
+async def test_silent_health_of_a_busy_engine_is_no_failure(busy_s: float, failures: int):
+    monitor, engine = object.__new__(health.HealthMonitor), EngineLiveness(Liveness.unknown(0.0), left_s=busy_s)
+    monitor._clock, monitor._timeout_s = (lambda: 5.0), 2.0
+    monitor._client = lambda it: Mock(health=AsyncMock(side_effect=TimeoutError))  # type: ignore[method-assign]
+    watched = health._Watched("one", Upstream(url=""), {}, ENGINE, engine=engine)
+    await monitor._probe(watched)
+    assert failures == watched.health.failures
+
+
 def test_answered_probe_outweighs_an_older_scrape_of_a_sleep():
     """The probe was open during the sleep, and its answer is seen before the next scrape."""
     engine, asleep = EngineLiveness(Liveness.unknown(0.0), probes=True), StepValues((), asleep=True)
@@ -330,6 +343,42 @@ def test_answered_probe_outweighs_an_older_scrape_of_a_sleep():
     assert [EngineState.IDLE] * 2 == [state(2.0), state(3.0)]
     engine.scraped(Endpoint.READ, 3.5, asleep)
     assert EngineState.DRAINING is state(4.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt_tokens", "seconds"),
+    [
+        ({}, 400_000, 0.0),
+        ({"max_tokens": 4096, "n": 400, "outputs": 400}, 100, 0.0),
+        ({"prompt_logprobs": 21}, 30_000, 31.5),
+        ({"logprobs": 21, "outputs": 4, "max_tokens": 500}, 30_000, 2.1),
+        ({"logprobs": 21, "outputs": 4, "max_tokens": 500, "stream": True}, 30_000, 0.0),
+        ({"logprobs": 10}, 100, 0.512),
+        ({"outputs": 0, "prompts": 16_384}, 100_000, 32.968),
+        ({"outputs": 16_384}, 100, 32.7682),
+        ({}, 8_000_000, 16.002),
+    ],
+)
+def test_busy_time_covers_what_blocks_an_api_server(fields: dict[str, Any], prompt_tokens: int, seconds: float):
+    assert seconds == pytest.approx(busy_s(TokenRequest(b"", **fields), prompt_tokens))
+
+
+@pytest.mark.parametrize("leave", [False, True])
+def test_logprobs_keep_an_engine_in_rotation_for_their_time(leave: bool):
+    """Four requests silence the API server for what they ask, whether or not their clients wait for it."""
+    look = {"outputs": 0, "busy_s": 31.5, "silent_since": 0.0, "prompt_tokens": 1, "blocking": False}
+    open_ones = [Mock(**look) for _ in range(4)]
+    engine = EngineLiveness(Liveness.unknown(0.0), attempts=set(open_ones))
+    for now in range(1, 200):
+        engine.scraped(Endpoint.SILENT, now)
+        if leave and open_ones:
+            engine.ended(open_ones.pop(), answered=False)
+        engine.assess(now)
+        assert (now < 126, now < 136) == (engine.busy(now), engine.liveness.in_rotation)
+    engine.scraped(Endpoint.READ, 200.0, StepValues((b"1",)))
+    for each in open_ones:
+        engine.ended(each, answered=True)
+    assert 0.0 == engine.evidence(200.0).busy_s
 
 
 async def test_gateway_without_probes_sends_none(tmp_path: Path):
