@@ -62,12 +62,16 @@ class YamlFile:
 
 def read(path: Path) -> YamlFile:
     """Read a YAML file without converting it. Raises BadConfig."""
+    return source(read_text(path), str(path))
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file. Raises BadConfig."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
         raise BadConfig(f"{path} cannot be read: {why}") from error
-    return source(text, str(path))
 
 
 def source(text: str, place: str) -> YamlFile:

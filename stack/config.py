@@ -9,13 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from exporters.config import BadConfig, YamlFile, explain, load, meant, parse, read, source
+from exporters.config import BadConfig, YamlFile, explain, load, meant, parse, read, read_text, source
 
 if TYPE_CHECKING:
     from exporters.dataset.ship_config import ShipConfig
     from exporters.sidecar_config import SidecarConfig
 
-__all__ = ["BadConfig", "YamlFile", "explain", "load", "meant", "parse", "read", "ship", "sidecar", "source"]
+__all__ = [
+    "BadConfig",
+    "YamlFile",
+    "explain",
+    "load",
+    "meant",
+    "parse",
+    "read",
+    "read_text",
+    "ship",
+    "sidecar",
+    "source",
+]
 
 
 def sidecar(path: Path) -> SidecarConfig:

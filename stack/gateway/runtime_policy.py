@@ -5,25 +5,28 @@ changes nothing for it."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stack.config import BadConfig
+from stack.config import BadConfig, read_text
 from stack.gateway.config import GatewayConfig, no_engine, read_key, upstream_key
 from stack.gateway.isolation import SECRET_FILE, Isolation, isolation_of
 from stack.gateway.passed_headers import PassedHeaders, passed_headers
 from stack.gateway.policy import Band, Policy, Team, Upstream
 from stack.gateway.routing import Names, Router, address_of
 from stack.gateway.sharing import share_mistakes
-from stack.gateway.teams import Teams, load_policy, teams_of
+from stack.gateway.teams import Teams, load_policy, teams_of, truncation
+
+SETTLE_S, MOST_READS = 0.05, 40  # between two reads of a file that somebody may be writing; how many more at most
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimePolicy:
     """isolation: what keeps teams apart within an engine. headers: what only this upstream gets, by its name: its own
-    key. passed: headers of clients that upstreams get."""
+    key. passed: headers of clients that upstreams get. text: of teams.yaml, to know a truncated one by."""
 
     policy: Policy
     teams: Teams
@@ -33,6 +36,7 @@ class RuntimePolicy:
     headers: Mapping[str, Mapping[str, str]]
     isolation: Isolation
     passed: PassedHeaders
+    text: str
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -64,19 +68,40 @@ class RuntimePolicy:
         return {"object": "list", "data": [entry(name) for name in self.names.visible(self.team(team))]}
 
 
-def load_terms(config: GatewayConfig) -> RuntimePolicy:
-    """The terms of a gateway, from its teams file and, where that names no upstreams, its own. Raises BadConfig."""
+def load_terms(
+    config: GatewayConfig, policy: Policy | None = None, *, text: str = "", former: RuntimePolicy | None = None
+) -> RuntimePolicy:
+    """The terms of a gateway, from its teams file and, where that names no upstreams, its own. Raises BadConfig.
+
+    policy: what was read from this text of that file. former: the terms in force, where it is read anew: then it may
+    wait for who writes the file, and refuses one that may be truncated."""
     path = Path(config.teams)
-    policy = load_policy(path)
+    if policy is None:
+        text = read_text(path) if former is None else settled_text(path)
+        policy = load_policy(path, text)
+    if former is not None and (cut := truncation(former.policy, former.text, policy, text)):
+        raise BadConfig(f"{path}: {cut}")
     if config.sharing is not None and config.sharing.replicas is not None:
         for sentence in share_mistakes(policy, config.sharing.replicas):
             raise BadConfig(f"{path}: {sentence}")
-    return terms_of(config, policy, path)
+    return terms_of(config, policy, path, text)
 
 
-def terms_of(config: GatewayConfig, policy: Policy, path: Path) -> RuntimePolicy:
-    """Return the runtime policy of a policy that was read from `path`. Raises BadConfig for keys that cannot be
-    read."""
+def settled_text(path: Path) -> str:
+    """Return the text of a file once nobody writes it: two reads, SETTLE_S apart, are equal. Raises BadConfig for one
+    that is written on and on."""
+    text = read_text(path)
+    for _ in range(MOST_READS):
+        time.sleep(SETTLE_S)
+        latest, text = text, read_text(path)
+        if latest == text:
+            return text
+    raise BadConfig(f"{path} is still being written; reload when it is complete")
+
+
+def terms_of(config: GatewayConfig, policy: Policy, path: Path, text: str = "") -> RuntimePolicy:
+    """Return the runtime policy of a policy that was read from `path`, as this text. Raises BadConfig for keys that
+    cannot be read."""
     single = Upstream(url=config.upstream.rstrip("/")) if config.upstream else None
     upstreams = policy.upstreams or ({address_of(single): single} if single else {})
     if not upstreams:
@@ -93,4 +118,4 @@ def terms_of(config: GatewayConfig, policy: Policy, path: Path) -> RuntimePolicy
     teams = teams_of(policy, str(path), config.anonymous_team)
     passed = passed_headers(config.pass_headers)
     names, router = Names(policy.models), Router(policy, single)
-    return RuntimePolicy(policy, teams, names, router, upstreams, headers, isolation, passed)
+    return RuntimePolicy(policy, teams, names, router, upstreams, headers, isolation, passed, text)

@@ -162,7 +162,7 @@ def _reload(config: GatewayConfig, shared: Services) -> None:
     """teams.yaml anew; with a mistake in it, everything stays as it is. Streams that run are not touched."""
     metrics = shared.metrics
     try:
-        terms = load_terms(config)
+        terms = load_terms(config, former=shared.life.terms)
     except BadConfig as error:
         _log.error("%s; the terms of before stay in force", error)
         metrics.reloaded(False)

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from stack.config import BadConfig, YamlFile, meant, read
+from stack.config import source as yaml_source
 from stack.gateway.config import read_key, url_mistake
 from stack.gateway.passed_headers import HEADER
 from stack.gateway.policy import Band, Canary, Capacity, Policy, ServedModel, Team, Upstream
@@ -75,10 +76,11 @@ def teams_of(policy: Policy, place: str, anonymous: str | None = None) -> Teams:
 # ---- the whole file
 
 
-def load_policy(path: Path) -> Policy:
-    """teams.yaml, checked; key files with paths from its folder. Raises BadConfig for the first mistake."""
+def load_policy(path: Path, text: str | None = None) -> Policy:
+    """teams.yaml, checked; key files with paths from its folder. text: its content, where it was read already. Raises
+    BadConfig for the first mistake."""
     try:
-        source, policy = read_policy(path)
+        source, policy = read_policy(path, text)
         for sentence in mistakes(policy):
             raise BadConfig(source.locate(sentence))
     except BadConfig as error:
@@ -86,16 +88,31 @@ def load_policy(path: Path) -> Policy:
     return policy
 
 
-def read_policy(path: Path) -> tuple[YamlFile, Policy]:
+def read_policy(path: Path, text: str | None = None) -> tuple[YamlFile, Policy]:
     """teams.yaml, not yet checked; key files with paths from its folder. Raises BadConfig, which may hold a key: see
     `hidden`."""
-    source = read(path)
+    source = read(path) if text is None else yaml_source(text, str(path))
     policy = source.into(Policy)
     upstreams = {
         name: msgspec.structs.replace(upstream, key_file=upstream.key_file and str(path.parent / upstream.key_file))
         for name, upstream in policy.upstreams.items()
     }
     return source, msgspec.structs.replace(policy, upstreams=upstreams)
+
+
+def truncation(former: Policy, former_text: str, policy: Policy, text: str) -> str | None:
+    """Return why a file looks like one whose writing was cut off: an editor, cp and > empty a file first. None if it
+    does not."""
+    if former.teams and not policy.teams:
+        return "teams: there are none left; start the gateway anew to run it without teams"
+    if policy != former and text.strip() and former_text.startswith(text.rstrip()):
+        return (
+            "it ends in the middle of the former file; to remove what stood behind, change a line before it as well,"
+            " such as a comment with the date"
+        )
+    if former_text.endswith("\n") and not text.endswith("\n"):
+        return "its last line has no line break, so the end may be missing; end it with one"
+    return None
 
 
 def changes(old: Policy, new: Policy) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
 import os
 import re
@@ -20,10 +22,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stack.config import BadConfig, parse
-from stack.gateway import GatewayConfig, make_key, run
+from stack.gateway import GatewayConfig, make_key, run, runtime_policy
 from stack.gateway.ids import request_id, trace
 from stack.gateway.policy import BANDS, Capacity, Policy, Upstream
-from stack.gateway.runtime_policy import load_terms
+from stack.gateway.runtime_policy import RuntimePolicy, load_terms
 from stack.gateway.teams import Teams, changes, hashed, load_policy, ranges, teams_of
 from tests.support.wait import eventually
 
@@ -432,6 +434,61 @@ def test_a_reload_tells_what_changed(tmp_path: Path):
         "upstreams.gpu-1.weight: 5.0 -> 10.0",
     ] == changes(old, new)
     assert [] == changes(old, load_policy(EXAMPLE))
+
+
+WHOLE = "# two teams\nteams:\n  a: {weight: 30}\n  b:\n    weight: 25\ncapacity:\n  slots: 100\n"
+
+
+def terms(tmp_path: Path, text: str, former: RuntimePolicy | None = None) -> RuntimePolicy:
+    written(tmp_path, text)
+    (tmp_path / "gateway.secret").write_text("x" * 32)
+    config = GatewayConfig(upstream="http://127.0.0.1:1", teams=str(tmp_path / "teams.yaml"))
+    return load_terms(config, former=former)
+
+
+@pytest.fixture
+def quick_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_policy, "SETTLE_S", 0.0)
+
+
+@pytest.mark.usefixtures("quick_reads")
+def test_no_beginning_of_the_former_file_is_a_new_policy(tmp_path: Path):
+    former = terms(tmp_path, WHOLE)
+    for size in range(len(WHOLE)):
+        with contextlib.suppress(BadConfig):
+            assert former.policy == terms(tmp_path, WHOLE[:size], former).policy
+
+
+@pytest.mark.usefixtures("quick_reads")
+@pytest.mark.parametrize(
+    ("text", "taken"),
+    [
+        (WHOLE, True),
+        (WHOLE + "\n\n", True),
+        ("# one team\nteams:\n  a: {weight: 30}\n", True),
+        ("# one team\nteams:\n  a: {weight: 30}\n  b:\n    weight: 2", False),
+        ("# two teams\nteams:\n  a: {weight: 30}\n", False),
+        ("teams: {}\n", False),
+        ("\n# later\n", False),
+    ],
+)
+def test_teams_go_by_an_edit_and_not_by_a_cut(tmp_path: Path, text: str, taken: bool):
+    former = terms(tmp_path, WHOLE)
+    with contextlib.nullcontext() if taken else pytest.raises(BadConfig, match=r"teams\.yaml"):
+        terms(tmp_path, text, former)
+    assert {} == terms(tmp_path, "").policy.teams, "a start takes what there is"
+
+
+@pytest.mark.usefixtures("quick_reads")
+@pytest.mark.parametrize(("reads", "text"), [(["", "te", "teams: {}", "teams: {}"], "teams: {}"), (None, None)])
+def test_reload_waits_for_the_writer(monkeypatch: pytest.MonkeyPatch, reads: list[str] | None, text: str | None):
+    endless = iter(reads or map(str, itertools.count()))
+    monkeypatch.setattr(runtime_policy, "read_text", lambda path: next(endless))
+    if text is None:
+        with pytest.raises(BadConfig):
+            runtime_policy.settled_text(Path("teams.yaml"))
+    else:
+        assert text == runtime_policy.settled_text(Path("teams.yaml"))
 
 
 @pytest.mark.parametrize(

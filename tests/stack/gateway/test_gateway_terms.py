@@ -983,7 +983,8 @@ async def test_new_terms_hold_for_whoever_comes_next(tmp_path: Path):
             "upstreams.a.key_file",
         ),
         ("teams: {}\nanchors: &a [*a]", "teams.yaml"),
-        ("", "anonymous_team: demo "),
+        ("", "teams: "),
+        ("# the rest is still to come\n", "teams: "),
         (None, "cannot be read"),
     ],
 )
