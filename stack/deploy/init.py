@@ -86,7 +86,7 @@ def _new_key(team: str, random: Callable[[int], str]) -> str:
 
 def teams_yaml(keys: Mapping[str, str], bands: Mapping[str, str], upstreams: Mapping[str, object] | None = None) -> str:
     """The gateway's file for these keys."""
-    terms = {team: {"band": bands[team], "keys": [teams.hashed(key)]} for team, key in keys.items()}
+    terms = {team: teams.first_terms(bands[team], [teams.hashed(key)]) for team, key in keys.items()}
     return _TEAMS_HEAD + yaml.safe_dump(
         {"teams": terms} | ({"upstreams": upstreams} if upstreams else {}), sort_keys=False
     )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import msgspec
 from stack.config import BadConfig, read
 from stack.gateway.admission import LATEST_S
 from stack.gateway.config import GatewayConfig, no_engine, rooted, upstream_key
-from stack.gateway.policy import BANDS, Band, Capacity, Policy, ServedModel, Upstream
+from stack.gateway.policy import BANDS, Band, Capacity, Policy, ServedModel, Team, Upstream
 from stack.gateway.replicas import read_names
 from stack.gateway.routing import Names, address_of, shared_weights
 from stack.gateway.sharing import Share, divide, limits, share_mistakes, share_warnings
@@ -140,6 +140,7 @@ def _teams(policy: Policy) -> Iterator[dict[str, Any]]:
         yield {
             "team": name,
             **msgspec.structs.asdict(team),
+            "most_outputs": team.most_outputs,
             "rank": rank[name],
             "share_of_rank": share,
             "keys": len(team.keys),
@@ -201,14 +202,26 @@ def warnings(policy: Policy, gateway: GatewayConfig | None = None) -> Iterator[s
                 f"teams.{name}.max_running: {team.max_running} is never reached, since max_in_flight is"
                 f" {team.max_in_flight}"
             )
-    unlimited = [name for name, team in policy.teams.items() if team.max_in_flight is None]
-    if unlimited and len(policy.teams) > 1:
-        named = ", ".join(unlimited[:5]) + (" and others" if len(unlimited) > 5 else "")
-        free = (
-            "such a team may take every slot and place in the queue that the others leave free; set max_in_flight to"
-            " bound it"
-        )
-        yield f"teams: {len(unlimited)} of {len(policy.teams)} have no max_in_flight ({named}): {free}"
+    yield from _unlimited(
+        policy,
+        "max_in_flight",
+        lambda team: team.max_in_flight is None,
+        "such a team may take every slot and place in the queue that the others leave free; set max_in_flight to bound"
+        " it",
+    )
+    yield from _unlimited(
+        policy,
+        "max_outputs or max_running",
+        lambda team: team.most_outputs is None,
+        "one request of such a team may ask for 16384 texts of each of its prompts; set max_outputs to bound it",
+    )
+    yield from _unlimited(
+        policy,
+        "max_prompt_logprobs",
+        lambda team: team.max_prompt_logprobs is None,
+        "a few requests of such a team may keep an engine from answering anybody for minutes; set max_prompt_logprobs,"
+        " such as 0 for none",
+    )
     yield from _domain_warnings(policy)
     for name, band in policy.bands.items():
         if policy.bands is not BANDS and name not in {team.band for team in policy.teams.values()}:
@@ -220,6 +233,14 @@ def warnings(policy: Policy, gateway: GatewayConfig | None = None) -> Iterator[s
             )
     yield from _model_warnings(policy)
     yield from _upstream_warnings(policy)
+
+
+def _unlimited(policy: Policy, keys: str, missing: Callable[[Team], bool], free: str) -> Iterator[str]:
+    """Warn about teams without a limit, where there are others to suffer from it."""
+    names = [name for name, team in policy.teams.items() if missing(team)]
+    if names and len(policy.teams) > 1:
+        named = ", ".join(names[:5]) + (" and others" if len(names) > 5 else "")
+        yield f"teams: {len(names)} of {len(policy.teams)} have no {keys} ({named}): {free}"
 
 
 def _domain_warnings(policy: Policy) -> Iterator[str]:
@@ -325,12 +346,13 @@ def sheets(findings: dict[str, Any]) -> Iterator[PolicyTable]:
     )
     yield PolicyTable(
         "teams, with the share of each in its rank while all ask; - is no limit",
-        ("team", "band", "weight", "share", "running", "in flight", "prompt tokens", "output tokens", "keys", "models",
-            "api"),
+        ("team", "band", "weight", "share", "running", "in flight", "prompt tokens", "output tokens", "texts",
+            "logprobs", "of prompts", "keys", "models", "api"),
         [
             (t["team"], t["band"], f"{t['weight']:g}", _percent(t["share_of_rank"]), _limit(t["max_running"]),
                 _limit(t["max_in_flight"]),
-             _limit(t["max_prompt_tokens"]), _limit(t["max_output_tokens"], f" ({t['over_output']})"), str(t["keys"]),
+             _limit(t["max_prompt_tokens"]), _limit(t["max_output_tokens"], f" ({t['over_output']})"),
+             *(_limit(t[name]) for name in ("most_outputs", "max_logprobs", "max_prompt_logprobs")), str(t["keys"]),
              "all" if t["models"] is None else _list(t["models"]), "yes" if t["fallback_api"] else "no")
             for t in findings["teams"]
         ],

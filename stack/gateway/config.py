@@ -17,7 +17,7 @@ from exporters.net.listener_auth import ListenerAuth
 from stack.config import BadConfig
 from stack.gateway.body_budget import PARTS
 from stack.gateway.cors import Cors
-from stack.gateway.passed_headers import header_mistake
+from stack.gateway.request_headers import header_mistake
 from stack.gateway.routes import RECORDED, plain
 from stack.gateway.sharing import Sharing
 

@@ -14,8 +14,8 @@ from typing import Any
 from stack.config import BadConfig, read_text
 from stack.gateway.config import GatewayConfig, no_engine, read_key, upstream_key
 from stack.gateway.isolation import SECRET_FILE, Isolation, isolation_of
-from stack.gateway.passed_headers import PassedHeaders, passed_headers
 from stack.gateway.policy import Band, Policy, Team, Upstream
+from stack.gateway.request_headers import PassedHeaders, passed_headers
 from stack.gateway.routing import Names, Router, address_of
 from stack.gateway.sharing import share_mistakes
 from stack.gateway.teams import Teams, load_policy, teams_of, truncation

@@ -20,8 +20,8 @@ import msgspec
 from stack.config import BadConfig, YamlFile, meant, read
 from stack.config import source as yaml_source
 from stack.gateway.config import read_key, url_mistake
-from stack.gateway.passed_headers import HEADER
 from stack.gateway.policy import Band, Canary, Capacity, Policy, ServedModel, Team, Upstream
+from stack.gateway.request_headers import HEADER
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
@@ -36,6 +36,19 @@ def make_key(team: str, random: Callable[[int], str] = secrets.token_urlsafe) ->
         raise BadConfig(f"the team: {wrong}")
     key = f"vw-{team}-{random(24)}"
     return key, hashed(key)
+
+
+def first_terms(band: str, keys: list[str]) -> dict[str, object]:
+    """Return the terms of a team in a teams.yaml that is made for somebody: with limits for what one request may
+    multiply. Those of log-probabilities are vLLM's own, and of prompts what golden checks need."""
+    narrow = band == "experimental"
+    return {
+        "band": band,
+        "max_outputs": 4 if narrow else 16,
+        "max_logprobs": 5 if narrow else 20,
+        "max_prompt_logprobs": 0 if narrow else 1,
+        "keys": keys,
+    }
 
 
 def hashed(key: str) -> str:

@@ -205,7 +205,8 @@ def prepare(config: LabConfig) -> dict[str, str]:
             made = {team: teams.make_key(team) for team in config.teams}
             keys = {team: key for team, (key, _) in made.items()}
             write_atomically(store, json.dumps(keys, indent=1), 0o600)
-            terms = (f"  {team}: {{band: {team}, keys: ['{hashed}']}}\n" for team, (_, hashed) in made.items())
+            # each on a line of its own, as YAML reads it
+            terms = (f"  {team}: {json.dumps(teams.first_terms(team, [key]))}\n" for team, (_, key) in made.items())
             write_atomically(table, "teams:\n" + "".join(terms), 0o600)
     except OSError as error:
         raise LabError(

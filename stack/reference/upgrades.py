@@ -1,4 +1,4 @@
-"""docs/reference/upgrades.md: changes for operators by vLLM release, newest first.
+"""docs/reference/upgrades.md: changed defaults of this stack, and changes for operators by vLLM release.
 
 Which series came, went and were renamed is the catalogue's to say; by hand are only the notes, each with its grade and
 its source."""
@@ -194,12 +194,54 @@ endpoint lacks is listed as unshown and not as gone; `--installed` shows it.
 One engine at a time: with a second one behind the gateway, `vllm-watch compare` compares the two variants on live
 traffic."""
 
+# What an upgrade of this stack itself changes without any change of a file: default, and how to have the former one.
+CHANGED_DEFAULTS = (
+    (
+        (
+            "A team with `max_running` gets 400 `too_many_outputs` for a request of more texts than that (`n` or `best_of`,"
+            " times its prompts)."
+        ),
+        "`max_outputs` of the team",
+    ),
+    (
+        "Engines get the headers of a list, and no others of a client.",
+        "`pass_headers` in gateway.yaml names further ones",
+    ),
+    (
+        "`/metrics` through the gateway is the page that its watch has read last, not a new one.",
+        "scrape the engine itself",
+    ),
+    (
+        (
+            "At a reload, a teams.yaml that has no teams, is the beginning of the former one, or lost its last line break"
+            " keeps the former policy in force."
+        ),
+        "change a line before the removed ones as well; a start takes any file",
+    ),
+    (
+        "`stream_interval` of a request is sent to the engine as 1.",
+        "none: tokens that a client has read are on its bill",
+    ),
+    (
+        "Requests of one team on routes without a record are bounded.",
+        "none: they held the engine's API server from other teams",
+    ),
+    (
+        (
+            "An engine that is silent for no longer than its open requests explain is `slow` (`busy`) and stays in"
+            " rotation."
+        ),
+        "`max_logprobs`, `max_prompt_logprobs` and `max_outputs` of teams keep that time short",
+    ),
+)
+
 _OUTRO = "Test status: [upgrades (reference)](../internals/test-status.md#upgrades-reference).\n"
 
 
 def page() -> str:
     """The whole page."""
-    return "\n".join((_INTRO, "", *(line for release in releases() for line in _section(release)), _OUTRO))
+    defaults = ("## vllm-watch: changed defaults", "", *table(("now", "as before"), CHANGED_DEFAULTS))
+    return "\n".join((_INTRO, "", *defaults, *(line for release in releases() for line in _section(release)), _OUTRO))
 
 
 def releases() -> list[str]:

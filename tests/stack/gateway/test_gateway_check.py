@@ -23,7 +23,7 @@ EXAMPLE = Path(__file__).parents[3] / "stack/deploy/teams.example.yaml"
 TEAMS = f"""\
 teams:
   chat: {{keys: [{hashed("a")}, {hashed("b")}], band: gold, weight: 3, max_running: 8, max_output_tokens: 500, models: [small, sql]}}
-  search: {{keys: [{hashed("c")}], band: gold, max_in_flight: 20, over_output: refuse, fallback_api: true}}
+  search: {{keys: [{hashed("c")}], band: gold, max_in_flight: 20, max_outputs: 4, max_logprobs: 5, max_prompt_logprobs: 0, over_output: refuse, fallback_api: true}}
   lab: {{keys: [{hashed("d")}], band: rest}}
 bands:
   rest: {{rank: 1, ceiling: 0.5, floor: 1, engine_priority: 3, total_s: 60}}
@@ -65,17 +65,20 @@ def test_a_file_in_words_and_numbers(tmp_path: Path):
     path = written(tmp_path, teams=TEAMS)
     result = run(path)
     assert 0 == result.exit_code
-    head, slots, fewer, *tables, warning, verdict = result.stdout.splitlines()
+    head, slots, fewer, *tables, in_flight, outputs, logprobs, verdict = result.stdout.splitlines()
     assert (str(path), "in order") == (head, verdict)
     assert (["25", "90000", "100"], ["2", "3", "90"]) == (re.findall(r"\d+", slots), re.findall(r"\d+", fewer))
     assert [
         "band|rank|slots at most|slots first|in engines|waits at most|first token|next token|whole reply",
         "gold|0|25 (100 %)|0|0|15 s|as gateway.yaml|as gateway.yaml|as gateway.yaml",
         "rest|1|12 (50 %)|1|3|60 s|as gateway.yaml|as gateway.yaml|60 s",
-        "team|band|weight|share|running|in flight|prompt tokens|output tokens|keys|models|api",
-        "chat|gold|3|75 %|8|-|-|500 (clamp)|2|small, sql|no",
-        "search|gold|1|25 %|-|20|-|-|1|all|yes",
-        "lab|rest|1|100 %|-|-|-|-|1|all|no",
+        (
+            "team|band|weight|share|running|in flight|prompt tokens|output tokens|texts|logprobs|of prompts|keys|models"
+            "|api"
+        ),
+        "chat|gold|3|75 %|8|-|-|500 (clamp)|8|-|-|2|small, sql|no",
+        "search|gold|1|25 %|-|20|-|-|4|5|0|1|all|yes",
+        "lab|rest|1|100 %|-|-|-|-|-|-|-|1|all|no",
         "model|aliases|adapters|tokens at most|upstreams|fallbacks",
         "big|none|none|32768|a, b, c|rented",
         "small|tiny, mini|sql|-|a, b, c|none",
@@ -92,7 +95,12 @@ def test_a_file_in_words_and_numbers(tmp_path: Path):
         "small|1 to 4000|canary|5 %|b|5 %",
         "small|4001 and more|stable|100 %|c|100 %",
     ] == rows(tables)
-    assert re.match(rf"warning: {path}, line 1: teams: 2 of 3 .*max_in_flight \(chat, lab\)", warning)
+    for warning, found in (
+        (in_flight, r"2 of 3 .*max_in_flight \(chat, lab\)"),
+        (outputs, r"1 of 3 .*max_outputs or max_running \(lab\)"),
+        (logprobs, r"2 of 3 .*max_prompt_logprobs \(chat, lab\)"),
+    ):
+        assert re.match(rf"warning: {path}, line 1: teams: {found}", warning)
 
 
 def test_the_smallest_file_says_what_holds_all_the_same(tmp_path: Path):
@@ -106,7 +114,7 @@ def test_the_smallest_file_says_what_holds_all_the_same(tmp_path: Path):
         "replay|0|256 (100 %)|0|0|30 s|as gateway.yaml|as gateway.yaml|as gateway.yaml",
         "default|1|256 (100 %)|0|0|60 s|as gateway.yaml|as gateway.yaml|as gateway.yaml",
         "experimental|2|204 (80 %)|2|0|120 s|as gateway.yaml|as gateway.yaml|as gateway.yaml",
-        "a|default|1|100 %|-|-|-|-|1|all|no",
+        "a|default|1|100 %|-|-|-|-|-|-|-|1|all|no",
     ] == [row for row in rows(tables) if not row.startswith(("band|", "team|"))]
     models, upstreams = (line for line in tables if ": " in line)
     assert models.startswith("models: any,")
@@ -197,8 +205,15 @@ WARNINGS = {
         [r"teams\.yaml, line 4: teams\.a\.max_running: 9 .*\bmax_in_flight is 8$"],
     ),
     "no bound": (
-        f"teams:\n  a: {{{KEYS}}}\n  b: {{keys: [{hashed('b')}], max_in_flight: 9}}",
-        [r"teams\.yaml, line 1: teams: 1 of 2 .*\bmax_in_flight \(a\)"],
+        (
+            f"teams:\n  a: {{{KEYS}, max_prompt_logprobs: 0}}\n"
+            f"  b: {{keys: [{hashed('b')}], max_in_flight: 9, max_outputs: 1}}"
+        ),
+        [
+            r"teams\.yaml, line 1: teams: 1 of 2 .*\bmax_in_flight \(a\)",
+            r"teams\.yaml, line 1: teams: 1 of 2 .*\bmax_running \(a\)",
+            r"teams\.yaml, line 1: teams: 1 of 2 .*\bmax_prompt_logprobs \(b\)",
+        ],
     ),
     "unused band": (
         f"teams: {{a: {{{KEYS}}}}}\nbands:\n  default: {{rank: 0}}\n  x: {{rank: 1}}",
@@ -244,7 +259,7 @@ def test_what_is_odd_is_a_warning_and_still_in_order(tmp_path: Path, odd: str):
 def test_anonymous_team_needs_no_keys(tmp_path: Path):
     """A team without keys is not odd where it is the anonymous one."""
     path = written(tmp_path, gateway="{upstream: 'http://h:1', anonymous_team: a}", teams="teams: {a: {}, b: {}}")
-    keys, in_flight = told(path)["warnings"]
+    keys, in_flight, *_ = told(path)["warnings"]
     assert re.match(rf"{tmp_path}/teams\.yaml: teams\.b: .*no keys.*; vllm-watch .*\bkey b ", keys)
     assert "anonymous_team" not in keys.removeprefix(str(tmp_path))
     assert re.match(rf"{tmp_path}/teams\.yaml: teams: 2 of 2 .*max_in_flight \(a, b\)", in_flight)
