@@ -198,8 +198,8 @@ traffic."""
 CHANGED_DEFAULTS = (
     (
         (
-            "A team with `max_running` gets 400 `too_many_outputs` for a request of more texts than that (`n` or `best_of`,"
-            " times its prompts)."
+            "A team with `max_running` gets 400 `too_many_outputs` for a request of more texts than that (`n` or"
+            " `best_of`, times its prompts)."
         ),
         "`max_outputs` of the team",
     ),
@@ -213,8 +213,8 @@ CHANGED_DEFAULTS = (
     ),
     (
         (
-            "At a reload, a teams.yaml that has no teams, is the beginning of the former one, or lost its last line break"
-            " keeps the former policy in force."
+            "At a reload, a teams.yaml that has no teams, is the beginning of the former one, or lost its last line"
+            " break keeps the former policy in force."
         ),
         "change a line before the removed ones as well; a start takes any file",
     ),
