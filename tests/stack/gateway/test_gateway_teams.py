@@ -436,7 +436,7 @@ def test_a_reload_tells_what_changed(tmp_path: Path):
     assert [] == changes(old, load_policy(EXAMPLE))
 
 
-WHOLE = "# two teams\nteams:\n  a: {weight: 30}\n  b:\n    weight: 25\ncapacity:\n  slots: 100\n"
+WHOLE = "# 2\nteams:\n  a: {weight: 30}\n  b:\n    weight: 25\ncapacity:\n  slots: 100\n"
 
 
 def terms(tmp_path: Path, text: str, former: RuntimePolicy | None = None) -> RuntimePolicy:
@@ -465,9 +465,9 @@ def test_no_beginning_of_the_former_file_is_a_new_policy(tmp_path: Path):
     [
         (WHOLE, True),
         (WHOLE + "\n\n", True),
-        ("# one team\nteams:\n  a: {weight: 30}\n", True),
-        ("# one team\nteams:\n  a: {weight: 30}\n  b:\n    weight: 2", False),
-        ("# two teams\nteams:\n  a: {weight: 30}\n", False),
+        ("# 1\nteams:\n  a: {weight: 30}\n", True),
+        ("# 1\nteams:\n  a: {weight: 30}\n  b:\n    weight: 2", False),
+        ("# 2\nteams:\n  a: {weight: 30}\n", False),
         ("teams: {}\n", False),
         ("\n# later\n", False),
     ],
