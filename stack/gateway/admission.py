@@ -1,19 +1,22 @@
 """Admission: choice of the next request for the engines. Pure: without sockets and clocks; every call brings the
 time.
 
-Laws. A request waits, runs or is gone, and every count is the number of requests in such a state. No slot stays free
-while somebody may take it. A full queue is divided among the teams that use it (`queue_share.py`): a request within its
-team's share is admitted, and one of a team that holds more gives way. Bands go by rank, except that a band below its
-floor comes first; teams of one rank take turns by the service that they have had; within a team the oldest request goes
-first. Nobody is overtaken for being large: who is next waits for room, and everybody behind with him.
+Laws. A request waits, runs or is gone. It holds a slot for each text that it keeps at an engine, but no more than its
+team could have while the floors of other bands are in use; every count is a sum over the requests in such a state. No
+slot stays free while somebody may take it. A full queue is divided among the teams that use it (`queue_share.py`): a
+request within its team's share is admitted, and one of a team that holds more gives way. Bands go by rank, except that
+a band below its floor comes first; teams of one rank take turns by the service that they have had; within a team the
+oldest request goes first. Nobody is overtaken for being large: who is next waits for room, and everybody behind with
+him; where only the ceiling of his band has no room, his band waits alone. A floor is for requests that fit into it: a
+wider one waits for its turn by rank, and until then others of its band may have the floor.
 
-Service is counted in tokens, as by the virtual token counter: a prompt token counts once, an output token twice,
-divided by the team's weight; a team that comes back after a pause starts beside the others, so nobody saves up. The
-expected output is charged when a request goes, and put right when its real size is known. Source: Sheng et al.,
-Fairness in Serving Large Language Models, arXiv 2401.00588, section 4; the lift is to the virtual time of start-time
-fair queuing (Goyal et al. 1996), which is the counter of whom it was the turn last. Bands, ceilings and floors: flow
-control of the Gateway API inference extension, but floors instead of ageing, which turns priorities into first come
-first served."""
+Service is counted in tokens, as by the virtual token counter: a prompt token counts once, an output token twice, a
+log-probability a quarter, divided by the team's weight; a team that comes back after a pause starts beside the others,
+so nobody saves up. The expected output is charged when a request goes, and put right when its real size is known.
+Source: Sheng et al., Fairness in Serving Large Language Models, arXiv 2401.00588, section 4; the lift is to the virtual
+time of start-time fair queuing (Goyal et al. 1996), which is the counter of whom it was the turn last. Bands, ceilings
+and floors: flow control of the Gateway API inference extension, but floors instead of ageing, which turns priorities
+into first come first served."""
 
 from __future__ import annotations
 
@@ -25,9 +28,13 @@ from stack.gateway.hold_time import HoldTime
 from stack.gateway.lease import Ceilings
 from stack.gateway.lease_store import CEILING, FLOOR, IN_FLIGHT, QUEUE, QUEUE_TOKENS, RUNNING, SLOTS, TOKENS
 from stack.gateway.policy import Capacity, Policy
-from stack.gateway.queue_share import Bound, Claim
+from stack.gateway.queue_share import yielding
+from stack.gateway.wait_estimate import Room, expected_wait_s
 
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1, 2  # what a token costs; source: the paper's own implementation
+# that cost as much as one prompt token. Measured with vLLM 0.32 on a CPU: one keeps the API server for some 17 us, and
+# a prompt token an engine for 50 to 100 us.
+LOGPROBS_PER_TOKEN = 4
 SOONEST_S, LATEST_S = 1.0, 120.0  # of Retry-After; those of OpenAI's library obey no wait beyond 120 s
 
 
@@ -67,27 +74,31 @@ class Admission:
         now: float,
         granted: Callable[[], None],
         displaced: Callable[[Refusal], None],
+        slots: int = 1,
+        logprobs: tuple[int, int] = (0, 0),
     ) -> Ticket | Refusal:
-        """Lets a request in, at once or to wait, or says why not. Raises KeyError for a team that the policy does not
-        have."""
+        """Lets a request in, at once or to wait, or says why not. slots: how many it would like to hold. logprobs: of
+        each prompt token and of each output token. Raises KeyError for a team that the policy does not have."""
         it, self._now = self._teams[team], now
         if it.max_in_flight is not None and it.in_flight >= it.max_in_flight:
             return self._over_limit(it)
-        ticket = Ticket(it, prompt, output, now, now + it.band.band.max_wait_s, granted, displaced)
+        ticket = Ticket(it, prompt, output, now, now + it.band.band.max_wait_s, granted, displaced, slots, logprobs)
+        if slots > 1:
+            ticket.held = min(slots, it.widest)
         if self._goes_at_once(ticket):
             self._join(ticket)
             self._hand_on(now)
             return ticket
-        wait_s = self.wait_s(team)
-        yielding = self._yielding(ticket)
-        if yielding is None:
+        wait_s = self.wait_s(team, ticket.held)
+        leaving = self._yielding(ticket)
+        if leaving is None:
             if self.ceilings is not None:
                 it.refused, it.refused_tokens = it.refused + 1, it.refused_tokens + ticket.tokens
                 self.wanting()
             return self._refusal("queue_full", wait_s)
         if wait_s > it.band.band.max_wait_s:
             return self._refusal("est_wait", wait_s)
-        for each in yielding:
+        for each in leaving:
             self._displace(each, self._refusal("queue_full", self.wait_s(each.team.name)))
         if it.leased is not None and it.in_flight >= it.leased:
             ticket.tentative, it.tentative = True, it.tentative + 1
@@ -108,24 +119,28 @@ class Admission:
             self._no_longer_waits(ticket)
         elif state is TicketState.RUNNING:
             stands = 0.0 if team.team.max_running is None else self._stands_beside(team)
-            self.running, self.tokens = self.running - 1, self.tokens - ticket.tokens
-            team.running, team.band.running = team.running - 1, team.band.running - 1
+            held = ticket.held
+            self.running, self.tokens = self.running - held, self.tokens - ticket.tokens
+            team.running, team.band.running = team.running - held, team.band.running - held
+            team.requests -= 1
             if stands > team.served:
                 team.served = stands
             hold = team.hold
-            hold.began = hold.began - ticket.began if team.running else 0.0
+            hold.began = hold.began - ticket.began if team.requests else 0.0
             if ticket.restarts == team.restarts:  # else the counter no longer has what was charged
-                more_prompt = 0 if prompt is None else prompt - ticket.prompt
-                more_output = 0 if output is None else output - ticket.output
-                team.served += _cost(more_prompt, more_output) / team.team.weight
-                team.charged += _cost(more_prompt, more_output)
+                prompt_tokens = ticket.prompt if prompt is None else prompt
+                more = (
+                    _cost(prompt_tokens, ticket.output if output is None else output, ticket.logprobs) - ticket.charged
+                )
+                team.served += more / team.team.weight
+                team.charged += more
             if prompt != 0 or output != 0:  # who got nothing says nothing about how long a slot is held
                 hold.learn(now - ticket.began, self._hold, now)
         if state is not TicketState.GONE:
             self._hand_on(now)
 
     def resize(self, slots: int, now: float) -> None:
-        """Set how many requests may be at the engines at once, without a lease. Running requests stay."""
+        """Set how many slots there are, without a lease. Running requests stay."""
         self.fitted, self._now = slots, now
         self._set_ceilings()
         self._hand_on(now)
@@ -205,49 +220,22 @@ class Admission:
         for it in sorted(self._teams.values(), key=changed):  # those who stay first: the others begin beside them
             if changed(it):
                 self._rebase(it)
-            it.band.running, it.band.waiting = it.band.running + it.running, it.band.waiting + len(it.queue)
+            it.band.running, it.band.waiting = it.band.running + it.running, it.band.waiting + it.waiting_slots
+            it.band.wide += sum(ticket.slots > 1 for ticket in it.queue)
             if it.queue:
                 self._queues[it.band.band.rank][it.name] = it
         self._bands, self._now = list(bands.values()), now
         self._set_ceilings()
         self._hand_on(now)
 
-    def wait_s(self, team: str) -> float:
+    def wait_s(self, team: str, slots: int = 1) -> float:
         """Return the expected wait of a further request of a team, in seconds; 0 while nobody knows how long a slot is
-        held.
-
-        Those who go first, times how long a slot is held by each of their teams, divided by the slots that they share.
-        Too low when higher bands send more meanwhile."""
+        held."""
         it = self._teams[team]
-        rank, own, ceiling, running = it.band.band.rank, len(it.queue) + 1, it.band.most, it.running
-        slots = self._expected
-        if self.ceilings is not None:  # the lease of its band follows its requests
-            ceiling = max(ceiling, math.floor(it.band.band.ceiling * slots))
-        hold_s = it.hold.estimate(running, self._hold, self._now)
-        ahead, work_s, turns = float(own), 0.0, own / it.team.weight
-        for above, queue in self._queues.items():
-            if above >= rank:
-                break
-            for other in queue.values():
-                count = len(other.queue)
-                ahead += count
-                work_s += count * other.hold.expected_s
-        if work_s:
-            work_s = min(work_s, self._gone_s[rank] * slots)
-        work_s += own * hold_s
-        for other in self._queues[rank].values():
-            if other is not it:
-                first = turns * other.team.weight
-                if first > (count := len(other.queue)):
-                    first = count
-                ahead += first
-                work_s += first * other.hold.expected_s
-        free = min(slots - self.running, ceiling - it.band.running)
-        shared = _until(ahead, min(slots, ceiling), free, work_s / ahead)
-        most = it.most
-        if most is not None and self.ceilings is not None:  # its lease follows its requests
-            most = max(most, it.team.max_running or 1)
-        return shared if most is None else max(shared, _until(own, most, most - running, hold_s))
+        gone_s, leased = self._gone_s[it.band.band.rank], self.ceilings is not None
+        return expected_wait_s(
+            it, slots, self._queues, self._hold, self._now, Room(self._expected, self.running, gone_s, leased)
+        )
 
     @property
     def capacity(self) -> Capacity:
@@ -262,7 +250,9 @@ class Admission:
 
     def standings(self) -> Iterator[Standing]:
         for team in self._teams.values():
-            yield Standing(team.name, team.band.name, team.running, len(team.queue), self.wait_s(team.name))
+            yield Standing(
+                team.name, team.band.name, team.requests, team.running, len(team.queue), self.wait_s(team.name)
+            )
 
     # ---- inside
 
@@ -274,32 +264,8 @@ class Admission:
             places, tokens = max(places, self.waiting), None if tokens is None else max(tokens, self.waiting_tokens)
         if self.waiting < places and (tokens is None or self.waiting_tokens + ticket.tokens <= tokens):
             return []
-        teams = {team.name: team for queue in self._queues.values() for team in queue.values()} | {
-            ticket.team.name: ticket.team
-        }
-
-        def bound(limit: float, unit: float, size: float, held: Callable[[TeamState], int]) -> Bound:
-            claims = {name: Claim(team.band.band.rank, team.team.weight, held(team)) for name, team in teams.items()}
-            return Bound(limit, unit, size, ticket.team.name, claims)
-
-        in_places = bound(places, 1, 1, lambda team: len(team.queue))
-        in_tokens = (
-            None
-            if tokens is None
-            else bound(tokens, tokens / max(1, places), ticket.tokens, lambda team: team.waiting_tokens)
-        )
-        newest = {name: reversed(team.queue) for name, team in teams.items()}
-        chosen: list[Ticket] = []
-        while (
-            exceeded := next((one for one in (in_places, in_tokens) if one is not None and one.is_exceeded), None)
-        ) is not None:
-            if (name := exceeded.next_to_yield()) is None:
-                return None
-            chosen.append(each := next(newest[name]))
-            in_places.release(name, 1)
-            if in_tokens is not None:
-                in_tokens.release(name, each.tokens)
-        return chosen
+        teams = {team.name: team for queue in self._queues.values() for team in queue.values()}
+        return yielding(ticket, teams | {ticket.team.name: ticket.team}, places, tokens)
 
     def _displace(self, ticket: Ticket, refusal: Refusal) -> None:
         self._no_longer_waits(ticket)
@@ -310,7 +276,7 @@ class Admission:
         """Admit the tentative requests of a team that max_in_flight has room for, the oldest first, and refuse the
         others that the store has answered."""
         limit = team.max_in_flight if team.leased is None else team.leased
-        place = team.running
+        place = team.requests
         for ticket in list(team.queue):
             if ticket.tentative and (limit is None or place < limit):
                 ticket.tentative, team.tentative = False, team.tentative - 1
@@ -320,7 +286,7 @@ class Admission:
             place += 1
 
     def _over_limit(self, team: TeamState) -> Refusal:
-        hold_s = team.hold.estimate(team.running, self._hold, self._now)
+        hold_s = team.hold.estimate(team.requests, self._hold, self._now)
         return self._refusal("team_limit", hold_s / max(1, team.in_flight))
 
     def _refusal(self, reason: str, wait_s: float) -> Refusal:
@@ -338,6 +304,7 @@ class Admission:
                 band.most = max(1, band.floor, math.floor(band.band.ceiling * self.slots))
             for team in self._teams.values():
                 team.most, team.max_in_flight, team.leased = team.team.max_running, team.team.max_in_flight, None
+            self._set_widest()
             return
         limits, whole = ceilings.limits, self.whole
         self.slots = min(limits.get(SLOTS, 0), whole.capacity.slots)
@@ -355,10 +322,19 @@ class Admission:
             terms = whole.teams.get(name, team.team)
             team.max_in_flight, team.leased, team.most = terms.max_in_flight, None, None
             if terms.max_in_flight is not None:  # what is beyond it is tentative, and may not run
-                team.leased = team.most = min(limits.get(IN_FLIGHT + name, 0), terms.max_in_flight)
+                team.leased = min(limits.get(IN_FLIGHT + name, 0), terms.max_in_flight)
             if terms.max_running is not None:
-                running = min(limits.get(RUNNING + name, 0), terms.max_running)
-                team.most = running if team.most is None else min(running, team.most)
+                team.most = min(limits.get(RUNNING + name, 0), terms.max_running)
+        self._set_widest()
+
+    def _set_widest(self) -> None:
+        """Set how many slots one request of each team may hold: what it could have at once while the floors of other
+        bands are in use."""
+        floors = sum(band.floor for band in self._bands)
+        for team in self._teams.values():
+            band = team.band
+            widest = min(band.most, self.slots - floors + band.floor)
+            team.widest = max(1, widest if team.most is None else min(widest, team.most))
 
     def _rebase(self, it: TeamState) -> None:
         """Let a team whose terms have changed start where the teams of its rank stand, and leave what it is still owed
@@ -400,8 +376,11 @@ class Admission:
 
     def _goes_at_once(self, ticket: Ticket) -> bool:
         """Nobody is before it and there is room: then the bounds of the queue are no matter."""
-        team = ticket.team
-        room = self.running < self.slots and team.may_run and team.band.running < team.band.most
+        team, held = ticket.team, ticket.held
+        band, most = team.band, team.most
+        room = self.running + held <= self.slots and band.running + held <= band.most
+        room = room and (most is None or team.running + held <= most)
+        room = room and (team.leased is None or team.requests < team.leased)
         room = room and (self.ceilings is None or self._now < self.ceilings.until)
         return room and not team.queue and self._fits(ticket.tokens) and self._next() is None
 
@@ -412,7 +391,10 @@ class Admission:
             team.served = max(team.served, self._level_of(team))
             self._queues[rank][team.name] = team
         team.queue[ticket] = None
-        team.band.waiting += 1
+        team.band.waiting += ticket.held
+        team.waiting_slots += ticket.held
+        if ticket.slots > 1:
+            team.band.wide += 1
         team.waiting_tokens += ticket.tokens
         self.waiting, self.waiting_tokens = self.waiting + 1, self.waiting_tokens + ticket.tokens
 
@@ -421,7 +403,10 @@ class Admission:
         del team.queue[ticket]
         if ticket.tentative:
             ticket.tentative, team.tentative = False, team.tentative - 1
-        team.band.waiting -= 1
+        team.band.waiting -= ticket.held
+        team.waiting_slots -= ticket.held
+        if ticket.slots > 1:
+            team.band.wide -= 1
         team.waiting_tokens -= ticket.tokens
         self.waiting, self.waiting_tokens = self.waiting - 1, self.waiting_tokens - ticket.tokens
         if not team.queue:
@@ -432,40 +417,62 @@ class Admission:
         if self.ceilings is not None and now >= self.ceilings.until:
             return
         while self.running < self.slots and (team := self._next()) is not None:
-            ticket = next(iter(team.queue))
-            if not self._fits(ticket.tokens):
+            ticket, held = next(iter(team.queue)), team.need
+            if self.running + held > self.slots or not self._fits(ticket.tokens):
                 return
             self._raise_level(team)
             self._no_longer_waits(ticket)
             ticket.state, ticket.began, ticket.restarts = TicketState.RUNNING, now, team.restarts
-            team.served += _cost(ticket.prompt, ticket.output) / team.team.weight
-            team.charged += _cost(ticket.prompt, ticket.output)
-            team.running, team.band.running = team.running + 1, team.band.running + 1
+            ticket.held, ticket.charged = held, _cost(ticket.prompt, ticket.output, ticket.logprobs)
+            team.served += ticket.charged / team.team.weight
+            team.charged += ticket.charged
+            team.running, team.band.running = team.running + held, team.band.running + held
+            team.requests += 1
             team.hold.began += now
-            self.running, self.tokens = self.running + 1, self.tokens + ticket.tokens
+            self.running, self.tokens = self.running + held, self.tokens + ticket.tokens
             ticket.granted()
 
     def _next(self) -> TeamState | None:
-        """Return the team whose turn it is: of the lowest rank that is not empty, the team with the least service."""
+        """Return the team whose turn it is: of the lowest rank that is not empty, the team with the least service.
+
+        A wide request whose turn it is by rank is not overtaken by the floor of its own band."""
         if not self.waiting:
             return None
         for below_floor in self._passes:
             for rank in self._ranks:
                 if self._queues[rank] and (least := self._least(rank, below_floor)) is not None:
+                    if below_floor and least.band.wide and (turn := self._by_rank()) and turn.band is least.band:
+                        return turn
                     return least
         return None
 
-    def _least(self, rank: int, below_floor: bool) -> TeamState | None:
-        """Return the team of a rank with the least service, of those that may run a request."""
+    def _by_rank(self) -> TeamState | None:
+        return next((team for rank in self._ranks if (team := self._least(rank, below_floor=False))), None)
+
+    def _least(self, rank: int, below_floor: bool, passed: tuple[str, ...] = ()) -> TeamState | None:
+        """Return the team of a rank with the least service, of those that may run a request.
+
+        passed: bands whose next request is too wide for the rest of their ceiling."""
         least: TeamState | None = None
         for team in self._queues[rank].values():
             band, most = team.band, team.most
             has_room = band.running < (band.floor if below_floor else band.most) and (
                 most is None or team.running < most
             )
-            if has_room and (least is None or team.served < least.served):
+            if has_room and (least is None or team.served < least.served) and self._may_go(team, below_floor, passed):
                 least = team
-        return least
+        if least is None or not (band := least.band).wide or band.most >= self.slots:
+            return least
+        if band.running + least.need <= band.most:
+            return least
+        return self._least(rank, below_floor, (*passed, band.name))
+
+    def _may_go(self, team: TeamState, below_floor: bool, passed: tuple[str, ...]) -> bool:
+        """Return whether a team that has room for one slot may run its next request."""
+        band = team.band
+        if not band.wide:
+            return team.leased is None or team.requests < team.leased
+        return team.may_run and band.name not in passed and (not below_floor or band.running + team.need <= band.floor)
 
     def _raise_level(self, team: TeamState) -> None:
         """Raise the levels of a band and its rank to the counter of the team whose turn it is.
@@ -482,12 +489,7 @@ class Admission:
             self._level[rank] = team.served
 
 
-def _until(turn: float, slots: int, free: int, hold_s: float) -> float:
-    """Seconds until so many have found one of the slots, the free ones at once."""
-    if free > 0:
-        turn -= free
-    return turn * hold_s / max(1, slots) if turn > 0 else 0.0
-
-
-def _cost(prompt: int, output: int) -> int:
-    return PROMPT_WEIGHT * prompt + OUTPUT_WEIGHT * output
+def _cost(prompt: int, output: int, logprobs: tuple[int, int]) -> int:
+    cost = PROMPT_WEIGHT * prompt + OUTPUT_WEIGHT * output
+    of_prompt, of_output = logprobs
+    return cost + (prompt * of_prompt + output * of_output) // LOGPROBS_PER_TOKEN if of_prompt or of_output else cost

@@ -35,7 +35,16 @@ _RESPONSES = "/v1/responses"
 _STORED = re.compile(_RESPONSES + "/(?!render$)([^/]+)")  # a path that names a stored response
 _SENT = operator.attrgetter("sent")  # of an Ask: encodes what has changed
 
+# prompt tokens that fill one step of an engine: max_num_batched_tokens of vLLM's server on an H100 or H200 (0.32,
+# EngineArgs.get_batch_defaults; 2,048 on smaller GPUs, 16,384 on larger ones)
+STEP_TOKENS = 8192
 _log = logging.getLogger("gateway")
+
+
+def wanted_slots(ask: token_requests.TokenRequest, prompt: int) -> int:
+    """Return the slots that a request would like to hold: one for each text to make. Where it makes none, as many as
+    the steps that its prompt fills, since an engine takes its prompts in any order."""
+    return max(1, ask.outputs if ask.form.limit else -(-prompt // STEP_TOKENS))
 
 
 class RequestHandler(BodyReader):
@@ -233,13 +242,17 @@ class RequestHandler(BodyReader):
         if team not in services.life.terms.policy.teams:  # no longer: its body took time to come
             raise RequestEnd("unknown_key")
         turn: asyncio.Future[Refusal | None] = asyncio.get_running_loop().create_future()
-        began, output = services.now(), services.estimator.output(team, self._ask)
+        ask, prompt = self._ask, x.est_prompt_tokens or 0
+        began, output = services.now(), services.estimator.output(team, ask)
 
         def decided(refusal: Refusal | None = None) -> None:
             if not turn.done():
                 turn.set_result(refusal)
 
-        asked = services.admission.ask(team, x.est_prompt_tokens or 0, output, began, decided, decided)
+        asked = services.admission.ask(
+            team, prompt, output, began, decided, decided,
+            wanted_slots(ask, prompt), (ask.prompt_logprobs, ask.logprobs),
+        )  # fmt: skip
         if isinstance(asked, Refusal):
             raise refusal_end(asked, team)
         self._ticket, x.queued_s = asked, 0.0

@@ -49,8 +49,8 @@ class LimitClaim(msgspec.Struct, frozen=True, array_like=True):
 
 class TeamClaim(msgspec.Struct, frozen=True, array_like=True):
     """Demand of one team. served: tokens charged since the gateway started, in the units of admission; counted: as many
-    of them has the store answered. demand: requests that run and wait. queued, queued_tokens: what it has and wants in
-    the queue."""
+    of them has the store answered. demand: slots that its requests hold and wait for. queued, queued_tokens: what it
+    has and wants in the queue."""
 
     name: str
     rank: int

@@ -14,18 +14,18 @@ def replica_usage(admission: Admission, slots: int, counted: Mapping[str, int]) 
     """Return what this gateway uses and needs. slots: of all gateways, as the engines allow them. counted: tokens
     charged to teams that the store knows; teams without requests and without further charges are left out."""
     whole, share = admission.whole, admission.capacity
-    in_flight = admission.running + admission.waiting
-    limits = {SLOTS: Usage(admission.running, in_flight, slots, admission.fitted)}
+    wanted = admission.running + sum(band.waiting for band in admission.bands)
+    limits = {SLOTS: Usage(admission.running, wanted, slots, admission.fitted)}
     if (tokens := whole.capacity.tokens) is not None:
         limits[TOKENS] = _token_usage(admission, tokens, share.tokens or 0)
     limits.update(_band_usage(admission, slots))
     teams, refused, refused_tokens = [], 0, 0
     for team in admission.active(counted):
         name, waiting = team.name, len(team.queue)
-        running, in_flight = team.running, team.running + waiting
+        running, wanted, in_flight = team.running, team.running + team.waiting_slots, team.in_flight
         terms = whole.teams.get(name, team.team)
         if terms.max_running is not None:
-            limits[RUNNING + name] = Usage(running, in_flight, terms.max_running, team.team.max_running or 0)
+            limits[RUNNING + name] = Usage(running, wanted, terms.max_running, team.team.max_running or 0)
         if terms.max_in_flight is not None:
             admitted = in_flight - team.tentative
             limits[IN_FLIGHT + name] = Usage(admitted, in_flight, terms.max_in_flight, team.team.max_in_flight or 0)
@@ -33,7 +33,7 @@ def replica_usage(admission: Admission, slots: int, counted: Mapping[str, int]) 
         teams.append(
             TeamClaim(
                 name, team.band.band.rank, team.band.name, team.team.weight, team.charged, counted.get(name, 0),
-                in_flight, waiting + team.refused, team.waiting_tokens + team.refused_tokens,
+                wanted, waiting + team.refused, team.waiting_tokens + team.refused_tokens,
             )
         )  # fmt: skip
         admission.claim(team)

@@ -11,9 +11,11 @@ fairness, with the ranks of teams.yaml as strict priorities."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
+
+from stack.gateway.admission_state import TeamState, Ticket
 
 
 @dataclass(slots=True)
@@ -79,3 +81,32 @@ class Bound:
         if claim.rank > asker.rank:
             return claim.held > self._unit or (claim.held > 0 and self._after <= self._unit)
         return claim.held > claim.share and self._after <= (asker.share if claim.rank == asker.rank else self._unit)
+
+
+def yielding(ticket: Ticket, teams: Mapping[str, TeamState], places: int, tokens: int | None) -> list[Ticket] | None:
+    """Return the waiting requests that give way to a request in a full queue, None if the request has to be refused.
+
+    teams: those that wait, and that of the request."""
+
+    def bound(limit: float, unit: float, size: float, held: Callable[[TeamState], int]) -> Bound:
+        claims = {name: Claim(team.band.band.rank, team.team.weight, held(team)) for name, team in teams.items()}
+        return Bound(limit, unit, size, ticket.team.name, claims)
+
+    in_places = bound(places, 1, 1, lambda team: len(team.queue))
+    in_tokens = (
+        None
+        if tokens is None
+        else bound(tokens, tokens / max(1, places), ticket.tokens, lambda team: team.waiting_tokens)
+    )
+    newest = {name: reversed(team.queue) for name, team in teams.items()}
+    chosen: list[Ticket] = []
+    while (
+        exceeded := next((one for one in (in_places, in_tokens) if one is not None and one.is_exceeded), None)
+    ) is not None:
+        if (name := exceeded.next_to_yield()) is None:
+            return None
+        chosen.append(each := next(newest[name]))
+        in_places.release(name, 1)
+        if in_tokens is not None:
+            in_tokens.release(name, each.tokens)
+    return chosen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from stack.gateway.admission import Admission
 from stack.gateway.admission_state import Refusal, Ticket
@@ -34,14 +35,14 @@ class Gate:
         self.displaced: dict[str, Refusal] = {}
         self.now = 0.0
 
-    def ask(self, name: str, prompt: int = 1, output: int = 0) -> Ticket | Refusal:
+    def ask(self, name: str, prompt: int = 1, output: int = 0, **more: Any) -> Ticket | Refusal:
         given, displaced = partial(self.gone.append, name), partial(self.displaced.__setitem__, name)
-        asked = self.admission.ask(name.split(".")[0], prompt, output, self.now, given, displaced)
+        asked = self.admission.ask(name.split(".")[0], prompt, output, self.now, given, displaced, **more)
         if isinstance(asked, Ticket):
             self.tickets[name] = asked
         return asked
 
-    def lets(self, *names: str, **size: int) -> None:
+    def lets(self, *names: str, **size: Any) -> None:
         for name in names:
             assert isinstance(self.ask(name, **size), Ticket), name
 

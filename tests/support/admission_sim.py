@@ -23,7 +23,7 @@ from stack.gateway.policy import Band, Capacity, Policy, Team
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """at: when, in seconds. holds_s: how long the engine needs. patience_s: after which the client has left, wherever
-    its request is then."""
+    its request is then. texts: how many the engine makes, each as long as that. slots: how many it asks for."""
 
     at: float
     team: str
@@ -31,6 +31,8 @@ class Arrival:
     output: int
     holds_s: float
     patience_s: float = float("inf")
+    texts: int = 1
+    slots: int = 1
 
 
 class End(Enum):
@@ -44,12 +46,13 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The one record of a request: how it ended, and how long it waited, in seconds."""
+    """The one record of a request: how it ended, and how long it waited for a slot and took in all, in seconds."""
 
     arrival: Arrival
     end: End
     waited_s: float
     reason: str = ""
+    took_s: float = 0.0
 
 
 class Clock:
@@ -65,19 +68,39 @@ class Clock:
         heapq.heappush(self.events, (when, next(self._order), what))
 
 
+class Engine:
+    """An engine that makes so many texts at once, and others first come, first served."""
+
+    def __init__(self, seats: int) -> None:
+        self._free_at = [0.0] * seats
+
+    def until(self, texts: int, holds_s: float, now: float) -> float:
+        """Return when the last text of a request that comes now has been made."""
+        made_at = now
+        for _ in range(texts):
+            made_at = max(now, self._free_at[0]) + holds_s
+            heapq.heapreplace(self._free_at, made_at)
+        return made_at
+
+
 class Visit:
     """One request and its client, from the arrival to the end, which goes to `ended`."""
 
-    __slots__ = ("_admission", "_arrival", "_clock", "_ended", "_ticket")
+    __slots__ = ("_admission", "_arrival", "_clock", "_ended", "_engine", "_ticket")
 
     _ticket: Ticket
 
-    def __init__(self, arrival: Arrival, admission: Admission, clock: Clock, ended: list[Ended]) -> None:
+    def __init__(
+        self, arrival: Arrival, admission: Admission, clock: Clock, ended: list[Ended], engine: Engine | None = None
+    ) -> None:
         self._arrival, self._admission, self._clock, self._ended = arrival, admission, clock, ended
+        self._engine = engine
 
     def arrives(self, now: float, team: str) -> None:
         arrival = self._arrival
-        asked = self._admission.ask(team, arrival.prompt, arrival.output, now, self._granted, self._displaced)
+        asked = self._admission.ask(
+            team, arrival.prompt, arrival.output, now, self._granted, self._displaced, arrival.slots
+        )
         if isinstance(asked, Refusal):
             self._ended.append(Ended(arrival, End.REFUSED, 0.0, asked.reason))
             return
@@ -94,7 +117,9 @@ class Visit:
 
     def _begins(self, now: float) -> None:
         if self._ticket.state is TicketState.RUNNING:
-            self._clock.at(now + self._arrival.holds_s, self._done)
+            holds_s = self._arrival.holds_s
+            made_at = now + holds_s if self._engine is None else self._engine.until(self._arrival.texts, holds_s, now)
+            self._clock.at(made_at, self._done)
 
     def _done(self, now: float) -> None:
         if self._ticket.state is not TicketState.GONE:
@@ -112,16 +137,17 @@ class Visit:
         arrival, ticket = self._arrival, self._ticket
         waited_s = (now if ticket.state is TicketState.WAITING else ticket.began) - arrival.at
         self._admission.leave(ticket, now, arrival.prompt, arrival.output if end is End.DONE else None)
-        self._ended.append(Ended(arrival, end, waited_s))
+        self._ended.append(Ended(arrival, end, waited_s, took_s=now - arrival.at))
 
 
 @dataclass
 class Simulation:
-    """look is called after every event with the admission and the time."""
+    """look is called after every event with the admission and the time. engine: None for one that never queues."""
 
     policy: Policy
     look: Callable[[Admission, float], None] = lambda admission, now: None
     ended: list[Ended] = field(default_factory=list)
+    engine: Engine | None = None
 
     def run(self, arrivals: Iterable[Arrival]) -> Admission:
         admission, clock = Admission(self.policy), Clock()
@@ -131,7 +157,7 @@ class Simulation:
             if following and (not clock.events or following.at <= clock.events[0][0]):
                 arrival, following = following, next(coming, None)
                 clock.now = arrival.at
-                Visit(arrival, admission, clock, self.ended).arrives(
+                Visit(arrival, admission, clock, self.ended, self.engine).arrives(
                     clock.now, arrival.team if arrival.team in self.policy.teams else ANYBODY
                 )
             else:

@@ -316,7 +316,8 @@ def test_any_sequence_keeps_counts_and_uses_slots(operations: list[tuple[str, in
     for what, first, second in operations:
         now += second / 10
         if what == "ask" and (names := sorted(current.teams)):
-            asked = it.ask(names[first % len(names)], second, first, now, lambda: None, ignore)
+            name, slots, logprobs = names[first % len(names)], second % 13 if second % 2 else 1, (first % 3, second % 5)
+            asked = it.ask(name, second, first, now, lambda name=name: _fits(it, name), ignore, max(1, slots), logprobs)
             tickets += [asked] if isinstance(asked, Ticket) else []
         elif what == "leave" and tickets:
             it.leave(tickets[first % len(tickets)], now, second, first)
@@ -326,28 +327,39 @@ def test_any_sequence_keeps_counts_and_uses_slots(operations: list[tuple[str, in
             current = POLICIES[first % len(POLICIES)]
             it.adopt(current, now)
         _is_right(it, tickets)
-    for ticket in tickets:
-        it.leave(ticket, now)
+    while (running := next((ticket for ticket in tickets if ticket.state is TicketState.RUNNING), None)) is not None:
+        it.leave(running, now)
     assert (0, 0, 0, 0) == (it.running, it.waiting, it.tokens, it.waiting_tokens)
-    assert all(standing.running == standing.waiting == 0 for standing in it.standings())
+    assert all(standing.running == standing.slots == standing.waiting == 0 for standing in it.standings())
+
+
+def _fits(it: Admission, name: str) -> None:
+    """Check that the slots that a team has just been given were there."""
+    team = it._teams[name]
+    assert it.running <= it.slots
+    assert team.band.running <= team.band.most
+    assert team.most is None or team.running <= team.most
 
 
 def _is_right(it: Admission, tickets: list[Ticket]) -> None:
     running, waiting = (
         [t for t in tickets if t.state is state] for state in (TicketState.RUNNING, TicketState.WAITING)
     )
-    assert (len(running), len(waiting)) == (it.running, it.waiting)
+    assert (sum(t.held for t in running), len(waiting)) == (it.running, it.waiting)
+    assert it.running or not it.waiting
     assert (sum(t.tokens for t in running), sum(t.tokens for t in waiting)) == (it.tokens, it.waiting_tokens)
     by_team = {s.team: (s.running, s.waiting) for s in it.standings()}
+    slots = {s.team: s.slots for s in it.standings()}
     assert {t.team.name for t in running + waiting} <= by_team.keys()
     for name, counts in by_team.items():
+        assert slots[name] == sum(t.held for t in running if t.team.name == name)
         assert counts == (sum(t.team.name == name for t in running), sum(t.team.name == name for t in waiting))
     for band in {t.team.band.name: t.team.band for t in running + waiting}.values():
         assert (band.running, band.waiting) == tuple(
-            sum(t.team.band is band for t in those) for those in (running, waiting)
+            sum(t.held for t in those if t.team.band is band) for those in (running, waiting)
         )
     turn = it._next()
-    free = it.running < it.slots and turn is not None and it._fits(next(iter(turn.queue)).tokens)
+    free = turn is not None and it.running + turn.need <= it.slots and it._fits(next(iter(turn.queue)).tokens)
     assert not free, "somebody could go and does not"
 
 
