@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from stack.gateway.admission_state import BandState, Refusal, Standing, TeamState, Ticket, TicketState
 from stack.gateway.hold_time import HoldTime
@@ -59,6 +60,7 @@ class Admission:
         self.wanting: Callable[[], None] = lambda: None  # called when a lease may not be enough
         self._bands: list[BandState] = []
         self._ranks: list[int] = []
+        self.heads: dict[str, Ticket | None] = {}  # limit -> the request that was next at the latest renewal
         # rank -> seconds after which a request of a better rank has gone or given up
         self._gone_s: dict[int, float] = {}
         self._passes: tuple[bool, ...] = ()  # over the ranks: for bands below their floor, then for all
@@ -149,7 +151,7 @@ class Admission:
         """Obey the ceilings of a lease, or those of the policy again. Running requests stay. answered: they are the
         store's answer to what was claimed, so tentative requests are admitted or refused; not while it is calm."""
         former, self.ceilings, self._now = self.ceilings, ceilings, now
-        if former is None or ceilings is None or (ceilings.due, ceilings.limits) != (former.due, former.limits):
+        if former is None or ceilings is None or replace(ceilings, until=former.until) != former:
             self._set_ceilings()
         if answered:
             for team in self._teams.values():
@@ -177,9 +179,24 @@ class Admission:
         """The bands of the policy, and former ones with requests."""
         return self._bands
 
-    def next_tokens(self) -> int:
-        """Return the tokens of the request that is next; 0 without one."""
-        return next(iter(team.queue)).tokens if (team := self._next()) else 0
+    def next_team(self) -> TeamState | None:
+        """Return the team whose turn it is: of the lowest rank that is not empty, the team with the least service.
+
+        A wide request whose turn it is by rank is not overtaken by the floor of its own band."""
+        if not self.waiting:
+            return None
+        for below_floor in self._passes:
+            for rank in self._ranks:
+                if self._queues[rank] and (least := self._least(rank, below_floor)) is not None:
+                    if below_floor and least.band.wide and (turn := self._by_rank()) and turn.band is least.band:
+                        return turn
+                    return least
+        return None
+
+    def next_of(self, band: BandState) -> TeamState | None:
+        """Return the team of a band whose turn it is, whether or not the ceiling has room for its request."""
+        teams = (team for team in self._queues[band.band.rank].values() if team.band is band and team.may_run)
+        return min(teams, key=lambda team: team.served, default=None)
 
     def serve_elsewhere(self, charged: Mapping[str, int]) -> None:
         """Count what other replicas have charged to teams, as if it had been served here."""
@@ -329,12 +346,19 @@ class Admission:
 
     def _set_widest(self) -> None:
         """Set how many slots one request of each team may hold: what it could have at once while the floors of other
-        bands are in use."""
-        floors = sum(band.floor for band in self._bands)
-        for team in self._teams.values():
-            band = team.band
-            widest = min(band.most, self.slots - floors + band.floor)
-            team.widest = max(1, widest if team.most is None else min(widest, team.most))
+        bands are in use. With a lease it waits until that has as many."""
+        whole = None if self.ceilings is None else self.ceilings.whole
+        terms = {band.name: self.whole.bands.get(band.name, band.band) for band in self._bands}
+        slots = self.slots if whole is None else whole.get(SLOTS, self.whole.capacity.slots)
+        floors = {band.name: band.floor if whole is None else terms[band.name].floor for band in self._bands}
+        others = slots - sum(floors.values())
+        for name, team in self._teams.items():
+            band, most = team.band, team.most
+            ceiling = band.most if whole is None else whole.get(CEILING + band.name, slots)
+            if whole is not None and most is not None:
+                most = whole.get(RUNNING + name, self.whole.teams.get(name, team.team).max_running or 1)
+            widest = min(ceiling, others + floors[band.name])
+            team.widest = max(1, widest if most is None else min(widest, most))
 
     def _rebase(self, it: TeamState) -> None:
         """Let a team whose terms have changed start where the teams of its rank stand, and leave what it is still owed
@@ -382,7 +406,7 @@ class Admission:
         room = room and (most is None or team.running + held <= most)
         room = room and (team.leased is None or team.requests < team.leased)
         room = room and (self.ceilings is None or self._now < self.ceilings.until)
-        return room and not team.queue and self._fits(ticket.tokens) and self._next() is None
+        return room and not team.queue and self._fits(ticket.tokens) and self.next_team() is None
 
     def _join(self, ticket: Ticket) -> None:
         team = ticket.team
@@ -416,7 +440,7 @@ class Admission:
         """Give slots to the next requests, while there are any."""
         if self.ceilings is not None and now >= self.ceilings.until:
             return
-        while self.running < self.slots and (team := self._next()) is not None:
+        while self.running < self.slots and (team := self.next_team()) is not None:
             ticket, held = next(iter(team.queue)), team.need
             if self.running + held > self.slots or not self._fits(ticket.tokens):
                 return
@@ -432,20 +456,6 @@ class Admission:
             self.running, self.tokens = self.running + held, self.tokens + ticket.tokens
             ticket.granted()
 
-    def _next(self) -> TeamState | None:
-        """Return the team whose turn it is: of the lowest rank that is not empty, the team with the least service.
-
-        A wide request whose turn it is by rank is not overtaken by the floor of its own band."""
-        if not self.waiting:
-            return None
-        for below_floor in self._passes:
-            for rank in self._ranks:
-                if self._queues[rank] and (least := self._least(rank, below_floor)) is not None:
-                    if below_floor and least.band.wide and (turn := self._by_rank()) and turn.band is least.band:
-                        return turn
-                    return least
-        return None
-
     def _by_rank(self) -> TeamState | None:
         return next((team for rank in self._ranks if (team := self._least(rank, below_floor=False))), None)
 
@@ -459,20 +469,13 @@ class Admission:
             has_room = band.running < (band.floor if below_floor else band.most) and (
                 most is None or team.running < most
             )
-            if has_room and (least is None or team.served < least.served) and self._may_go(team, below_floor, passed):
+            if has_room and (least is None or team.served < least.served) and team.may_go(below_floor, passed):
                 least = team
-        if least is None or not (band := least.band).wide or band.most >= self.slots:
+        if least is None or not (band := least.band).wide or band.band.ceiling >= 1:
             return least
         if band.running + least.need <= band.most:
             return least
         return self._least(rank, below_floor, (*passed, band.name))
-
-    def _may_go(self, team: TeamState, below_floor: bool, passed: tuple[str, ...]) -> bool:
-        """Return whether a team that has room for one slot may run its next request."""
-        band = team.band
-        if not band.wide:
-            return team.leased is None or team.requests < team.leased
-        return team.may_run and band.name not in passed and (not below_floor or band.running + team.need <= band.floor)
 
     def _raise_level(self, team: TeamState) -> None:
         """Raise the levels of a band and its rank to the counter of the team whose turn it is.

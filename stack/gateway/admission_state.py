@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -117,6 +117,14 @@ class TeamState:
         """Return whether its own limits have room for its next request."""
         fits = (most := self.most) is None or self.running + self.need <= most
         return fits and (self.leased is None or self.requests < self.leased)
+
+    def may_go(self, below_floor: bool, passed: Collection[str]) -> bool:
+        """Return whether it may run its next request, if its band and its own limit have room for one slot. passed:
+        bands that may not."""
+        band = self.band
+        if not band.wide:
+            return self.leased is None or self.requests < self.leased
+        return self.may_run and band.name not in passed and (not below_floor or band.running + self.need <= band.floor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ if mine and mine.incarnation ~= rq.incarnation then
 end
 if mine and rq.sequence <= mine.sequence then return cmsgpack.pack({ state = 'late' }) end
 
--- A held limit is { lease, demand, limit, large, since }, a claim { use, keep, demand, limit, large }, a team
+-- A held limit is { lease, demand, limit, large, since, rank }, a claim { use, keep, demand, limit, large, rank }, a team
 -- { name, rank, band, weight, served, counted, demand, queued, queued_tokens }.
 local names, live, is_live, busy, policies = { rq.name }, {}, { [rq.name] = true }, 0, { [rq.policy] = true }
 local different, claims, teams = 1, {}, { [rq.name] = rq.teams }
@@ -92,12 +92,21 @@ local function portion(parts, own)
   return whole[own], min(1, whole[own]), sum
 end
 
-local function demanded_parts(at, limit)
-  local large, owner, since, wanted, parts = 0, nil, 0, 0, {}
+local function first_large(at)
+  local large, owner, since, rank = 0, nil, 0, 0
   for _, one in ipairs(at) do
     local other = one[2]
-    if other[4] ~= 0 and (not owner or other[5] < since) then since, owner, large = other[5], one[1], other[4] end
+    local its = other[6] or 0
+    if other[4] ~= 0 and (not owner or its < rank or (its == rank and other[5] < since)) then
+      since, owner, large, rank = other[5], one[1], other[4], its
+    end
   end
+  return large, owner, rank
+end
+
+local function demanded_parts(at, limit)
+  local wanted, parts = 0, {}
+  local large, owner = first_large(at)
   local reserved = min(limit, large)
   local rest = limit - reserved
   for _, one in ipairs(at) do
@@ -175,10 +184,11 @@ local function due_by_team(left, wanted, order, bounds)
 end
 
 -- column: of a team's demand in its row. Slots have bands with floor and ceiling; in the queue each team has one unit.
-local function parts_by_team(limit, column, unit)
-  local wanted, order, bounds, parts = {}, {}, {}, {}
+-- at: where a large request may go first, but for what is due to better ranks elsewhere.
+local function parts_by_team(limit, column, unit, at)
+  local wanted, order, bounds, parts, better = {}, {}, {}, {}, {}
   for _, name in ipairs(live) do
-    parts[name] = 0.0
+    parts[name], better[name] = 0.0, 0.0
     for _, team in ipairs(teams[name]) do
       if team[column] > 0 then
         local each = wanted[team[1]]
@@ -199,12 +209,27 @@ local function parts_by_team(limit, column, unit)
     end
   end
   local due = due_by_team(limit, wanted, order, bounds)
+  local large, owner, rank = first_large(at)
   for _, name in ipairs(live) do
     for _, team in ipairs(teams[name]) do
       if team[column] > 0 then
-        parts[name] = parts[name] + due[team[1]] * team[column] / wanted[team[1]].total
+        local part = due[team[1]] * team[column] / wanted[team[1]].total
+        parts[name] = parts[name] + part
+        if team[2] < rank then better[name] = better[name] + part end
       end
     end
+  end
+  if not owner then return parts end
+  large = min(limit, large)
+  local others, rest = 0.0, 0.0
+  for _, name in ipairs(live) do
+    if name ~= owner then others, rest = others + better[name], rest + parts[name] - better[name] end
+  end
+  local left = limit - others - large
+  if left < 0 or parts[owner] >= large then return parts end
+  local kept = rest <= left and 1.0 or left / rest
+  for _, name in ipairs(live) do
+    parts[name] = name == owner and large or better[name] + (parts[name] - better[name]) * kept
   end
   return parts
 end
@@ -214,7 +239,7 @@ local function based(name, claim)
   if held then base = before and max(claim[1], min(claim[2], before[1])) or claim[1]
   elseif calm then base = max(claim[1], claim[2]) end
   if claim[5] ~= 0 then since = before and before[4] ~= 0 and before[5] or now end
-  return { base, claim[3], claim[4], since ~= 0 and claim[1] + claim[5] or 0, since }
+  return { base, claim[3], claim[4], since ~= 0 and claim[1] + claim[5] or 0, since, claim[6] }
 end
 
 local function settle(name)
@@ -233,9 +258,9 @@ local function settle(name)
   local reserve, kind = 0, string.sub(name, 1, 2)
   if name == 'q' or name == 'k' then reserve = floor(limit / (4 * #live)) end
   local divided, parts = limit - reserve * #live, nil
-  if name == 's' then parts = parts_by_team(divided, 7)
-  elseif name == 'q' then parts = parts_by_team(divided, 8, 1.0)
-  elseif name == 'k' then parts = parts_by_team(divided, 9, divided / max(1, rq.claims.q[4]))
+  if name == 's' then parts = parts_by_team(divided, 7, nil, at)
+  elseif name == 'q' then parts = parts_by_team(divided, 8, 1.0, {})
+  elseif name == 'k' then parts = parts_by_team(divided, 9, divided / max(1, rq.claims.q[4]), {})
   else parts = demanded_parts(at, limit) end
   local fair, rest, due = portion(parts, rq.name)
   for _, one in ipairs(at) do
@@ -257,7 +282,7 @@ local function settle(name)
   local lease = max(0, own[1] + grant + min(0, free))
   if free < 0 and kind == 'f:' then lease = max(0, min(own[1], limit - before)) end
   own[1] = own[1] + grant
-  return { lease, fair, spare, rest }
+  return { lease, fair, spare, rest, limit }
 end
 
 claims[rq.name] = {}

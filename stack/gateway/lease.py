@@ -23,13 +23,14 @@ NO_GRANT = Grant(0, 0, 0)
 
 class Usage(msgspec.Struct, frozen=True):
     """Use of one limit at this replica. demand: use, and what waits. limit: of all replicas. part: the share that holds
-    without a store. large: what the next request needs beyond use, where it does not fit the ceiling."""
+    without a store. large, rank: of the next request, as in LimitClaim."""
 
     use: int
     demand: int
     limit: int
     part: int
     large: int = 0
+    rank: int = 0
 
 
 class ReplicaUsage(msgspec.Struct, frozen=True):
@@ -43,11 +44,12 @@ class ReplicaUsage(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class Ceilings:
     """Limits by the keys of claims, until a time: nothing is admitted from then on. A limit that is missing has not
-    been asked for. due: slots that come to this replica as others return them."""
+    been asked for. due: slots that come to this replica as others return them. whole: the limits of all replicas."""
 
     limits: Mapping[str, int]
     until: float
     due: int = 0
+    whole: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -96,11 +98,11 @@ class LeaseHolder:
             grant = grants.get(key, NO_GRANT)
             if valid:
                 keep = max(use.use, min(grant.due, use.demand + grant.spare))
-                lowered = grant if grant.lease <= keep else Grant(keep, grant.fair, grant.spare, grant.rest)
+                lowered = grant if grant.lease <= keep else msgspec.structs.replace(grant, lease=keep)
             else:
                 keep = max(use.use, use.part if static else 0)
-                lowered = Grant(keep, 0, 0, keep)
-            claims[key] = LimitClaim(use.use, keep, use.demand, use.limit, use.large)
+                lowered = Grant(keep, 0, 0, keep, grant.limit)
+            claims[key] = LimitClaim(use.use, keep, use.demand, use.limit, use.large, use.rank)
             self._grants[key] = lowered
         self._charged = {team.name: team.served for team in usage.teams}
         self._request = request = LeaseRequest(
@@ -129,7 +131,7 @@ class LeaseHolder:
         if reply.calm:  # it believes what runs, also beyond what was due before: what ends there may not be replaced
             now = self._grants
             self._grants = {
-                key: Grant(min(grant.lease, now.get(key, NO_GRANT).due), grant.fair, grant.spare, grant.rest)
+                key: msgspec.structs.replace(grant, lease=min(grant.lease, now.get(key, NO_GRANT).due))
                 for key, grant in reply.grants.items()
             }
         else:
@@ -165,7 +167,8 @@ class LeaseHolder:
         limits = {key: grant.due for key, grant in self._grants.items()}
         if self._sent < self._complete_at:
             limits |= {key: max(limits[key], part) for key, part in self._parts.items()}
-        return Ceilings(limits, self.until, slots.fair + slots.spare)
+        whole = {key: grant.limit for key, grant in self._grants.items() if grant.limit}
+        return Ceilings(limits, self.until, slots.fair + slots.spare, whole)
 
     @property
     def settled(self) -> bool:

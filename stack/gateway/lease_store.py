@@ -16,7 +16,9 @@ end so: of max_in_flight, those that joined first keep their lease, and the othe
 
 Every limit is a claim with a key: slots and the token budget, length and tokens of the queue, max_running and
 max_in_flight of a team, ceiling and floor of a band. What is due to a replica is the part of its demand; slots and the
-queue are divided by teams first, as admission does it within one gateway."""
+queue are divided by teams first, as admission does it within one gateway. A request that needs several units gets them
+at one replica: the best rank first, then the one that has waited longest. All limits go by that order, so no two
+replicas wait for each other."""
 
 from __future__ import annotations
 
@@ -37,14 +39,16 @@ RUNNING, IN_FLIGHT, CEILING, FLOOR = "r:", "f:", "c:", "o:"
 
 class LimitClaim(msgspec.Struct, frozen=True, array_like=True):
     """Claim of one replica on a limit. use: held by requests. keep: its present ceiling. demand: use, and what waits.
-    limit: as this replica sees it. large: what the next request needs beyond use, where that does not fit its
-    ceiling."""
+    limit: as this replica sees it. large: what the next request needs beyond use, where it waits for several units or
+    does not fit the ceiling; rank: of its band. A request that has just become the next has none, so that it does not
+    take over the turn of the one before."""
 
     use: int
     keep: int
     demand: int
     limit: int
     large: int = 0
+    rank: int = 0
 
 
 class TeamClaim(msgspec.Struct, frozen=True, array_like=True):
@@ -82,12 +86,14 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 class Grant(msgspec.Struct, frozen=True, array_like=True):
     """Lease of one limit. fair: the part of this replica. spare: headroom beyond demand. rest: 1 where rounding leaves
-    one more, which the replica may keep and not ask for: slots that change hands are idle for two periods."""
+    one more, which the replica may keep and not ask for: slots that change hands are idle for two periods. limit: of
+    all replicas, the lowest that one has read."""
 
     lease: int
     fair: int
     spare: int
     rest: int = 0
+    limit: int = 0
 
     @property
     def due(self) -> int:
@@ -118,6 +124,7 @@ class Held:
     limit: int
     large: int = 0
     since: int = 0  # when `large` first did not fit
+    rank: int = 0
 
 
 @dataclass(slots=True)
@@ -241,7 +248,8 @@ class _Call:
         else:
             base = max(claim.use, claim.keep) if self.calm else claim.use
         since = (before.since if before and before.large else self.now) if claim.large else 0
-        return Held(base, claim.demand, claim.limit, claim.use + claim.large if since else 0, since)
+        large = claim.use + claim.large if since else 0
+        return Held(base, claim.demand, claim.limit, large, since, claim.rank)
 
     def settle(self, key: str) -> Grant:
         """Lease one limit to this replica."""
@@ -265,7 +273,7 @@ class _Call:
         else:
             lease = max(0, mine.lease + grant + min(0, free))
         mine.lease += grant
-        return Grant(lease, fair, spare, rest)
+        return Grant(lease, fair, spare, rest, limit)
 
     def joined(self, name: str) -> int:
         """Return the epoch of a replica, which is later the later it joined."""
@@ -280,7 +288,7 @@ class _Call:
         whole = math.floor(max(0.0, left) + 1e-9)
         return whole // count + ((self.live.index(self.rq.name) + self.turn) % count < whole % count)
 
-    def parts_by_team(self, key: str, limit: int) -> dict[str, float]:
+    def parts_by_team(self, key: str, limit: int) -> Mapping[str, float]:
         """Return the parts of slots or the queue due to the live replicas: of each team's due the part of its demand
         that is at this replica."""
         rows = [(name, team, _demand_of(key, team)) for name in self.live for team in self.teams[name]]
@@ -292,11 +300,16 @@ class _Call:
         for name, each in wanted.items():
             each.demand = min(each.total, self.least(RUNNING + name, each.total) if key == SLOTS else each.total)
         due = due_by_team(float(limit), wanted, self.bounds(key, limit, wanted))
-        parts = dict.fromkeys(self.live, 0.0)
+        held = [(name, self.claims[name][SLOTS]) for name in self.live] if key == SLOTS else []
+        rank, _, owner, large = first_large(held)
+        parts, better = dict.fromkeys(self.live, 0.0), dict.fromkeys(self.live, 0.0)
         for name, team, demand in rows:
             if demand > 0:
-                parts[name] += due[team.name] * demand / wanted[team.name].total
-        return parts
+                part = due[team.name] * demand / wanted[team.name].total
+                parts[name] += part
+                if team.rank < rank:
+                    better[name] += part
+        return reserve(parts, better, owner, min(limit, large), limit) if large else parts
 
     def bounds(self, key: str, limit: int, wanted: Mapping[str, TeamDemand]) -> dict[str, tuple[float, float]]:
         """Return floor and ceiling of each group of teams: those of its band, and one place of the queue."""
@@ -366,12 +379,36 @@ def max_min(
     return left
 
 
+def first_large(live: Sequence[tuple[str, Held]]) -> tuple[int, int, str, int]:
+    """Return rank, time, replica and size of the large request whose turn it is: of the best rank, the one that has
+    waited longest. Without one the size is 0."""
+    return min(((held.rank, held.since, name, held.large) for name, held in live if held.large), default=(0, 0, "", 0))
+
+
+def reserve(
+    parts: Mapping[str, float], better: Mapping[str, float], owner: str, large: int, limit: int
+) -> Mapping[str, float]:
+    """Return the parts of slots with a large request first, if what is due to better ranks elsewhere leaves it room.
+
+    better: of each part, what is due to better ranks."""
+    others, rest = 0.0, 0.0
+    for name, part in parts.items():
+        if name != owner:
+            others, rest = others + better[name], rest + part - better[name]
+    left = limit - others - large
+    if left < 0 or parts[owner] >= large:
+        return parts
+    kept = 1.0 if rest <= left else left / rest
+    return {
+        name: float(large) if name == owner else better[name] + (part - better[name]) * kept
+        for name, part in parts.items()
+    }
+
+
 def demanded_parts(live: Sequence[tuple[str, Held]], limit: int) -> dict[str, float]:
-    """Return the parts of a limit by demand. The replica that has waited longest for a large request gets that
-    first."""
-    large = min(((held.since, name, held.large) for name, held in live if held.large), default=None)
-    reserved = min(limit, large[2]) if large else 0
-    owner = large[1] if large else ""
+    """Return the parts of a limit by demand. The replica whose turn it is with a large request gets that first."""
+    _, _, owner, large = first_large(live)
+    reserved = min(limit, large)
     rest = limit - reserved
     wanted = sum(held.demand for name, held in live if name != owner)
     return {

@@ -358,7 +358,7 @@ def _is_right(it: Admission, tickets: list[Ticket]) -> None:
         assert (band.running, band.waiting) == tuple(
             sum(t.held for t in those if t.team.band is band) for those in (running, waiting)
         )
-    turn = it._next()
+    turn = it.next_team()
     free = turn is not None and it.running + turn.need <= it.slots and it._fits(next(iter(turn.queue)).tokens)
     assert not free, "somebody could go and does not"
 
@@ -440,8 +440,8 @@ def _bounded(admission: Admission) -> None:
     assert 0 <= admission.waiting <= BUSY.capacity.queue
     assert (
         admission.running == SLOTS
-        or admission._next() is None
-        or not admission._fits(next(iter(admission._next().queue)).tokens)
+        or admission.next_team() is None
+        or not admission._fits(next(iter(admission.next_team().queue)).tokens)
     )
 
 

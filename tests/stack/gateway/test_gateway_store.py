@@ -43,8 +43,9 @@ def a_request(draw: random.Random, run: str, sent: dict[str, tuple[int, int]]) -
     def claim(limit: int) -> LimitClaim:
         use = draw.randint(0, limit)
         return LimitClaim(
-            use, use + draw.choice((0, 0, 1, 5)), use + draw.choice((0, 1, 7, 30)), limit, draw.choice((0, 0, 0, limit))
-        )
+            use, use + draw.choice((0, 0, 1, 5)), use + draw.choice((0, 1, 7, 30)), limit,
+            draw.choice((0, 0, 0, 3, limit)), draw.choice((0, 0, 1, 2)),
+        )  # fmt: skip
 
     teams = [
         TeamClaim(
@@ -56,7 +57,7 @@ def a_request(draw: random.Random, run: str, sent: dict[str, tuple[int, int]]) -
         )
         if draw.random() < 0.7
     ]  # fmt: skip
-    claims = {"s": msgspec.structs.replace(claim(draw.choice((8, 20))), large=0), "q": claim(draw.choice((2, 50)))}
+    claims = {"s": claim(draw.choice((8, 20))), "q": claim(draw.choice((2, 50)))}
     optional = {"t": (1000,), "k": (2000, 10), "o:low": (2, 5), "c:low": (6, 15), "c:top": (1,)}
     optional |= {f"{kind}{team.name}": (3, 9, 40) for team in teams for kind in ("r:", "f:")}
     claims |= {key: claim(draw.choice(limits)) for key, limits in optional.items() if draw.random() < 0.6}
