@@ -58,14 +58,14 @@ _TOP = (
     Panel(
         "slots",
         "Slots: in use, current limit, maximum",
-        "Requests that have a slot at the engines (with a team chosen, that team's), how many may have one now, and how"
-        " many may while the engines have room: capacity.slots in teams.yaml.",
+        "Slots that requests hold at the engines, one for each text (with a team chosen, that team's), how many there"
+        " are now, and how many while the engines have room: capacity.slots in teams.yaml.",
         "Slots now at the most, and those in use below them.",
         "Fewer now than at most: an engine has too much to hold, and the gateway holds back; see what waits in the"
         " engines. All in use while requests wait: the service is full. Free ones while requests wait: a team's"
         " max_running, its band's ceiling, or capacity.tokens.",
         (
-            queries.now(gateway.RUNNING, (), "in use"),
+            queries.now(gateway.SLOTS_HELD, (), "in use"),
             queries.now(gateway.SLOTS, (), "now"),
             queries.now(gateway.SLOTS_LIMIT, (), "at most"),
         ),

@@ -84,7 +84,11 @@ ENGINE_STATE = Metric(
 )
 RUNNING = Metric(
     "vllm_watch_gateway_running_requests", Kind.GAUGE, Unit.REQUESTS,
-    "Admitted requests that hold an engine slot, by team and band.", labels=("team", "band"),
+    "Admitted requests that hold engine slots, by team and band.", labels=("team", "band"),
+)  # fmt: skip
+SLOTS_HELD = Metric(
+    "vllm_watch_gateway_slots_held", Kind.GAUGE, Unit.REQUESTS,
+    "Slots that running requests hold, by team and band: one for each text of a request.", labels=("team", "band"),
 )  # fmt: skip
 WAITING = Metric(
     "vllm_watch_gateway_waiting_requests", Kind.GAUGE, Unit.REQUESTS,
@@ -103,13 +107,12 @@ SLOTS = Metric(
     "vllm_watch_gateway_slots",
     Kind.GAUGE,
     Unit.REQUESTS,
-    "Current limit of concurrent requests at the engines; below slots_limit while an engine queues, preempts or has a"
-    " full cache.",
+    "Current number of slots at the engines; below slots_limit while an engine queues, preempts or has a full cache.",
     labels=(),
 )
 SLOTS_LIMIT = Metric(
     "vllm_watch_gateway_slots_limit", Kind.GAUGE, Unit.REQUESTS,
-    "Configured limit of concurrent requests at the engines (capacity.slots), or this gateway's share of it.",
+    "Configured number of slots at the engines (capacity.slots), or this gateway's share of it.",
     labels=(),
 )  # fmt: skip
 TOKENS = Metric(
@@ -228,8 +231,8 @@ TASKS = Metric(
 )
 
 GATEWAY = (
-    REQUESTS, INFLIGHT, REJECTED, UNREADABLE, RUNNING, WAITING, WAIT_ESTIMATE, SLOTS, SLOTS_LIMIT, TOKENS, UPSTREAM_UP,
-    ENGINE_STATE, UPSTREAM_INFLIGHT, ATTEMPTS, POLICY_INFO,
+    REQUESTS, INFLIGHT, REJECTED, UNREADABLE, RUNNING, SLOTS_HELD, WAITING, WAIT_ESTIMATE, SLOTS, SLOTS_LIMIT, TOKENS,
+    UPSTREAM_UP, ENGINE_STATE, UPSTREAM_INFLIGHT, ATTEMPTS, POLICY_INFO,
     RELOADS, LEASE_LOST, LEASE_REPLICAS, LEASE_POLICIES, LOG_ERRORS, LOG_LOST, LOG_LOST_BEFORE, LOG_WAITING,
     LISTENER_REJECTED, LOOP_LAG, TASKS,
 )  # fmt: skip

@@ -233,7 +233,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             f"or (sum by (reason) ({at(sidecar.REASONS, eq('reason', 'queue_full|est_wait|queue_ttl'), TEAM)} - ("
             f"{at(sidecar.REASONS, eq('reason', 'queue_full|est_wait|queue_ttl'), TEAM)} offset 10m "
             f"or {at(sidecar.REASONS, eq('reason', 'queue_full|est_wait|queue_ttl'), TEAM)} * 0)) > 0 "
-            f"and on () sum(avg_over_time({at(gateway.RUNNING)}[5m])) < 0.9 * sum(avg_over_time("
+            f"and on () sum(avg_over_time({at(gateway.SLOTS_HELD)}[5m])) < 0.9 * sum(avg_over_time("
             f"{at(gateway.SLOTS)}[5m])))",
             "`max_in_flight`, `max_running`, band `ceiling` or capacity `tokens`; often a client without back-off",
             "Mitigation 1, then 4",
@@ -253,7 +253,7 @@ ROWS: dict[str, tuple[DiagnosisRow, ...]] = {
             f"sum by (reason) ({at(sidecar.REASONS, eq('reason', 'queue_full|est_wait|queue_ttl'), TEAM)} - ("
             f"{at(sidecar.REASONS, eq('reason', 'queue_full|est_wait|queue_ttl'), TEAM)} offset 10m "
             f"or {at(sidecar.REASONS, eq('reason', 'queue_full|est_wait|queue_ttl'), TEAM)} * 0)) > 0 "
-            f"and on () sum(avg_over_time({at(gateway.RUNNING)}[5m])) >= 0.9 * sum(avg_over_time("
+            f"and on () sum(avg_over_time({at(gateway.SLOTS_HELD)}[5m])) >= 0.9 * sum(avg_over_time("
             f"{at(gateway.SLOTS)}[5m])) unless on () sum({at(gateway.SLOTS)}) < sum({at(gateway.SLOTS_LIMIT)})",
             "more is requested than the engines can serve, or other teams go first",
             "Mitigation 5",

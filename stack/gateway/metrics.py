@@ -257,11 +257,12 @@ class _Standing(Collector):
         info = _gauge(names.POLICY_INFO)
         info.add_metric((self._hash(admission.whole),), 1)
         yield info
-        running, waiting, wait_s = (_gauge(metric) for metric in (names.RUNNING, names.WAITING, names.WAIT_ESTIMATE))
+        shown = (names.RUNNING, names.SLOTS_HELD, names.WAITING, names.WAIT_ESTIMATE)
+        families = [_gauge(metric) for metric in shown]
         for one in admission.standings():
-            for family, value in ((running, one.running), (waiting, one.waiting), (wait_s, one.wait_s)):
+            for family, value in zip(families, (one.running, one.slots, one.waiting, one.wait_s), strict=True):
                 family.add_metric((one.team, one.band), value)
-        yield from (running, waiting, wait_s)
+        yield from families
         for metric, value in (
             (names.SLOTS, admission.slots),
             (names.SLOTS_LIMIT, admission.capacity.slots),

@@ -252,7 +252,7 @@ SETS: dict[Metric, tuple[Labels, ...]] = {
         for verdict, cause in (("same", "noise"), ("wrong", "numeric"), ("wrong", "template"), ("wrong", "not_finite"))
     ),
     **dict.fromkeys((gateway.ENGINE_STATE, sidecar.ENGINE_STATE), ({"state": str(EngineState.HEALTHY)},)),
-    **dict.fromkeys((gateway.RUNNING, gateway.WAITING, gateway.WAIT_ESTIMATE), _BANDED),
+    **dict.fromkeys((gateway.RUNNING, gateway.SLOTS_HELD, gateway.WAITING, gateway.WAIT_ESTIMATE), _BANDED),
     gpu.INFO: tuple({"uuid": card, "index": str(i), "pci_bus_id": f"00000000:{i + 1}B:00.0"} for i,
         card in enumerate(CARDS)),
     gpu.ENERGY: tuple({"uuid": card, "method": "counter"} for card in CARDS),
@@ -377,6 +377,7 @@ LEVEL: dict[Metric, float] = {
     prometheus.SAMPLE_LIMIT: 2000,
     ship.SHIP_UNEXPLAINED: 0,
     gateway.RUNNING: 24,
+    gateway.SLOTS_HELD: 24,
     gateway.WAITING: 6,
     gateway.WAIT_ESTIMATE: 4,
     gateway.SLOTS: 24,

@@ -59,7 +59,8 @@ _MONEY = (attributed.COST, attributed.API_COST, sidecar.COST_BUDGET, sidecar.GPU
 _SIMULATED = {
     *(metric for metric, _ in _TIMES), *_COUNTS, *_GAUGES, vllm.REQUEST_SUCCESS, *attributed.ATTRIBUTED,
     *gpu_families.GPU, *dcgm.DCGM, gateway.REQUESTS, gateway.INFLIGHT, gateway.RUNNING, gateway.WAITING,
-    gateway.WAIT_ESTIMATE, gateway.SLOTS, gateway.SLOTS_LIMIT, gateway.REJECTED, gateway.ATTEMPTS, sidecar.REQUESTS,
+    gateway.SLOTS_HELD, gateway.WAIT_ESTIMATE, gateway.SLOTS, gateway.SLOTS_LIMIT, gateway.REJECTED, gateway.ATTEMPTS,
+    sidecar.REQUESTS,
     sidecar.REASONS, sidecar.FINISHES, sidecar.TOKENS, sidecar.ESTIMATED_TOKENS, sidecar.TTFT, sidecar.TPOT,
     sidecar.E2E, sidecar.QUEUE,
     sidecar.ENGINE_QUEUE, sidecar.CACHE_LOOKUPS, sidecar.TTFT_OVERHEAD, sidecar.TTFT_NEGATIVE, sidecar.TEAMS,
@@ -440,6 +441,7 @@ def _gateway_gauges(load: Mapping[int, float], share: float) -> Iterator[Sample]
         mine = running * weights[i] / sum(weights)
         waiting = round(mine * 0.6) if not i and BURST[0] < share < BURST[1] else 0
         yield gateway.RUNNING, who, float(round(mine))
+        yield gateway.SLOTS_HELD, who, float(round(mine))
         yield gateway.WAITING, who, float(waiting)
         yield gateway.WAIT_ESTIMATE, who, 0.4 * waiting
         yield gateway.INFLIGHT, {"team": team}, float(round(mine) + waiting)

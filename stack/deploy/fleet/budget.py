@@ -98,7 +98,15 @@ SIDECAR_INSTANCE = _all(gpu.MIG)  # of a GPU under MIG, beside what the GPU has
 SIDECAR_GROUPED = _all(sidecar.GROUPED) * (PAIRS + 1)  # by route and by adapter, and __other__ of each
 SIDECAR_FIXED = 150  # two logs, the state, spans, events and their sources: a test counts less on a real page
 GATEWAY_TEAM = _all(
-    (gateway.REQUESTS, gateway.INFLIGHT, gateway.RUNNING, gateway.WAITING, gateway.WAIT_ESTIMATE, gateway.REJECTED)
+    (
+        gateway.REQUESTS,
+        gateway.INFLIGHT,
+        gateway.RUNNING,
+        gateway.SLOTS_HELD,
+        gateway.WAITING,
+        gateway.WAIT_ESTIMATE,
+        gateway.REJECTED,
+    )
 )
 GATEWAY_UPSTREAM = _all((gateway.UPSTREAM_UP, gateway.ENGINE_STATE, gateway.UPSTREAM_INFLIGHT, gateway.ATTEMPTS))
 # itself, its log, its loop, admission: a test counts less on a real page
