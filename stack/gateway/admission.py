@@ -123,8 +123,8 @@ class Admission:
             stands = 0.0 if team.team.max_running is None else self._stands_beside(team)
             held = ticket.held
             self.running, self.tokens = self.running - held, self.tokens - ticket.tokens
-            team.running, team.band.running = team.running - held, team.band.running - held
-            team.requests -= 1
+            team.running, team.requests = team.running - held, team.requests - 1
+            team.band.running -= held
             if stands > team.served:
                 team.served = stands
             hold = team.hold
@@ -441,7 +441,8 @@ class Admission:
         if self.ceilings is not None and now >= self.ceilings.until:
             return
         while self.running < self.slots and (team := self.next_team()) is not None:
-            ticket, held = next(iter(team.queue)), team.need
+            ticket, band = next(iter(team.queue)), team.band
+            held = team.need if band.wide else 1
             if self.running + held > self.slots or not self._fits(ticket.tokens):
                 return
             self._raise_level(team)
@@ -450,8 +451,7 @@ class Admission:
             ticket.held, ticket.charged = held, _cost(ticket.prompt, ticket.output, ticket.logprobs)
             team.served += ticket.charged / team.team.weight
             team.charged += ticket.charged
-            team.running, team.band.running = team.running + held, team.band.running + held
-            team.requests += 1
+            team.running, band.running, team.requests = team.running + held, band.running + held, team.requests + 1
             team.hold.began += now
             self.running, self.tokens = self.running + held, self.tokens + ticket.tokens
             ticket.granted()
@@ -469,7 +469,8 @@ class Admission:
             has_room = band.running < (band.floor if below_floor else band.most) and (
                 most is None or team.running < most
             )
-            if has_room and (least is None or team.served < least.served) and team.may_go(below_floor, passed):
+            has_room = has_room and (least is None or team.served < least.served)
+            if has_room and ((team.leased is None and not band.wide) or team.may_go(below_floor, passed)):
                 least = team
         if least is None or not (band := least.band).wide or band.band.ceiling >= 1:
             return least

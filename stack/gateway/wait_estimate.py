@@ -10,7 +10,7 @@ from stack.gateway.admission_state import TeamState
 from stack.gateway.hold_time import HoldTime
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Room:
     """Slots of a gateway, and those in use. gone_s: after which a request of a better rank has gone or given up.
     leased: the limits grow with what waits."""
