@@ -419,28 +419,38 @@ def test_queue_and_requests_of_teams_stay_within_their_limits(seed: int):
     drain(fleet)
 
 
-@pytest.mark.parametrize("team", [Team(), Team(max_running=8), Team(band="low")])
-def test_wide_requests_of_two_replicas_take_turns(team: Team):
-    """Each wants five of eight slots, over and over: by its lease, by its team's limit or by its band's ceiling."""
+@pytest.mark.parametrize(
+    ("team", "slots", "tokens"),
+    [(Team(), 5, 10), (Team(max_running=8), 5, 10), (Team(band="low"), 5, 10), (Team(), 1, 700)],
+)
+def test_large_requests_of_two_replicas_take_turns(team: Team, slots: int, tokens: int):
+    """Each wants five of eight slots, over and over: by its lease, by its team's limit or by its band's ceiling; or
+    most of the tokens, of which one replica had all while it had such requests."""
     bands = {"default": Band(rank=0, max_wait_s=1e6), "low": Band(rank=1, ceiling=0.7, max_wait_s=1e6)}
-    pair, gone = Replicas(Policy(teams={"a": team}, bands=bands, capacity=Capacity(slots=8))), list[int]()
-    running: list[tuple[int, Ticket]] = []
+    capacity = Capacity(slots=8, tokens=1000)
+    pair, gone = Replicas(Policy(teams={"a": team}, bands=bands, capacity=capacity)), list[int]()
+    running: list[tuple[int, list[Ticket]]] = []
+
+    def goes(place: int, box: list[Ticket]) -> None:
+        gone.append(place)
+        running.append((place, box))
+
     for place in (0, 1):
         for _ in range(20):
             box: list[Ticket] = []
-            goes = partial(lambda place, box: (gone.append(place), running.append((place, box))), place, box)
-            box.append(pair.all[place].ask("a", 10, 10, pair.now, goes, lambda _: None, 5))
-    for _ in range(200):
+            asked = pair.all[place].ask("a", tokens, 0, pair.now, partial(goes, place, box), lambda _: None, slots)
+            assert isinstance(asked, Ticket)
+            box.append(asked)
+    while len(gone) < 40 and pair.now < 300:
         pair.renew()
-        assert 5 * len(running) == sum(one.running for one in pair.all) <= 8
-        for place, box in list(running):
-            running.remove((place, box))
-            pair.all[place].leave(box[0], pair.now, 10, 10)
-    assert 40 == len(gone)
+        assert sum(one.running for one in pair.all) == slots * len(running) <= 8
+        ended, running[:] = list(running), []
+        for place, box in ended:
+            pair.all[place].leave(box[0], pair.now, tokens, 0)
     assert gone[:30].count(0) == pytest.approx(15, abs=2), gone
 
 
-def test_a_wide_request_waits_for_a_better_band_at_another_replica():
+def test_a_wide_request_waits_for_a_better_band_elsewhere():
     bands = {"high": Band(rank=0, max_wait_s=1e6), "low": Band(rank=1, max_wait_s=1e6)}
     teams = {"a": Team(band="high"), "b": Team(band="low")}
     pair = Replicas(Policy(teams=teams, bands=bands, capacity=Capacity(slots=8)))
