@@ -197,10 +197,11 @@ def warnings(policy: Policy, gateway: GatewayConfig | None = None) -> Iterator[s
                 f"teams.{name}: it has no keys, so nobody can ask as this team{unless}; vllm-watch gateway key {name}"
                 " makes one"
             )
-        if team.max_running and team.max_in_flight and team.max_running > team.max_in_flight:
+        texts = (team.max_in_flight or 0) * (team.max_outputs or 0)
+        if team.max_running and 0 < texts < team.max_running:
             yield (
                 f"teams.{name}.max_running: {team.max_running} is never reached, since max_in_flight is"
-                f" {team.max_in_flight}"
+                f" {team.max_in_flight} and max_outputs {team.max_outputs}"
             )
     yield from _unlimited(
         policy,

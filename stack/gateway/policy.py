@@ -43,12 +43,12 @@ BANDS: dict[str, Band] = {
 class Team(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """keys: hashes as `make_key` gives them; several let one be replaced while the other still works.
 
-    weight: its share against other teams of the same rank. max_running: requests at the engines at once, further ones
-    wait. max_in_flight: running and waiting together, further ones are refused. max_prompt_tokens, max_output_tokens:
-    of one request; over_output says what happens to one that asks for more output. max_outputs: texts that one request
-    may ask for, over all its prompts; max_running where that is set and this is not. max_logprobs,
-    max_prompt_logprobs: log-probabilities of each token of output, and of the prompt; 0 for none at all. models: those
-    it may ask for. fallback_api: whether upstreams of kind api may answer it.
+    weight: its share against other teams of the same rank. max_running: slots that its requests hold at once, one for
+    each text; further ones wait. max_in_flight: running and waiting together, further ones are refused.
+    max_prompt_tokens, max_output_tokens: of one request; over_output says what happens to one that asks for more
+    output. max_outputs: texts that one request may ask for, over all its prompts; max_running where that is set and
+    this is not. max_logprobs, max_prompt_logprobs: log-probabilities of each token of output, and of the prompt; 0 for
+    none at all. models: those it may ask for. fallback_api: whether upstreams of kind api may answer it.
     cache_domain: teams that name the same one share cached prefixes; null for a domain of its own.
     kv_transfer: whether it may send kv_transfer_params and ec_transfer_params, as a router of disaggregated prefill and
     decode does. probe: its requests are the operator's own checks, such as golden prompts: they are recorded as probes,

@@ -201,8 +201,8 @@ WARNINGS = {
         [r"teams\.yaml, line 2: teams\.a: .*no keys.*\banonymous_team .*; vllm-watch gateway key a "],
     ),
     "never reached": (
-        f"teams:\n  a:\n    {KEYS}\n    max_running: 9\n    max_in_flight: 8",
-        [r"teams\.yaml, line 4: teams\.a\.max_running: 9 .*\bmax_in_flight is 8$"],
+        f"teams:\n  a:\n    {KEYS}\n    max_running: 9\n    max_in_flight: 4\n    max_outputs: 2",
+        [r"teams\.yaml, line 4: teams\.a\.max_running: 9 .*\bmax_in_flight is 4 and max_outputs 2$"],
     ),
     "no bound": (
         (
