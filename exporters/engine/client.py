@@ -58,6 +58,10 @@ class EngineClient:
     async def metrics(self, max_bytes: int | None = None) -> bytes:
         return await self._read("/metrics", max_bytes)
 
+    async def metrics_page(self, max_bytes: int | None = None) -> tuple[bytes, str]:
+        """Return the /metrics text and its content type."""
+        return await self._read_typed("/metrics", max_bytes)
+
     async def version(self) -> str | None:
         """Return the engine's release; None if not reported."""
         try:
@@ -159,12 +163,15 @@ class EngineClient:
         return self.session.request(method, self.url + path, timeout=timeout, **options)
 
     async def _read(self, path: str, max_bytes: int | None = None, **more: Any) -> bytes:
+        return (await self._read_typed(path, max_bytes, **more))[0]
+
+    async def _read_typed(self, path: str, max_bytes: int | None = None, **more: Any) -> tuple[bytes, str]:
         async with self._request(path, **more) as response:
             response.raise_for_status()
             if response.status != 200:
                 reason = response.reason or ""
                 raise aiohttp.ClientResponseError(response.request_info, (), status=response.status, message=reason)
-            return await read_bounded(response, max_bytes)
+            return await read_bounded(response, max_bytes), response.headers.get("Content-Type", "text/plain")
 
 
 def is_refused(error: BaseException) -> bool:

@@ -8,7 +8,7 @@ import re
 
 import msgspec
 
-from stack.gateway.request_fields import MOST_PIECES
+from stack.gateway.request_fields import MOST_FIELDS
 
 _KINDS = {"[": "an array", '"': "a string", "t": "a boolean", "f": "a boolean", "n": "null"}
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -43,7 +43,7 @@ def describe(body: bytes, content_type: str) -> str:
         return "the body is nested too deeply"
     except (msgspec.MsgspecError, ValueError) as error:
         return _not_json(body, str(error))
-    return f"the body has more than {MOST_PIECES:,} fields at its top level; send fewer"
+    return f"the body or its sampling_params has more than {MOST_FIELDS:,} fields; send fewer"
 
 
 def without_ours(error: bytes, fields: int, ours: int) -> bytes:

@@ -11,16 +11,17 @@ import contextlib
 import logging
 import operator
 import re
+from typing import NoReturn
 
 from stack.gateway import request_body as token_requests
 from stack.gateway.admission_state import Refusal
 from stack.gateway.answers import ASKED_ONCE, EVENTS, FAILED, JSON, unreadable_head
 from stack.gateway.body_reader import BodyReader
-from stack.gateway.client_request import json_response
+from stack.gateway.client_request import Response
 from stack.gateway.deadline import Deadline
 from stack.gateway.engine_liveness import busy_s
 from stack.gateway.ids import request_id
-from stack.gateway.large_bodies import LARGE_BYTES
+from stack.gateway.large_bodies import FREE_BYTES, LARGE_BYTES
 from stack.gateway.passed_headers import headers_among, reason_for_no_team, take_engine_name, upstream_path
 from stack.gateway.policy import Team
 from stack.gateway.reasons import FAILOVER
@@ -52,11 +53,11 @@ class RequestHandler(BodyReader):
 
     _asked = RequestedModel(None)
 
-    async def run(self, *, open_to_all: bool) -> None:
+    async def run(self) -> None:
         x = self._x
         try:
             with self._timer:
-                await self._steps(open_to_all)
+                await self._steps()
         except RequestEnd as end:
             await self._answer(end)
         except TimeoutError:
@@ -67,69 +68,61 @@ class RequestHandler(BodyReader):
             _log.exception("request %s failed inside the gateway", x.request_id)
             await self._answer(RequestEnd("gateway_error"))
 
-    async def _steps(self, open_to_all: bool) -> None:
+    async def _steps(self) -> None:
         """Team, body, terms, admission, engine, answer: cheapest refusal first."""
         x, services = self._x, self._services
-        if not open_to_all and x.team is None:
+        if (team := x.team) is None:
             raise RequestEnd(reason_for_no_team(self._request.headers, self._terms.teams))
         if self._request.headers.get("Expect", "100-continue").lower() != "100-continue":
             raise RequestEnd("expectation_failed")
         if services.life.draining:
             raise RequestEnd("draining")
-        if (
-            x.team is not None
-            and x.route == "/v1/models"
-            and self._request.method == "GET"
-            and self._terms.policy.models
-        ):
-            listing = self._terms.listing(x.team, services.unix_s())
-            await self._finish(json_response(listing, headers={"X-Request-Id": x.request_id}))
+        if x.route == "/v1/models" and self._request.method == "GET" and self._terms.policy.models:
+            head = {"Content-Type": "application/json; charset=utf-8", "X-Request-Id": x.request_id}
+            await self._finish(Response(200, head, self._terms.listing(team, services.unix_s())))
             return
-        # What needs no key gets no memory either: a body sent to it is not read. With one half read a disconnect would
-        # pass unnoticed.
-        if open_to_all and self._request.owes_body:
-            raise RequestEnd(
-                "body_too_large", f"{self._request.method} {x.route} takes no body; send the request without one"
-            )
-        self._ask = token_requests.TokenRequest(
-            body=b"" if open_to_all else await self._body()
-        )  # the one place that holds it, and lets go of it in time
-        self._sticky = sticky = self._terms.router.sticky(x.team, self._ask.body)
-        if not self._admitted or x.team is None:
-            self._asked = await self._passed_on(x.team)
-        else:
-            await self._read()
-            await self._enforce_policy(x.team)
-            await self._wait_for_slot(x.team)
+        # the one place that holds it, and lets go of it in time
+        self._ask = token_requests.TokenRequest(body=await self._body())
+        self._sticky = sticky = self._terms.router.sticky(team, self._ask.body)
+        if not self._admitted:
+            with services.passing.place(team):
+                self._asked = await self._passed_on(team)
+                await self._answered(self._choice(sticky))
+            return
+        await self._read()
+        await self._enforce_policy(team)
+        await self._wait_for_slot(team)
         await self._answered(self._choice(sticky))
 
-    async def _passed_on(self, team: str | None) -> RequestedModel:
+    async def _passed_on(self, team: str) -> RequestedModel:
         """The model of a request that leaves no record: a team with a list of models meets the engines of those only.
 
         Raises RequestEnd for a body that names another one."""
-        if team is None:
-            return RequestedModel(None)
         if (stored := _STORED.match(self._x.route)) is not None:
             self._owned(stored[1])
         if (terms := self._terms.team(team)).models is None:
             return RequestedModel(None)
-        names, ask = self._terms.names, await self._services.large.read(self._x.route, self._ask.body)
+        names, ask = self._terms.names, await self._services.large.read(team, self._x.route, self._ask.body)
         if ask.stream is None and ask.body:  # it may name a model that only the engine can read
-            raise RequestEnd(
-                "bad_body", await self._services.large.describe(ask.body, self._request.headers.get("Content-Type", ""))
-            )
+            await self._refuse_unreadable(team, ask.body)
         if (named := ask.model) is None:
             return names.of(next(iter(names.visible(terms)), None))
         if not may_ask(terms, asked := names.of(named)):
             raise RequestEnd("model_not_allowed", f"team {team} may not ask for model {named[:100]!r}")
         return asked
 
+    async def _refuse_unreadable(self, team: str, body: bytes) -> NoReturn:
+        kind = self._request.headers.get("Content-Type", "")
+        raise RequestEnd("bad_body", await self._services.large.describe(team, body, kind))
+
     async def _read(self) -> None:
         """Read the request, its team, and what that team may have."""
         x, services = self._x, self._services
         body = self._ask.body
         self._ask = ask = (
-            token_requests.read(x.route, body) if len(body) <= LARGE_BYTES else await services.large.read(x.route, body)
+            token_requests.read(x.route, body)
+            if len(body) <= FREE_BYTES
+            else await services.large.read(x.team or "", x.route, body)
         )
         if ask.respelled:  # its fields may be a copy
             self._hold(2 * len(body))
@@ -147,9 +140,7 @@ class RequestHandler(BodyReader):
         x, ask, terms = self._x, self._ask, self._terms.team(team)
         # the engine may read more than we do: it would escape every limit
         if ask.stream is None and not ask.media:
-            raise RequestEnd(
-                "bad_body", await self._services.large.describe(ask.body, self._request.headers.get("Content-Type", ""))
-            )
+            await self._refuse_unreadable(team, ask.body)
         if ask.uncountable:
             raise RequestEnd("uncountable", ask.uncountable)
         if ask.transfer and not terms.kv_transfer:
@@ -453,7 +444,8 @@ class RequestHandler(BodyReader):
             # for routes without the field, from vLLM 0.32 on
             headers += [("X-Vllm-Priority", str(priority))] if priority else []
         self._fields, self._ours = len(ask.fields), len(ask.added)
-        body = ask.sent if len(ask.body) <= LARGE_BYTES else await self._services.large.run(len(ask.body), _SENT, ask)
+        large, size = self._services.large, len(ask.body)
+        body = ask.sent if size <= LARGE_BYTES else await large.run(self._x.team or "", size, _SENT, ask)
         sending = self._services.client.send(
             choice.upstream.url,
             request.method,

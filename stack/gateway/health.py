@@ -32,7 +32,19 @@ GAP_S = EVERY_S + 1.0  # two looks further apart: this process was late, and has
 _ASKED = (EngineState.SUSPECT, EngineState.HUNG, EngineState.DRAINING)  # whether they are paused
 PAGE_BYTES = 4 << 20  # the longest pages seen have 65 kB; many adapters and ranks make some MB
 
+LONG_PAGE = 256 << 10  # 4 MiB take 20 ms to look through, and longer pages than this are looked through in a thread
+OLD_S = 3 * IDLE_S  # a page older than this says nothing of now
+
 _log = logging.getLogger("gateway.watch")
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePage:
+    """The /metrics of an engine, as it was read last."""
+
+    text: bytes
+    content_type: str
+    at: float
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +60,7 @@ class _Watched:
     reported: bool | None = None
     readable: bool = True
     sample: Sample | None = None
+    page: EnginePage | None = None
     engine: EngineLiveness | None = None
     probe_due: float = -math.inf
     read_due: float = -math.inf
@@ -157,6 +170,16 @@ class HealthMonitor:
     def samples(self) -> dict[str, Sample]:
         """The last figures of every engine that has given any, as `Slots.after` takes them."""
         return {name: it.sample for name, it in self._watched.items() if it.sample is not None}
+
+    def page(self) -> EnginePage | None:
+        """Return the /metrics of the first engine in rotation that has been read lately; None where there is none."""
+        now = self._clock()
+        pages = (it.page for it in self._watched.values() if it.page is not None and it.in_rotation(now))
+        return next((page for page in pages if now - page.at <= OLD_S), None)
+
+    def any_in_rotation(self) -> bool:
+        now = self._clock()
+        return any(it.in_rotation(now) for it in self._watched.values())
 
     def worked(self, name: str) -> None:
         """The data path got an answer from it, and not one that says that it is broken."""
@@ -275,10 +298,12 @@ class HealthMonitor:
 
     async def _sample(self, it: _Watched) -> Sample | None:
         """The engine's figures now. Raises aiohttp.ClientError, OSError and TimeoutError."""
-        page = await self._client(it).metrics(PAGE_BYTES)
-        steps = step_values(page)
+        text, content_type = await self._client(it).metrics_page(PAGE_BYTES)
+        now = self._clock()
+        it.page = EnginePage(text, content_type, now)
+        steps, sample = _figures(text, now) if len(text) <= LONG_PAGE else await asyncio.to_thread(_figures, text, now)
         self._scraped(it, Endpoint.UNREAD if steps is None else Endpoint.READ, steps)
-        return read(page, self._clock())
+        return sample
 
     def _scraped(
         self, it: _Watched, endpoint: Endpoint, steps: StepValues | None = None, *, late: bool = False
@@ -317,3 +342,7 @@ class HealthMonitor:
                 why,
             )
         self._tell(it.name, up)
+
+
+def _figures(page: bytes, at: float) -> tuple[StepValues | None, Sample | None]:
+    return step_values(page), read(page, at)

@@ -1,36 +1,45 @@
-"""Parsing of large bodies in a child process, so that streams continue.
+"""Reading of large and of dense bodies, and of a large teams.yaml, so that streams continue.
 
-A thread is enough up to HUGE_BYTES. Beyond that one call of the decoder holds the interpreter lock for 20 to 40 ms, and
-the event loop takes that lock more than once for an event of a stream; so a huge body is read in a process of its own
-(`module_command`)."""
+A body that is short, or has few pieces, is read on the event loop. A longer one with few pieces is read in a thread, in
+calls that hold the interpreter lock for a millisecond a MiB. All others are read in a process of its own
+(`module_command`): dense ones, huge ones, those that only Python's parser reads, and what is wrong with one. Thread and
+process are shared by the teams in turn.
+
+Invariant: what that process reads is what this one would have read; this one does where no process can be had."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import socket
 import subprocess
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import msgspec
 
 from exporters import process
+from stack.config import BadConfig
 from stack.gateway import request_body as token_requests
 from stack.gateway.bad_body import describe
 from stack.gateway.body_forms import OTHER_BODY
+from stack.gateway.policy import Policy
+from stack.gateway.request_fields import begins_as_object, is_dense
 from stack.gateway.routes import find
+from stack.gateway.teams import load_policy
+from stack.gateway.turns import Turns
 from vllm_watch import module_command
 
-# worth the change of threads, 0.1 ms: reading costs 2 ms a MiB, up to 15 ms of the worst, in which no stream moves
-LARGE_BYTES = 256 << 10
-HUGE_BYTES = 4 << 20  # a call of the decoder takes 1 ms a MiB, and at most twice that of the densest
+# Of the worst bodies, reading takes 0.1 ms a KiB or 0.3 us a piece, and finding out that one is dense 5 us a KiB.
+FREE_BYTES = 4 << 10
+CHEAP_PIECES = 1_000
+LARGE_BYTES = 64 << 10  # worth the change of threads, 0.1 ms
+HUGE_BYTES = 4 << 20  # one call of the decoder takes 1 ms a MiB
 SHORT_BYTES = 1 << 10  # a value up to this is sent back as it is, a longer one by its place in the body
 MOST_MISSES = 16  # values that are not in the body as they are (of a name given twice, or respelled); each costs a pass
 PROCESS_S = 30.0  # for one body; the densest of 32 MiB takes 0.4 s
-IDLE_S = 300.0  # without a huge body the process ends, and its 45 MiB are free
+IDLE_S = 300.0  # without work the process ends, and its 45 MiB are free
 COMMAND = module_command("stack.gateway.large_bodies")
 
 T = TypeVar("T")
@@ -39,35 +48,38 @@ _log = logging.getLogger("gateway")
 
 
 class LargeBodies:
-    """One thread and one process, which start with the first body for each: two would hold twice the memory."""
+    """One thread and one process, which start with their first work: two would hold twice the memory."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "large-body")
+        self._here = Turns("large-body")
+        self._apart = Turns("body-process")  # a thread that waits for the process
         self._process: _Process | None = None
 
-    async def run(self, size: int, work: Callable[..., T], *arguments: Any) -> T:
+    async def run(self, team: str, size: int, work: Callable[..., T], *arguments: Any) -> T:
         """Return what `work` returns; for a body of more than LARGE_BYTES it runs in the thread."""
-        if size <= LARGE_BYTES:
-            return work(*arguments)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+        return work(*arguments) if size <= LARGE_BYTES else await self._here.run(team, work, *arguments)
 
-    async def read(self, route: str, body: bytes) -> token_requests.TokenRequest:
-        """Return what `request_body.read` makes of a body of any size. Lenient reading holds the interpreter lock."""
+    async def read(self, team: str, route: str, body: bytes) -> token_requests.TokenRequest:
+        """Return what `request_body.read` makes of a body. Raises RequestEnd where too many bodies of its team wait."""
         if len(body) <= HUGE_BYTES:
-            small = len(body) <= LARGE_BYTES
-            ask = await self.run(len(body), token_requests.read, route, body, small)
-            if small or ask.stream is not None or ask.media:
+            ask = await self.run(team, len(body), _read_if_cheap, route, body)
+            if ask is not None:
                 return ask
-        return await self.run(len(body), self._read_apart, route, body)
+        return await self._apart.run(team, self._read_apart, route, body)
 
-    async def describe(self, body: bytes, content_type: str) -> str:
-        """Return what is wrong with a body of any size."""
-        if len(body) <= HUGE_BYTES:
-            return await self.run(len(body), describe, body, content_type)
-        return await self.run(len(body), self._describe_apart, body, content_type)
+    async def describe(self, team: str, body: bytes, content_type: str) -> str:
+        """Return what is wrong with a body. Raises RequestEnd where too many bodies of its team wait."""
+        if len(body) <= FREE_BYTES:
+            return describe(body, content_type)
+        return await self._apart.run(team, self._describe_apart, body, content_type)
+
+    async def policy(self, path: Path) -> Policy:
+        """Return what `load_policy` makes of a file; in the thread of the process. Raises BadConfig."""
+        return await self._apart.run(None, self._policy_apart, path)
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._here.close()
+        self._apart.close()
         if self._process is not None:
             self._process.kill()
 
@@ -83,6 +95,14 @@ class LargeBodies:
         answer = self._asked(_Work("describe", content_type, len(body)), body)
         return describe(body, content_type) if answer is None else answer.decode()
 
+    def _policy_apart(self, path: Path) -> Policy:
+        small = path.is_file() and path.stat().st_size <= LARGE_BYTES  # sooner read than a process is started
+        answer = None if small else self._asked(_Work("policy", str(path), 0), b"")
+        read = _read_policy(path) if answer is None else msgspec.msgpack.decode(answer, type=_ReadPolicy)
+        if read.policy is None:
+            raise BadConfig(read.mistake)
+        return read.policy
+
     def _asked(self, work: _Work, body: bytes) -> bytes | None:
         """Return the process's answer, or None if there is none; one that ended since the last body is started anew."""
         if (kept := self._process) is not None:
@@ -92,7 +112,7 @@ class LargeBodies:
             return self._answer(_Process(), work, body)
         except OSError as error:
             _log.warning(
-                "a large body is read in the gateway's own process, where it delays streams: the process for it"
+                "large bodies are read in the gateway's own process, where they delay streams: the process for them"
                 " failed: %s",
                 error,
             )
@@ -111,7 +131,7 @@ class LargeBodies:
 
 
 class _Work(msgspec.Struct, frozen=True, array_like=True):
-    """Work on the `size` bytes that follow. argument: the route, or the content type."""
+    """Work on the `size` bytes that follow. argument: the route, the content type, or the path of teams.yaml."""
 
     what: str
     argument: str
@@ -124,6 +144,30 @@ class _Read(msgspec.Struct, frozen=True, array_like=True):
 
     known: dict[str, str | int | bool | list[str] | None]
     fields: list[tuple[str, bytes | tuple[int, int]]]
+
+
+class _ReadPolicy(msgspec.Struct, frozen=True):
+    """A policy, or the mistake in its file."""
+
+    policy: Policy | None = None
+    mistake: str = ""
+
+
+def _read_policy(path: Path) -> _ReadPolicy:
+    try:
+        return _ReadPolicy(load_policy(path))
+    except BadConfig as error:
+        return _ReadPolicy(mistake=str(error))
+
+
+def _read_if_cheap(route: str, body: bytes) -> token_requests.TokenRequest | None:
+    """Return the request in a body; None for one that is dense, or not JSON as a strict decoder reads it."""
+    if len(body) <= FREE_BYTES:
+        return token_requests.read(route, body)
+    if begins_as_object(body) and is_dense(body, CHEAP_PIECES):
+        return None
+    ask = token_requests.read(route, body, False)
+    return ask if ask.stream is not None or ask.media else None
 
 
 def _taken_apart(ask: token_requests.TokenRequest, body: bytes) -> _Read:
@@ -152,7 +196,7 @@ def _restored(read: _Read, body: bytes, route: str) -> token_requests.TokenReque
 
 
 class _Process:
-    """The process in which huge bodies are read. It ends with the connection to it. Every call may raise OSError."""
+    """The process in which bodies are read. It ends with the connection to it. Every call may raise OSError."""
 
     def __init__(self) -> None:
         self._wire, far = socket.socketpair()
@@ -207,8 +251,10 @@ def serve(wire: socket.socket) -> None:
             body = bytes(_exactly(wire, work.size))
             if work.what == "read":
                 answer = msgspec.msgpack.encode(_taken_apart(token_requests.read(work.argument, body), body))
-            else:
+            elif work.what == "describe":
                 answer = describe(body, work.argument).encode()
+            else:
+                answer = msgspec.msgpack.encode(_read_policy(Path(work.argument)))
             del body
             _send(wire, answer)
             process.trim()

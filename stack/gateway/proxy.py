@@ -58,9 +58,10 @@ class Proxy:
         if path == "/-/ready":
             ready = self.services.life.ready
             return text_response("ready\n" if ready else "stopping\n", 200 if ready else 503)
-        engine_page = path in self._engine_pages and request.method in ("GET", "HEAD")
+        if path in self._engine_pages and request.method in ("GET", "HEAD"):
+            return self._engine_page(request, path)
         recorded = request.method == "POST" and path in routes.RECORDED
-        if not engine_page and not recorded:
+        if not recorded:
             refused = routes.refusal(request.method, path, self._also_pass)
             if refused is None and not routes.plain(path):
                 refused = 404, "it can be read in more than one way"
@@ -73,13 +74,12 @@ class Proxy:
             accepted=self.services.now(),
             reply=Reply(path),
         )
-        if not engine_page:
-            x.team = self._team(request.headers)
-            x.probe = x.team is not None and self.services.life.terms.team(x.team).probe
-        await self._run(request, x, recorded=recorded, open_to_all=engine_page)
+        x.team = self._team(request.headers)
+        x.probe = x.team is not None and self.services.life.terms.team(x.team).probe
+        await self._run(request, x, recorded=recorded)
         return None
 
-    async def _run(self, request: ClientRequest, x: RequestState, *, recorded: bool, open_to_all: bool) -> None:
+    async def _run(self, request: ClientRequest, x: RequestState, *, recorded: bool) -> None:
         """Runs one exchange to its end, whatever that is, and writes its record."""
         self.running += 1
         self._idle.clear()
@@ -88,7 +88,7 @@ class Proxy:
             self.services.metrics.began(x.team)
         visit = RequestHandler(self.services, request, x, request.task, admitted=recorded)
         try:
-            await visit.run(open_to_all=open_to_all)
+            await visit.run()
         except asyncio.CancelledError:
             x.ends(self.services.life.cut_by)
             raise
@@ -109,6 +109,22 @@ class Proxy:
         if self.running:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), seconds)
+
+    def _engine_page(self, request: ClientRequest, path: str) -> Response | None:
+        """Answer from what the watch knows: without a key nobody makes an engine work. None where it was sent."""
+        services = self.services
+        if path == "/health":
+            well = services.watch.any_in_rotation() and not services.life.draining
+            return text_response("" if well else "no engine is in rotation\n", 200 if well else 503)
+        if (page := services.watch.page()) is None:
+            return text_response("no /metrics of an engine in rotation has been read\n", 503)
+        head = {"Content-Type": page.content_type, "Age": f"{services.now() - page.at:.0f}"}
+        answer = Response(200, {**head, "Content-Length": str(len(page.text))})
+        services.mark(request, answer)
+        answer.start(request)
+        answer.put(page.text)  # not copied behind the head: many may read it slowly
+        answer.end()
+        return None
 
     def _not_served(self, request: ClientRequest, path: str, status: int, why: str) -> Response:
         end = RequestEnd("bad_request", f"{request.method} {path[:100]} is not served here: {why}", status=status)

@@ -21,11 +21,13 @@ from stack.gateway.request_fields import (
     INT64,
     LARGE_BYTES,
     LONGEST_NUMBER,
+    MOST_FIELDS,
     MOST_PIECES,
     OBJECT,
     RawFields,
-    count_pieces,
+    begins_as_object,
     is_boolean,
+    is_dense,
     is_null,
     is_true,
     plain_value,
@@ -218,17 +220,16 @@ def read(route: str, body: bytes, lenient: bool = True) -> TokenRequest:
 
 def _read(route: str, body: bytes, text: bytes, respelled: str = "") -> TokenRequest:
     """Return the request in a body that is this text in UTF-8. Raises what the decoders raise."""
-    # a file of some megabytes, say, in which many a byte looks like a comma
-    if text[:64].lstrip()[:1] not in (b"{", b""):
+    if not begins_as_object(text):
         raise ValueError("no object")
-    dense = (
-        len(text) > LARGE_BYTES
-        and text.count(b",") + text.count(b":") > MOST_PIECES
-        and count_pieces(text) > MOST_PIECES
-    )
+    dense = len(text) > LARGE_BYTES and is_dense(text, MOST_PIECES)
     if dense and _too_many_fields(text):
         return TokenRequest(body=body)
-    return _ask(route, body, FIELDS_DECODER.decode(text), dense, respelled)
+    if len(fields := FIELDS_DECODER.decode(text)) > MOST_FIELDS:
+        return TokenRequest(body=body)
+    ask = _ask(route, body, fields, dense, respelled)
+    within = ask.form.within
+    return TokenRequest(body=body) if within and len(_object(fields, within)) > MOST_FIELDS else ask
 
 
 def _upload(body: bytes) -> TokenRequest:

@@ -5,9 +5,10 @@ changes nothing for it."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ class RuntimePolicy:
     isolation: Isolation
     passed: PassedHeaders
     text: str
+    listings: dict[tuple[str, ...] | None, bytes] = field(default_factory=dict)  # by the models of teams
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -50,9 +52,12 @@ class RuntimePolicy:
         """The band of a team."""
         return self.policy.bands[self.policy.teams[name].band]
 
-    def listing(self, team: str, unix_s: float) -> dict[str, Any]:
+    def listing(self, team: str, unix_s: float) -> bytes:
         """Return the models of a team, for GET /v1/models: no engine knows aliases, nor what others serve, nor who may
-        have what."""
+        have what. Made once: a thousand models take 2 ms."""
+        models = self.team(team).models
+        if (made := self.listings.get(key := None if models is None else tuple(models))) is not None:
+            return made
 
         def entry(name: str) -> dict[str, Any]:
             model = self.policy.models[self.names.of(name).model or ""]
@@ -65,7 +70,9 @@ class RuntimePolicy:
             }
             return entry if model.max_model_len is None else entry | {"max_model_len": model.max_model_len}
 
-        return {"object": "list", "data": [entry(name) for name in self.names.visible(self.team(team))]}
+        listing = {"object": "list", "data": [entry(name) for name in self.names.visible(self.team(team))]}
+        made = self.listings[key] = json.dumps(listing).encode()
+        return made
 
 
 def load_terms(

@@ -47,12 +47,12 @@ _log = logging.getLogger("gateway")
 @dataclass(frozen=True, slots=True)
 class Started:
     """Running gateway: its addresses, ports resolved; its request log, for rotation by signal; and how to read
-    teams.yaml anew."""
+    teams.yaml anew, which ends when the new terms hold."""
 
     url: str
     metrics_url: str
     log: RequestLog
-    reload: Callable[[], None]
+    reload: Callable[[], asyncio.Task[None]]
 
 
 def run(config: GatewayConfig | Path, *, shared_port: bool = False) -> int:
@@ -141,7 +141,7 @@ async def serve(
                 metrics_url,
                 len(terms.policy.teams),
             )
-            on_start(Started(url, metrics_url, log, lambda: _reload(config, shared)))
+            on_start(Started(url, metrics_url, log, _Reloads(config, shared).begin))
             try:
                 await stop.wait()
                 shared.life.stopping = True
@@ -158,11 +158,33 @@ async def serve(
         await log.stop()
 
 
-def _reload(config: GatewayConfig, shared: Services) -> None:
-    """teams.yaml anew; with a mistake in it, everything stays as it is. Streams that run are not touched."""
+class _Reloads:
+    """Readings of teams.yaml, one after the other."""
+
+    def __init__(self, config: GatewayConfig, shared: Services) -> None:
+        self._config = config
+        self._shared = shared
+        self._running: asyncio.Task[None] | None = None
+        self._next: asyncio.Task[None] | None = None
+
+    def begin(self) -> asyncio.Task[None]:
+        """Return the task of a reading that begins from now on; all who ask while one runs share the next."""
+        self._next = self._next or asyncio.create_task(self._read(), name="reload")
+        return self._next
+
+    async def _read(self) -> None:
+        if self._running is not None:
+            await asyncio.wait([self._running])
+        self._running, self._next = self._next, None
+        await _reload(self._config, self._shared)
+
+
+async def _reload(config: GatewayConfig, shared: Services) -> None:
+    """teams.yaml anew; with a mistake in it, everything stays as it is. Streams that run are not touched, nor do they
+    wait for it."""
     metrics = shared.metrics
     try:
-        terms = load_terms(config, former=shared.life.terms)
+        terms = await asyncio.to_thread(load_terms, config, await shared.large.policy(Path(config.teams)))
     except BadConfig as error:
         _log.error("%s; the terms of before stay in force", error)
         metrics.reloaded(False)

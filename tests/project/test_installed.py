@@ -134,7 +134,7 @@ from stack.gateway.large_bodies import HUGE_BYTES, LargeBodies
 async def main():
     bodies = LargeBodies()
     body = json.dumps({"model": "tiny", "prompt": "a" * (HUGE_BYTES + 1)}).encode()
-    await bodies.read("/v1/completions", body)
+    await bodies.read("a", "/v1/completions", body)
     read_apart = bodies._process is not None
     bodies.close()
     try:

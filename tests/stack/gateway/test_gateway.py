@@ -531,12 +531,10 @@ async def test_routes_that_make_no_tokens_pass_without_a_record(tmp_path: Path):
             assert {"data": []} == await answer.json()
         async with it.session.get(it.started.url + "/v1/models") as answer:
             assert 401 == answer.status
-        async with it.session.get(it.started.url + "/metrics") as answer:
-            assert 200 == answer.status
         for path in ("/-/healthy", "/health"):
             async with it.session.get(it.started.url + path) as answer:
                 assert 200 == answer.status
-        assert ["/v1/models?a=%20b&c", "/metrics"] == [asked[1] for asked in it.engine.asked]
+        assert ["/v1/models?a=%20b&c"] == [asked[1] for asked in it.engine.asked]
         async with it.post() as answer:
             await answer.read()
         await it.records(1)
@@ -807,12 +805,11 @@ async def test_a_disconnect_behind_pipelined_requests_frees_the_slot(tmp_path: P
         assert 0 == (await it.figures())[("vllm_watch_gateway_running_requests", "default", "demo")]
 
 
-async def test_an_engine_page_with_a_body_on_its_way_is_refused(tmp_path: Path):
-    """Nobody reads that body, and nobody would notice its client's disconnect."""
+async def test_an_engine_page_needs_no_body_read(tmp_path: Path):
     async with gateway(tmp_path, never) as it:
         reader, writer = await raw(it)
         writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n" + b"a" * 500_000)
-        assert b"HTTP/1.1 413" == (await asyncio.wait_for(reader.readline(), 30))[:12]
+        assert b"HTTP/1.1 200" == (await asyncio.wait_for(reader.readline(), 30))[:12]
         writer.close()
         assert [] == it.engine.asked
 

@@ -519,7 +519,7 @@ SECRET = "s3cret"
         (r"a number\b", b"12", None),
         (r"is null\b", b"null", None),
         ("nested too deeply", b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", None),
-        ("more than 200,000 fields", b"{" + b",".join(b'"f%d":1' % at for at in range(200_001)) + b"}", None),
+        ("more than 1,000 fields", b"{" + b",".join(b'"f%d":1' % at for at in range(1_001)) + b"}", None),
         (
             "'application/x-www-form-urlencoded'; .*application/json",
             b"user=s3cret",

@@ -1,12 +1,14 @@
-"""Large bodies are read apart from the event loop, with the result that they would have on it."""
+"""Large and dense bodies are read apart from the event loop, in turns, with the result that they would have on it."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,11 @@ import pytest
 
 from stack.gateway import large_bodies
 from stack.gateway import request_body as token_requests
-from stack.gateway.large_bodies import HUGE_BYTES, LARGE_BYTES, LargeBodies
-from tests.support.gateway_scene import ASK, CHAT, gateway, says
-from tests.support.wait import until
+from stack.gateway.large_bodies import CHEAP_PIECES, FREE_BYTES, HUGE_BYTES, LARGE_BYTES, LargeBodies
+from stack.gateway.refusals import RequestEnd
+from stack.gateway.turns import MOST_PASSED, MOST_WAITING, Turns
+from tests.support.gateway_scene import ASK, CHAT, gateway, never, says
+from tests.support.wait import turns, until
 
 HUGE = 'word, \\ "é ' * (HUGE_BYTES // 12)
 CASES = {
@@ -51,7 +55,7 @@ async def test_another_process_reads_a_huge_body_as_this_one_does(case: str, bod
     route, content = CASES[case]
     body = json.dumps(content, ensure_ascii=case == "escaped").encode()
     assert len(body) > HUGE_BYTES
-    want, got = token_requests.read(route, body), await bodies.read(route, body)
+    want, got = token_requests.read(route, body), await bodies.read("a", route, body)
     assert bodies._process is not None
     assert told(want) == told(got)
     assert want.limited(3).renamed("x").ranked(5).sent == got.limited(3).renamed("x").ranked(5).sent
@@ -61,13 +65,13 @@ async def test_another_process_reads_a_huge_body_as_this_one_does(case: str, bod
 async def test_a_large_body_that_is_read_leniently_is_read_apart(encoding: str, bodies: LargeBodies):
     content = {"model": "tiny", "x": float("-inf"), "messages": ["word" * LARGE_BYTES], "max_tokens": 9}
     content |= {f"{at}": "x" * 2000 + "\ud800" for at in range(100)}  # not in the body as a strict decoder reads it
-    ask = await bodies.read(CHAT, json.dumps(content).encode(encoding))
+    ask = await bodies.read("a", CHAT, json.dumps(content).encode(encoding))
     assert bodies._process is not None
     assert ("tiny", content | {"max_tokens": 5}) == (ask.model, json.loads(ask.limited(5).sent))
 
 
 async def test_a_bad_huge_body_is_described_by_the_process(bodies: LargeBodies):
-    assert "JSON: expected ':'" in await bodies.describe(b'{"a" ' + b" " * HUGE_BYTES + b"1}", "")
+    assert "JSON: expected ':'" in await bodies.describe("a", b'{"a" ' + b" " * HUGE_BYTES + b"1}", "")
     assert bodies._process is not None
 
 
@@ -76,16 +80,151 @@ async def test_ended_process_is_restarted_or_done_without(bodies: LargeBodies, m
     route, content = CASES["text"]
     body = json.dumps(content).encode()
     want = told(token_requests.read(route, body))
-    assert want == told(await bodies.read(route, body))
+    assert want == told(await bodies.read("a", route, body))
     os.kill((first := bodies._process)._program.pid, signal.SIGKILL)
-    assert want == told(await bodies.read(route, body))
+    assert want == told(await bodies.read("a", route, body))
     assert bodies._process not in (None, first)
     assert "" == caplog.text
     bodies._process.kill()
     monkeypatch.setattr(large_bodies, "COMMAND", (sys.executable, "-c", "pass"))
     caplog.set_level(logging.WARNING)
-    assert want == told(await bodies.read(route, body))
+    assert want == told(await bodies.read("a", route, body))
     assert [True] == ["own process" in r.getMessage() for r in caplog.records if r.name == large_bodies._log.name]
+
+
+def filled(start: str, piece: str, end: str, size: int) -> bytes:
+    return (start + ",".join([piece] * ((size - len(start) - len(end)) // (len(piece) + 1))) + end).encode()
+
+
+def dense(size: int) -> dict[str, tuple[str, bytes]]:
+    """Bodies of at most `size` bytes with as many pieces as fit."""
+    names = ",".join(f'"{at:x}":1' for at in range(size // 10))
+    chat, ends = '{"model":"tiny","messages":[', "]}"
+    return {
+        "documents": ("/v1/rerank", filled('{"model":"m","query":"x","documents":[', '"a"', ends, size)),
+        "messages": (CHAT, filled(chat, "{}", ends, size)),
+        "numbers": (CHAT, filled(chat, "1", ends, size)),
+        "parts": (CHAT, filled(chat + '{"content":[', '{"content":[{"content":[{}]}]}', "]}]}", size)),
+        "nested": (CHAT, filled(chat, "[" * 400 + "]" * 400, ends, size)),
+        "options": (CHAT, f'{{"stream":true,"messages":[],"stream_options":{{{names}}}}}'.encode()),
+        "settings": ("/inference/v1/generate", f'{{"token_ids":[1],"sampling_params":{{{names}}}}}'.encode()),
+        "fields": (CHAT, f"{{{names}}}".encode()),
+        "lenient": (CHAT, filled('{"x":NaN,"messages":[', "-1", ends, size)),
+        "utf-16": (CHAT, filled(chat, "1", ends, size // 2).decode().encode("utf-16")),
+        "broken": (CHAT, filled(chat, "{}", "]", size)),
+        "unrecorded": ("/tokenize", filled(chat, "{}", ends, size)),
+    }
+
+
+def threads_of_readers(monkeypatch) -> list[str]:
+    """Return the names of the threads in which this process reads bodies from now on."""
+    seen: list[str] = []
+    for module, name in ((token_requests, "read"), (large_bodies, "describe")):
+        plain = getattr(module, name)
+
+        def noted(*arguments: Any, plain: Any = plain) -> Any:
+            seen.append(threading.current_thread().name)
+            return plain(*arguments)
+
+        monkeypatch.setattr(module, name, noted)
+    return seen
+
+
+@pytest.mark.parametrize("size", [LARGE_BYTES, LARGE_BYTES + 4096, 255 << 10])
+async def test_dense_bodies_are_read_in_the_process(size: int, bodies: LargeBodies, monkeypatch):
+    """Whatever makes them expensive, just below each bound and above it, and what is wrong with them."""
+
+    def known(ask: token_requests.TokenRequest) -> dict[str, Any]:
+        """Return all but the marks, which are random, of what only a lenient decoder reads."""
+        return told(ask) | {"sent": ask.sent} | ({"fields": ..., "respelled": ...} if ask.respelled else {})
+
+    want = {
+        case: (known(ask := token_requests.read(*each)), ask.stream is None and large_bodies.describe(each[1], ""))
+        for case, each in dense(size).items()
+    }
+    seen = threads_of_readers(monkeypatch)
+    for case, (route, body) in dense(size).items():
+        ask = await bodies.read("a", route, body)
+        assert want[case] == (known(ask), ask.stream is None and await bodies.describe("a", body, "")), case
+        assert len(ask.fields) <= CHEAP_PIECES
+    # what only a lenient decoder reads has been tried by the strict one, which stops at the first byte of it
+    assert len(seen) <= 2
+
+
+@pytest.mark.parametrize("size", [FREE_BYTES, LARGE_BYTES])
+async def test_what_is_read_on_the_loop_has_few_pieces(size: int, bodies: LargeBodies, monkeypatch):
+    counted = []
+    plain = token_requests.read
+
+    def counting(route: str, body: bytes, *lenient: bool) -> token_requests.TokenRequest:
+        counted.append(sum(body.count(sign) for sign in b",:[{"))
+        return plain(route, body, *lenient)
+
+    monkeypatch.setattr(token_requests, "read", counting)
+    for case, (route, body) in dense(size).items():
+        if case != "utf-16":  # there a strict decoder stops at the first byte
+            await bodies.read("a", route, body)
+    assert max(counted, default=0) <= FREE_BYTES
+    text = json.dumps(ASK | {"messages": [{"content": "word, word: [" * (LARGE_BYTES // 14)}]}).encode()
+    await bodies.read("a", CHAT, text)
+    assert counted[-1] > CHEAP_PIECES, "text with punctuation is no dense body"
+
+
+async def test_teams_take_turns_at_the_thread():
+    """One that floods it has one piece of work there while others wait, also when it gives its requests up."""
+    it, go_on, order = Turns("test"), threading.Event(), []
+
+    def work(name: str) -> str:
+        go_on.wait(20)
+        order.append(name)
+        return name
+
+    begun = [asyncio.create_task(it.run(name[0], work, name)) for name in ("a0", "a1", "a2", "a3", "b0", "c0", "b1")]
+    await turns()
+    begun[0].cancel()  # its thread goes on, and so does its turn
+    begun[1].cancel()
+    await turns()
+    go_on.set()
+    done = await asyncio.gather(*begun, return_exceptions=True)
+    assert ["a2", "a3", "b0", "c0", "b1"] == done[2:]
+    assert ["a0", "b0", "c0", "a2", "b1", "a3"] == order
+    assert "d" == await it.run("d", work, "d")
+    it.close()
+
+
+async def test_a_team_waits_with_a_bounded_number():
+    it, go_on = Turns("test"), threading.Event()
+    begun = [asyncio.create_task(it.run("a", go_on.wait, 20)) for _ in range(MOST_WAITING + 2)]
+    await turns()
+    begun.append(asyncio.create_task(it.run("b", go_on.wait, 20)))
+    await turns()
+    go_on.set()
+    done = await asyncio.gather(*begun, return_exceptions=True)
+    assert ["bodies_full"] == [one.reason for one in done if isinstance(one, RequestEnd)]
+    assert True is done[-1]
+    it.close()
+
+
+async def test_a_team_passes_few_requests_without_a_record(tmp_path: Path):
+    async with gateway(tmp_path, never) as it:
+        waiting = [asyncio.create_task(it.post(route="/tokenize").__aenter__()) for _ in range(MOST_PASSED)]
+        await until(lambda: len(it.engine.asked) == MOST_PASSED, "as many as may are at the engine")
+        async with it.post(route="/v1/messages/count_tokens") as answer:
+            said = await answer.json()
+            assert (429, "team_limit", "error") == (answer.status, said["error"]["code"], said["type"])
+            assert "Retry-After" in answer.headers
+        other = asyncio.create_task(it.post(route="/tokenize", team="batch").__aenter__())
+        await until(lambda: len(it.engine.asked) == MOST_PASSED + 1, "another team has places of its own")
+        for one in (*waiting, other):
+            one.cancel()
+        await asyncio.gather(*waiting, other, return_exceptions=True)
+        it.engine.answer = says({})
+
+        async def passes() -> bool:
+            async with it.post(route="/tokenize") as answer:
+                return answer.status == 200
+
+        await until(passes, "places of clients that left are free")
 
 
 async def test_the_process_ends_with_the_gateway(tmp_path: Path, monkeypatch):
