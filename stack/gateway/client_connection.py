@@ -34,6 +34,7 @@ HEAD_BYTES = 128 << 10  # of a head, and of chunk sizes and trailers without any
 HEADERS = 128
 # of bytes that may hold many requests; each costs a kilobyte, and no more are parsed than wait
 SLICE_BYTES = 4 << 10
+PARTS = 1_000  # of bodies in chunks, which may have a byte each, that are parsed before others have their turn
 QUEUED = 32  # requests that wait behind one; then nothing more is read until half of them are answered
 BODY_BYTES = 256 << 10  # that nobody has taken; then nothing more is read
 KEEPALIVE_S = 3630.0  # of an idle connection: longer than a proxy keeps it
@@ -120,6 +121,7 @@ class ClientConnection(asyncio.Protocol):
         self._queue: deque[ClientRequest | UnreadableRequest] = deque()
         self._reading: ClientRequest | None = None
         self._left = 0  # bytes of its body, where its length is known
+        self._parts = 0  # of all bodies so far
         self._restart = b""  # head for the body behind an upgrade
         self._restarting = False
         self._last = False  # no request follows the one that was read last
@@ -196,7 +198,7 @@ class ClientConnection(asyncio.Protocol):
 
     def taken(self) -> None:
         """Note that the handler took a part of its body."""
-        if self._read_paused:
+        if self._read_paused and not self._tail:
             self._go_on()
 
     # ---- the transport
@@ -259,12 +261,14 @@ class ClientConnection(asyncio.Protocol):
             self._bound()
 
     def _feed_slices(self, data: bytes) -> None:
-        """Parse as many requests as may wait, and keep the rest."""
-        view, at = memoryview(data), 0
+        """Parse as many requests as may wait, and as many parts of bodies as may be parsed at once; keep the rest."""
+        view, at, most = memoryview(data), 0, self._parts + PARTS
         while at < len(data) and not self._deaf:
-            if len(self._queue) >= QUEUED:
+            if len(self._queue) >= QUEUED or self._parts > most:
                 self._tail = data[at:]
                 self._pause()
+                if self._parts > most:
+                    self._loop.call_soon(self._go_on)
                 return
             size = SLICE_BYTES if self._reading is None else max(SLICE_BYTES, self._left)
             self._feed(view[at : at + size])
@@ -522,6 +526,7 @@ class ClientConnection(asyncio.Protocol):
     def on_body(self, piece: bytes) -> None:
         self._bodyless = False
         self._left -= len(piece)
+        self._parts += 1
         reading = self._reading
         if reading is not None and reading is not self._lingering:
             reading.got(piece)

@@ -40,7 +40,8 @@ REASONS: dict[str, Reason] = {
     "bodies_full": Reason(
         "rejected",
         503,
-        "as many bytes of requests are held as limits.bodies_bytes lets all, or half of it one of several teams",
+        "as many bytes of requests are held as limits.bodies_bytes lets all, or half of it one of several teams; or too"
+        " many bodies of the team wait to be read",
     ),
     "uncountable": Reason(
         "rejected",

@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from stack.gateway import large_bodies
+from stack.config import BadConfig
+from stack.gateway import large_bodies, make_key
 from stack.gateway import request_body as token_requests
 from stack.gateway.large_bodies import CHEAP_PIECES, FREE_BYTES, HUGE_BYTES, LARGE_BYTES, LargeBodies
 from stack.gateway.refusals import RequestEnd
+from stack.gateway.teams import load_policy
 from stack.gateway.turns import MOST_PASSED, MOST_WAITING, Turns
+from tests.support.dense_bodies import dense
 from tests.support.gateway_scene import ASK, CHAT, gateway, never, says
 from tests.support.wait import turns, until
 
@@ -90,30 +94,6 @@ async def test_ended_process_is_restarted_or_done_without(bodies: LargeBodies, m
     caplog.set_level(logging.WARNING)
     assert want == told(await bodies.read("a", route, body))
     assert [True] == ["own process" in r.getMessage() for r in caplog.records if r.name == large_bodies._log.name]
-
-
-def filled(start: str, piece: str, end: str, size: int) -> bytes:
-    return (start + ",".join([piece] * ((size - len(start) - len(end)) // (len(piece) + 1))) + end).encode()
-
-
-def dense(size: int) -> dict[str, tuple[str, bytes]]:
-    """Bodies of at most `size` bytes with as many pieces as fit."""
-    names = ",".join(f'"{at:x}":1' for at in range(size // 10))
-    chat, ends = '{"model":"tiny","messages":[', "]}"
-    return {
-        "documents": ("/v1/rerank", filled('{"model":"m","query":"x","documents":[', '"a"', ends, size)),
-        "messages": (CHAT, filled(chat, "{}", ends, size)),
-        "numbers": (CHAT, filled(chat, "1", ends, size)),
-        "parts": (CHAT, filled(chat + '{"content":[', '{"content":[{"content":[{}]}]}', "]}]}", size)),
-        "nested": (CHAT, filled(chat, "[" * 400 + "]" * 400, ends, size)),
-        "options": (CHAT, f'{{"stream":true,"messages":[],"stream_options":{{{names}}}}}'.encode()),
-        "settings": ("/inference/v1/generate", f'{{"token_ids":[1],"sampling_params":{{{names}}}}}'.encode()),
-        "fields": (CHAT, f"{{{names}}}".encode()),
-        "lenient": (CHAT, filled('{"x":NaN,"messages":[', "-1", ends, size)),
-        "utf-16": (CHAT, filled(chat, "1", ends, size // 2).decode().encode("utf-16")),
-        "broken": (CHAT, filled(chat, "{}", "]", size)),
-        "unrecorded": ("/tokenize", filled(chat, "{}", ends, size)),
-    }
 
 
 def threads_of_readers(monkeypatch) -> list[str]:
@@ -225,6 +205,31 @@ async def test_a_team_passes_few_requests_without_a_record(tmp_path: Path):
                 return answer.status == 200
 
         await until(passes, "places of clients that left are free")
+
+
+async def test_a_process_that_hangs_is_done_without(bodies: LargeBodies, monkeypatch):
+    monkeypatch.setattr(large_bodies, "COMMAND", (sys.executable, "-c", "import time; time.sleep(600)"))
+    monkeypatch.setattr(large_bodies, "PROCESS_S", 0.1)
+    route, body = dense(LARGE_BYTES)["messages"]
+    assert told(token_requests.read(route, body)) == told(await bodies.read("a", route, body))
+    assert bodies._process is None
+
+
+async def test_a_large_teams_file_is_read_in_the_process(tmp_path: Path, bodies: LargeBodies):
+    (path := tmp_path / "teams.yaml").write_text(yaml.safe_dump({
+        "teams": {f"team-{at}": {"keys": [make_key("a")[1]], "band": "fast"} for at in range(800)},
+        "bands": {"fast": {"rank": 1}}, "upstreams": {"a": {"url": "http://127.0.0.1:1", "key_file": "a.key"}},
+    }))  # fmt: skip
+    (tmp_path / "a.key").write_text("key")
+    assert path.stat().st_size > LARGE_BYTES
+    assert load_policy(path) == await bodies.policy(path)
+    assert bodies._process is not None
+    path.write_text(path.read_text() + "more: 1\n")
+    with pytest.raises(BadConfig) as want:
+        load_policy(path)
+    with pytest.raises(BadConfig) as got:
+        await bodies.policy(path)
+    assert str(want.value) == str(got.value)
 
 
 async def test_the_process_ends_with_the_gateway(tmp_path: Path, monkeypatch):

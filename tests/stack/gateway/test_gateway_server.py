@@ -374,6 +374,37 @@ def test_of_many_requests_few_are_parsed_before_their_turn():
     asyncio.run(run())
 
 
+def test_chunks_of_a_byte_are_parsed_in_turns():
+    """A socket brings 43,000 of them at once, which take 30 ms of the loop."""
+
+    async def run() -> None:
+        got = []
+
+        async def reads(asked: ClientRequest) -> None:
+            while piece := await asked.body_piece():
+                got.append(piece)
+            await Response(200, body=b"").send(asked)
+
+        server = ClientServer(reads)
+        connection, wire = (
+            server.connection(Listening(server.connection, ListenerAuth(None), 9, new_rejections())),
+            FakeWire(),
+        )
+        connection.connection_made(wire)
+        most = client_connection.PARTS + client_connection.SLICE_BYTES // len(b"1\r\na\r\n") + 1
+        former, body = 0, b"1\r\na\r\n" * 43_000 + b"0\r\n\r\n"
+        connection.data_received(request("POST", "/", body, "Transfer-Encoding: chunked"))
+        while connection._running is not None:
+            assert connection._parts - former <= most
+            former = connection._parts
+            await asyncio.sleep(0)
+        assert b"a" * 43_000 == b"".join(got)
+        assert max(map(len, got)) <= 2 * most
+        connection.connection_lost(None)
+
+    asyncio.run(run())
+
+
 BEHIND = {
     "requests": request("GET") * 100,
     "six": request("GET") * 6,

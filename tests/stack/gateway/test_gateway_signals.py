@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporters.catalogue import exposition_parser, vllm
-from stack.gateway.health import PAGE_BYTES, HealthMonitor
+from stack.gateway import health
+from stack.gateway.health import LONG_PAGE, OLD_S, PAGE_BYTES, EnginePage, HealthMonitor
 from stack.gateway.load_signals import API, ENGINE, Health, Sample, Slots, read, troubled
 from stack.gateway.policy import Capacity, Upstream
+from tests.support.wait import until
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 PAGES = {path.stem: path.read_bytes() for path in sorted(GOLDEN.glob("*.prom"))}
@@ -554,6 +557,37 @@ async def test_scrape_every_second_busy_and_every_five_idle():
         await it.time.go(1)
         assert 1 == it.asked()["/metrics"], "after a pause the first figures come within a second"
         assert [("a", True)] == it.told
+
+
+async def test_the_page_of_an_engine_in_rotation_is_the_one_read_last():
+    kind = "text/plain; version=9"
+    async with watching(FakeEngine(metrics=http(b"one", "200 OK", f"Content-Type: {kind}"))) as it:
+        assert EnginePage(b"one", kind, 1000.0) == it.watch.page()
+        it.engine.metrics = http(b"two")
+        await it.time.go(1)
+        assert EnginePage(b"two", "text/plain", 1001.0) == it.watch.page()
+        it.engine.metrics = http(status="500 x")
+        await it.time.go(int(OLD_S))
+        assert (1001.0, True) == ((page := it.watch.page()) and page.at, it.watch.any_in_rotation())
+        await it.time.go(1)
+        assert it.watch.page() is None, "too old"
+        it.engine.metrics = http(b"three")
+        await it.time.go(1)
+        assert it.watch.page() is not None
+        it.watch.failed("a")
+        assert (None, False) == (it.watch.page(), it.watch.any_in_rotation())
+
+
+async def test_a_long_page_is_looked_through_in_a_thread(monkeypatch):
+    threads = []
+    plain = health._figures
+    monkeypatch.setattr(health, "_figures", lambda *page: (threads.append(threading.current_thread()), plain(*page))[1])
+    async with watching(FakeEngine(metrics=figures(3))) as it:
+        assert [threading.main_thread()] == threads
+        it.engine.metrics = http(CALM_PAGE.partition(b"\r\n\r\n")[2] + b"# x\n" * LONG_PAGE)
+        await it.time.go(1)
+        await until(lambda: it.watch.latest("a") == Sample(1001.0, 0.0, 0.0, 0.0), "the long page is read")
+        assert threading.main_thread() not in threads[1:]
 
 
 async def test_a_sample_bears_the_time_of_its_answer():

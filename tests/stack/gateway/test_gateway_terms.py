@@ -12,6 +12,7 @@ import importlib
 import json
 import logging
 import random
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -40,7 +41,7 @@ from exporters.catalogue.gateway import (
 from exporters.catalogue.metric import Metric
 from exporters.net.listener import Listening
 from exporters.requests.record import RequestRecord
-from stack.gateway import health, make_key
+from stack.gateway import health, large_bodies, make_key
 from stack.gateway.config import GatewayLimits, Timeouts
 from stack.gateway.policy import Policy, Upstream
 from stack.gateway.routing import Router
@@ -775,6 +776,44 @@ async def test_requests_that_leave_no_record_are_no_attempts_either(tmp_path: Pa
         assert [] == [name for name in await it.figures() if name[0] in (ATTEMPTS.name, UPSTREAM_INFLIGHT.name)]
 
 
+async def test_engine_pages_without_a_key_ask_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Shows(FakeEngine):
+        looks = 0
+
+        async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+            self.looks += 1
+            page = {"body": b"a page", "headers": {"Content-Type": "text/plain; version=9"}}
+            return web.Response(**page if request.path == "/metrics" else {})
+
+    monkeypatch.setattr(health, "EVERY_S", 60.0)
+    monkeypatch.setattr(health, "IDLE_S", 60.0)
+    engine, said = Shows(), policy(upstreams={"a": {"url": "http://127.0.0.1:1"}})
+
+    async def answers(it: Running, path: str, method: str = "GET") -> tuple[int, bytes, str | None]:
+        async with it.session.request(method, it.started.url + path) as answer:
+            assert "Age" not in answer.headers or 0 <= int(answer.headers["Age"]) < 60
+            return answer.status, await answer.read(), answer.headers.get("Content-Type")
+
+    async with gateway(tmp_path, policy=said) as it:
+
+        async def down() -> bool:
+            return (await answers(it, "/health"))[0] == 503
+
+        await until(down, "the engine is known to be down")
+        assert 503 == (await answers(it, "/metrics"))[0]
+    async with engines(a=engine) as fleet, gateway(tmp_path, policy=policy(upstreams=at(fleet))) as it:
+
+        async def read() -> bool:
+            return (await answers(it, "/metrics"))[0] == 200
+
+        await until(read, "the page has been read")
+        looks = engine.looks
+        for method, body in (("GET", b"a page"), ("HEAD", b"")) * 9:
+            assert (200, body, "text/plain; version=9") == await answers(it, "/metrics", method)
+            assert 200 == (await answers(it, "/health", method))[0]
+        assert looks == engine.looks
+
+
 async def test_a_team_is_shown_the_models_that_it_may_ask_for(tmp_path: Path):
     """By all their names, whatever engine serves them; without models in the policy, what the engine shows."""
     models = {"big": {"aliases": ["gpt-4"], "adapters": ["sql"], "max_model_len": 4096}, "small": {}}
@@ -1009,6 +1048,27 @@ async def test_broken_file_changes_nothing(
             (await ask(it, "two", ASK | {"model": "x"}, "batch")).status,
         )
         assert 1 == (await it.figures())[RELOADS.name, "failed"]
+
+
+async def test_reloads_are_merged_and_keep_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    begun, go_on, threads, plain = threading.Event(), threading.Event(), [], large_bodies.load_policy
+
+    def slow(path: Path) -> Policy:
+        threads.append(threading.current_thread())
+        begun.set()
+        go_on.wait(20)
+        return plain(path)
+
+    monkeypatch.setattr(large_bodies, "load_policy", slow)
+    async with gateway(tmp_path, policy=policy()) as it:
+        first = it.started.reload()
+        await until(begun.is_set, "teams.yaml is being read")
+        assert 200 == (await ask(it, "one")).status
+        later = {it.started.reload() for _ in range(9)}
+        go_on.set()
+        await asyncio.gather(first, *later)
+        assert (1, 2, 2) == (len(later), len(threads), (await it.figures())[RELOADS.name, "ok"])
+        assert threading.main_thread() not in threads
 
 
 async def test_team_removed_during_its_body_is_unknown(tmp_path: Path):
