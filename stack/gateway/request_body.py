@@ -30,6 +30,7 @@ from stack.gateway.request_fields import (
     is_dense,
     is_null,
     is_true,
+    join_large,
     plain_value,
     read_integer,
     read_number,
@@ -106,10 +107,16 @@ class TokenRequest(msgspec.Struct, frozen=True):
             return self.body
         if self.respelled:
             return restore(msgspec.json.encode(self.fields), self.respelled)
+        large = len(self.body) > LARGE_BYTES
         if self.edited:
-            return msgspec.json.encode(self.fields)
-        more = msgspec.json.encode({name: self.fields[name] for name in self.added})
-        return self.body[: self.body.rindex(b"}")] + b"," + more[1:]
+            if not large:
+                return msgspec.json.encode(self.fields)
+            parts = [
+                part for name, value in self.fields.items() for part in (b",", msgspec.json.encode(name), b":", value)
+            ]
+            return join_large([b"{", *parts[1:], b"}"])
+        more, end = msgspec.json.encode({name: self.fields[name] for name in self.added})[1:], self.body.rindex(b"}")
+        return join_large([memoryview(self.body)[:end], b",", more]) if large else self.body[:end] + b"," + more
 
     def renamed(self, model: str | None) -> TokenRequest:
         """Return the body for an engine that knows the model by this name; None leaves it as it is."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -51,6 +52,16 @@ def count_pieces(data: bytes, most: int = MOST_PIECES) -> int:
     if strings > most:
         return strings
     return sum(map(b"".join(bare.split(b'"')[::2]).count, _SIGNS)) + 1
+
+
+def join_large(parts: Sequence[bytes | memoryview | msgspec.Raw]) -> bytes:
+    """Return these bytes as one, copied by the MiB: one call for 32 MiB holds the interpreter's lock for 25 ms."""
+    whole = io.BytesIO()
+    for part in parts:
+        view = memoryview(part)
+        for at in range(0, len(view), LARGE_BYTES):
+            whole.write(view[at : at + LARGE_BYTES])
+    return whole.getvalue()
 
 
 def plain_value(value: msgspec.Raw | None) -> Any:

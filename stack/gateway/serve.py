@@ -7,6 +7,7 @@ import contextlib
 import logging
 import signal
 import ssl
+import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ HEADER_BYTES = 32 << 10
 # objects, not Python's 700: a stream in flight holds about a hundred, and none of them is garbage
 GARBAGE_AFTER = 20_000
 CUT_S = 2.0
+SWITCH_S = 0.001  # after which a thread gives the interpreter's lock to the event loop, not Python's 5 ms
 
 _log = logging.getLogger("gateway")
 
@@ -61,6 +63,7 @@ def run(config: GatewayConfig | Path, *, shared_port: bool = False) -> int:
     try:
         if isinstance(config, Path):
             config = rooted(load(config, GatewayConfig), config.resolve().parent)
+        sys.setswitchinterval(SWITCH_S)
         with process.runner(GARBAGE_AFTER) as runner:
             runner.run(_until_signal(config, shared_port))
     except BadConfig as error:

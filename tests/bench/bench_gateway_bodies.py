@@ -8,7 +8,7 @@ every callback goes through one function: there the longest CPU time of one call
 
 Limit: the 99th percentile of the wait is at most twice that of an idle gateway in the same run, or 20 ms.
 
-Run: python tests/bench/bench_gateway_bodies.py [--seconds 4] [--only NAME]"""
+Run: python tests/bench/bench_gateway_bodies.py [--seconds 4] [--only NAME] [--checkout FOLDER]"""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import argparse
 import asyncio
 import collections
 import contextlib
+import gc
 import json
 import multiprocessing
 import os
@@ -148,8 +149,9 @@ def run_engine(port: int) -> None:
 
 
 def run_watched(config: Path) -> None:
-    """Run a gateway that tells the longest CPU time of one callback since the last SIGUSR1, in longest.json."""
-    longest: list[Any] = [0.0, ""]
+    """Run a gateway that tells the longest CPU time of one callback since the last SIGUSR1, and of one collection of
+    garbage, which is a part of some callback, in longest.json."""
+    longest: list[Any] = [0.0, "", 0.0, 0.0]
     plain = asyncio.Handle._run  # type: ignore[attr-defined]
 
     def timed(self: Any) -> None:
@@ -158,12 +160,19 @@ def run_watched(config: Path) -> None:
         if (took := time.thread_time() - began) > longest[0]:
             owner = getattr(self._callback, "__self__", None)
             coroutine = owner.get_coro() if isinstance(owner, asyncio.Task) else self._callback
-            longest[:] = took, getattr(coroutine, "__qualname__", repr(coroutine))
+            longest[:2] = took, getattr(coroutine, "__qualname__", repr(coroutine))
+
+    def collected(phase: str, _: object) -> None:
+        longest[2] = time.thread_time() if phase == "start" else longest[2]
+        if phase == "stop" and (took := time.thread_time() - longest[2]) > longest[3]:
+            longest[3] = took
+
+    gc.callbacks.append(collected)
 
     def tell(*_: object) -> None:
         (at := config.with_name("longest.new")).write_text(json.dumps(longest))
         at.rename(config.with_name("longest.json"))
-        longest[:] = 0.0, ""
+        longest[:] = 0.0, "", 0.0, 0.0
 
     asyncio.Handle._run = timed  # type: ignore[attr-defined]
     process._fast_loop = lambda: None
@@ -176,9 +185,11 @@ def read_stream(port: int, key: str, found: Any, stop: Any) -> None:
     waits: list[tuple[float, float]] = []
     with socket.create_connection(("127.0.0.1", port)) as wire:
         wire.sendall(Row("", CHAT, b'{"model":"tiny","stream":true,"user":"wait","messages":[]}').request(key))
-        held = b""
+        held, begun = b"", ""
         while not stop.is_set():
             held += wire.recv(1 << 16)
+            if not begun:
+                found.put(begun := "begun")
             now = time.monotonic()
             *events, held = held.split(b"\n\n")
             waits += [
@@ -212,6 +223,7 @@ def send_all(port: int, key: str, row: Row, found: Any, stop: Any) -> None:
     clients = [threading.Thread(target=client, args=(number,), daemon=True) for number in range(row.connections)]
     for one in clients:
         one.start()
+    found.put("begun")
     for one in clients:
         one.join(90)
     found.put(dict(statuses))
@@ -242,10 +254,12 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def beside(context: Any, target: Any, *arguments: Any) -> Any:
-    """Run a function that takes a queue and an event in a process; yield a function that stops it for its result."""
+    """Run a function that takes a queue and an event in a process; once it has begun, yield a function that stops it
+    for its result."""
     found, stop = context.Queue(), context.Event()
     one = context.Process(target=target, args=(*arguments, found, stop), daemon=True)
     one.start()
+    assert found.get(timeout=60) == "begun"
 
     def result() -> Any:
         stop.set()
@@ -261,7 +275,7 @@ def loaded(
 ) -> tuple[float, float, dict[str, int]]:
     """Put a row's load on a gateway; return when it was on, and what came of it."""
     with beside(context, send_all, port, key, row) as sent:
-        time.sleep(1.5)
+        time.sleep(0.3)
         began = time.monotonic()
         while time.monotonic() < began + seconds:
             if row.reloads:
@@ -276,7 +290,9 @@ def quantiles(found: list[tuple[float, float]], began: float, ended: float) -> t
     return ms[len(ms) // 2], ms[min(len(ms) - 1, int(0.99 * len(ms)))], ms[-1]
 
 
-def gateways(folder: Path, upstream: int, stack: contextlib.ExitStack) -> tuple[list[str], list[tuple[int, int, Path]]]:
+def gateways(
+    folder: Path, checkout: Path, upstream: int, stack: contextlib.ExitStack
+) -> tuple[list[str], list[tuple[int, int, Path]]]:
     """Start one gateway as it is and one that is watched; return the keys of two teams, and port, process and folder of
     each."""
     keys = [make_key(team) for team in ("stream", "load")]
@@ -294,7 +310,7 @@ def gateways(folder: Path, upstream: int, stack: contextlib.ExitStack) -> tuple[
         config = {"upstream": f"http://127.0.0.1:{upstream}", "liveness": {"probe": False}, **places}
         (at / "gateway.yaml").write_text(yaml.safe_dump(config))
         running = subprocess.Popen(
-            [sys.executable, *command, "gateway.yaml"], cwd=at, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin"},
+            [sys.executable, *command, "gateway.yaml"], cwd=at, env={"PYTHONPATH": f"{checkout}:{ROOT}", "PATH": "/usr/bin"},
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
         stack.callback(running.wait)
@@ -304,7 +320,7 @@ def gateways(folder: Path, upstream: int, stack: contextlib.ExitStack) -> tuple[
     return [key for key, _ in keys], started
 
 
-def main(seconds: float, only: str) -> int:
+def main(seconds: float, only: str, checkout: Path) -> int:
     context = multiprocessing.get_context("spawn")
     results = []
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
@@ -312,7 +328,7 @@ def main(seconds: float, only: str) -> int:
         behind = context.Process(target=run_engine, args=(upstream,), daemon=True)
         behind.start()
         stack.callback(behind.terminate)
-        keys, ((port, pid, _), (watched, watched_pid, at)) = gateways(Path(folder), upstream, stack)
+        keys, ((port, pid, _), (watched, watched_pid, at)) = gateways(Path(folder), checkout, upstream, stack)
         for row in rows():
             if only not in row.name and not row.name.startswith("idle"):
                 continue
@@ -331,12 +347,14 @@ def main(seconds: float, only: str) -> int:
             print(results[-1], file=sys.stderr, flush=True)
     limit = max(LIMIT_MS, 2 * max(waits[1] for name, waits, *_ in results if name.startswith("idle")))
     print(f"p99 of the wait at most {limit:.1f} ms\n")
-    print("| beside | p50 | p99 | max | | direct p99 | longest callback | replies |\n|---|---|---|---|---|---|---|---|")
-    for name, waits, floor, (took, what), statuses in results:
+    print("| beside | p50 | p99 | max | | direct p99 | longest callback | longest collection | replies |")
+    print("|" + "---|" * 9)
+    for name, waits, floor, (took, what, _, gced), statuses in results:
         judged = "ok" if waits[1] <= limit else "over"
         shown = " ".join(f"{status}: {count}" for status, count in sorted(statuses.items()))
         figures = " | ".join(f"{ms:.1f} ms" for ms in waits)
-        print(f"| {name} | {figures} | {judged} | {floor[1]:.1f} ms | {1000 * took:.1f} ms {what} | {shown} |")
+        callback = f"{1000 * took:.1f} ms {what} | {1000 * gced:.1f} ms"
+        print(f"| {name} | {figures} | {judged} | {floor[1]:.1f} ms | {callback} | {shown} |")
     return int(any(waits[1] > limit for _, waits, *_ in results))
 
 
@@ -345,5 +363,6 @@ if __name__ == "__main__":
     options.add_argument("--seconds", type=float, default=4.0)
     options.add_argument("--only", default="", help="rows whose name has this in it")
     options.add_argument("--watch", type=Path, help=argparse.SUPPRESS)
+    options.add_argument("--checkout", type=Path, default=ROOT, help="of the gateway, to compare")
     given = options.parse_args()
-    sys.exit(run_watched(given.watch) if given.watch else main(given.seconds, given.only))
+    sys.exit(run_watched(given.watch) if given.watch else main(given.seconds, given.only, given.checkout))

@@ -65,6 +65,18 @@ async def test_another_process_reads_a_huge_body_as_this_one_does(case: str, bod
     assert want.limited(3).renamed("x").ranked(5).sent == got.limited(3).renamed("x").ranked(5).sent
 
 
+@pytest.mark.parametrize("case", ["text", "ids"])
+def test_a_large_body_is_changed_as_a_small_one_is(case: str, monkeypatch):
+    route, content = CASES[case]
+    ask = token_requests.read(route, json.dumps(content | {"\u00e9": 1}).encode())
+    salted = ask.salted("s")
+    changed = salted.limited(2).renamed("x")
+    large = salted.sent, changed.sent
+    monkeypatch.setattr(token_requests, "LARGE_BYTES", 1 << 30)
+    assert (salted.sent, changed.sent) == large
+    assert ("s", 2) == (json.loads(large[0])["cache_salt"], json.loads(large[1])["max_tokens"])
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 async def test_a_large_body_that_is_read_leniently_is_read_apart(encoding: str, bodies: LargeBodies):
     content = {"model": "tiny", "x": float("-inf"), "messages": ["word" * LARGE_BYTES], "max_tokens": 9}
