@@ -148,9 +148,21 @@ def run_engine(port: int) -> None:
     uvloop.run(serve())
 
 
-def run_watched(config: Path) -> None:
+# The tests are of this checkout, whichever the gateway is of.
+WATCHED = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+import tests
+sys.path.pop(0)
+from tests.bench.bench_gateway_bodies import run_watched
+run_watched()
+"""
+
+
+def run_watched() -> None:
     """Run a gateway that tells the longest CPU time of one callback since the last SIGUSR1, and of one collection of
     garbage, which is a part of some callback, in longest.json."""
+    config = Path("gateway.yaml")
     longest: list[Any] = [0.0, "", 0.0, 0.0]
     plain = asyncio.Handle._run  # type: ignore[attr-defined]
 
@@ -299,10 +311,8 @@ def gateways(
     teams = {f"team-{at}": {"keys": [make_key("x")[1] for _ in range(5)]} for at in range(998)}
     teams |= {name: {"keys": [hashed]} for name, (_, hashed) in zip(("stream", "load"), keys, strict=True)}
     started = []
-    for name, command in (
-        ("plain", ["-m", "stack.cli", "gateway", "run", "--config"]),
-        ("watched", [__file__, "--watch"]),
-    ):
+    plain = ["-m", "stack.cli", "gateway", "run", "--config", "gateway.yaml"]
+    for name, command in (("plain", plain), ("watched", ["-c", WATCHED])):
         (at := folder / name).mkdir()
         listen, figures = free_port(), free_port()
         (at / "teams.yaml").write_text(yaml.safe_dump({"teams": teams}))
@@ -310,8 +320,8 @@ def gateways(
         config = {"upstream": f"http://127.0.0.1:{upstream}", "liveness": {"probe": False}, **places}
         (at / "gateway.yaml").write_text(yaml.safe_dump(config))
         running = subprocess.Popen(
-            [sys.executable, *command, "gateway.yaml"], cwd=at, env={"PYTHONPATH": f"{checkout}:{ROOT}", "PATH": "/usr/bin"},
-            stderr=subprocess.DEVNULL,
+            [sys.executable, *command], cwd=at, stderr=subprocess.DEVNULL,
+            env={"PYTHONPATH": str(checkout), "PATH": "/usr/bin"},
         )  # fmt: skip
         stack.callback(running.wait)
         stack.callback(running.terminate)
@@ -362,7 +372,6 @@ if __name__ == "__main__":
     options = argparse.ArgumentParser()
     options.add_argument("--seconds", type=float, default=4.0)
     options.add_argument("--only", default="", help="rows whose name has this in it")
-    options.add_argument("--watch", type=Path, help=argparse.SUPPRESS)
     options.add_argument("--checkout", type=Path, default=ROOT, help="of the gateway, to compare")
     given = options.parse_args()
-    sys.exit(run_watched(given.watch) if given.watch else main(given.seconds, given.only, given.checkout))
+    sys.exit(main(given.seconds, given.only, given.checkout))
