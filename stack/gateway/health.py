@@ -39,7 +39,7 @@ _log = logging.getLogger("gateway.watch")
 
 
 @dataclass(frozen=True, slots=True)
-class EnginePage:
+class MetricsPage:
     """The /metrics of an engine, as it was read last."""
 
     text: bytes
@@ -60,7 +60,7 @@ class _Watched:
     reported: bool | None = None
     readable: bool = True
     sample: Sample | None = None
-    page: EnginePage | None = None
+    page: MetricsPage | None = None
     engine: EngineLiveness | None = None
     probe_due: float = -math.inf
     read_due: float = -math.inf
@@ -171,7 +171,7 @@ class HealthMonitor:
         """The last figures of every engine that has given any, as `Slots.after` takes them."""
         return {name: it.sample for name, it in self._watched.items() if it.sample is not None}
 
-    def page(self) -> EnginePage | None:
+    def page(self) -> MetricsPage | None:
         """Return the /metrics of the first engine in rotation that has been read lately; None where there is none."""
         now = self._clock()
         pages = (it.page for it in self._watched.values() if it.page is not None and it.in_rotation(now))
@@ -300,7 +300,7 @@ class HealthMonitor:
         """The engine's figures now. Raises aiohttp.ClientError, OSError and TimeoutError."""
         text, content_type = await self._client(it).metrics_page(PAGE_BYTES)
         now = self._clock()
-        it.page = EnginePage(text, content_type, now)
+        it.page = MetricsPage(text, content_type, now)
         steps, sample = _figures(text, now) if len(text) <= LONG_PAGE else await asyncio.to_thread(_figures, text, now)
         self._scraped(it, Endpoint.UNREAD if steps is None else Endpoint.READ, steps)
         return sample

@@ -36,7 +36,7 @@ from vllm_watch import module_command
 FREE_BYTES = 4 << 10
 CHEAP_PIECES = 1_000
 LARGE_BYTES = 64 << 10  # worth the change of threads, 0.1 ms
-HUGE_BYTES = 4 << 20  # one call of the decoder takes 1 ms a MiB
+HUGE_BYTES = 1 << 20  # one call of the decoder takes 1 ms a MiB, and there are several
 SHORT_BYTES = 1 << 10  # a value up to this is sent back as it is, a longer one by its place in the body
 MOST_MISSES = 16  # values that are not in the body as they are (of a name given twice, or respelled); each costs a pass
 PROCESS_S = 30.0  # for one body; the densest of 32 MiB takes 0.4 s

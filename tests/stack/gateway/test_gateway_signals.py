@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from exporters.catalogue import exposition_parser, vllm
 from stack.gateway import health
-from stack.gateway.health import LONG_PAGE, OLD_S, PAGE_BYTES, EnginePage, HealthMonitor
+from stack.gateway.health import LONG_PAGE, OLD_S, PAGE_BYTES, HealthMonitor, MetricsPage
 from stack.gateway.load_signals import API, ENGINE, Health, Sample, Slots, read, troubled
 from stack.gateway.policy import Capacity, Upstream
 from tests.support.wait import until
@@ -562,10 +562,10 @@ async def test_scrape_every_second_busy_and_every_five_idle():
 async def test_the_page_of_an_engine_in_rotation_is_the_one_read_last():
     kind = "text/plain; version=9"
     async with watching(FakeEngine(metrics=http(b"one", "200 OK", f"Content-Type: {kind}"))) as it:
-        assert EnginePage(b"one", kind, 1000.0) == it.watch.page()
+        assert MetricsPage(b"one", kind, 1000.0) == it.watch.page()
         it.engine.metrics = http(b"two")
         await it.time.go(1)
-        assert EnginePage(b"two", "text/plain", 1001.0) == it.watch.page()
+        assert MetricsPage(b"two", "text/plain", 1001.0) == it.watch.page()
         it.engine.metrics = http(status="500 x")
         await it.time.go(int(OLD_S))
         assert (1001.0, True) == ((page := it.watch.page()) and page.at, it.watch.any_in_rotation())
