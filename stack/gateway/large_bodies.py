@@ -34,7 +34,7 @@ from vllm_watch import module_command
 
 # Of the worst bodies, reading takes 0.1 ms a KiB or 0.3 us a piece, and finding out that one is dense 5 us a KiB.
 FREE_BYTES = 4 << 10
-CHEAP_PIECES = 1_000
+CHEAP_PIECES = 3_000  # the tools of an agent have some thousand
 LARGE_BYTES = 64 << 10  # worth the change of threads, 0.1 ms
 HUGE_BYTES = 1 << 20  # one call of the decoder takes 1 ms a MiB, and there are several
 SHORT_BYTES = 1 << 10  # a value up to this is sent back as it is, a longer one by its place in the body
@@ -75,9 +75,9 @@ class LargeBodies:
             return describe(body, content_type)
         return await self._apart.run(team, self._describe_apart, body, content_type)
 
-    async def policy(self, path: Path) -> Policy:
-        """Return what `load_policy` makes of a file; in the thread of the process. Raises BadConfig."""
-        return await self._apart.run(None, self._policy_apart, path)
+    async def policy(self, path: Path, text: str) -> Policy:
+        """Return what `load_policy` makes of a file's text; in the thread of the process. Raises BadConfig."""
+        return await self._apart.run(None, self._policy_apart, path, text)
 
     def close(self) -> None:
         self._here.close()
@@ -97,10 +97,11 @@ class LargeBodies:
         answer = self._asked(_Work("describe", content_type, len(body)), body)
         return describe(body, content_type) if answer is None else answer.decode()
 
-    def _policy_apart(self, path: Path) -> Policy:
-        small = path.is_file() and path.stat().st_size <= LARGE_BYTES  # sooner read than a process is started
-        answer = None if small else self._asked(_Work("policy", str(path), 0), b"")
-        read = _read_policy(path) if answer is None else msgspec.msgpack.decode(answer, type=_ReadPolicy)
+    def _policy_apart(self, path: Path, text: str) -> Policy:
+        data, answer = text.encode(), None
+        if len(data) > LARGE_BYTES:  # a smaller one is sooner read than a process is started
+            answer = self._asked(_Work("policy", str(path), len(data)), data)
+        read = _read_policy(path, text) if answer is None else msgspec.msgpack.decode(answer, type=_ReadPolicy)
         if read.policy is None:
             raise BadConfig(read.mistake)
         return read.policy
@@ -155,9 +156,9 @@ class _ReadPolicy(msgspec.Struct, frozen=True):
     mistake: str = ""
 
 
-def _read_policy(path: Path) -> _ReadPolicy:
+def _read_policy(path: Path, text: str) -> _ReadPolicy:
     try:
-        return _ReadPolicy(load_policy(path))
+        return _ReadPolicy(load_policy(path, text))
     except BadConfig as error:
         return _ReadPolicy(mistake=str(error))
 
@@ -256,7 +257,7 @@ def serve(wire: socket.socket) -> None:
             elif work.what == "describe":
                 answer = describe(body, work.argument).encode()
             else:
-                answer = msgspec.msgpack.encode(_read_policy(Path(work.argument)))
+                answer = msgspec.msgpack.encode(_read_policy(Path(work.argument), body.decode()))
             del body
             _send(wire, answer)
             process.trim()

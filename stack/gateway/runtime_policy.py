@@ -80,11 +80,11 @@ def load_terms(
 ) -> RuntimePolicy:
     """The terms of a gateway, from its teams file and, where that names no upstreams, its own. Raises BadConfig.
 
-    policy: what was read from this text of that file. former: the terms in force, where it is read anew: then it may
-    wait for who writes the file, and refuses one that may be truncated."""
+    policy: what was read from this text of that file. former: the terms in force, where it is read anew: a file that
+    may be truncated is refused then."""
     path = Path(config.teams)
     if policy is None:
-        text = read_text(path) if former is None else settled_text(path)
+        text = read_text(path)
         policy = load_policy(path, text)
     if former is not None and (cut := truncation(former.policy, former.text, policy, text)):
         raise BadConfig(f"{path}: {cut}")

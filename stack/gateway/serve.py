@@ -30,7 +30,7 @@ from stack.gateway.metrics import GatewayMetrics
 from stack.gateway.probe import Prober
 from stack.gateway.proxy import Proxy
 from stack.gateway.replicas import ReplicaList
-from stack.gateway.runtime_policy import load_terms
+from stack.gateway.runtime_policy import load_terms, settled_text
 from stack.gateway.services import Services, make_services
 from stack.gateway.sharing import Share, part_of, share_mistakes
 from stack.gateway.teams import changes
@@ -187,7 +187,9 @@ async def _reload(config: GatewayConfig, shared: Services) -> None:
     wait for it."""
     metrics = shared.metrics
     try:
-        terms = await asyncio.to_thread(load_terms, config, await shared.large.policy(Path(config.teams)))
+        text = await asyncio.to_thread(settled_text, path := Path(config.teams))
+        policy = await shared.large.policy(path, text)
+        terms = await asyncio.to_thread(load_terms, config, policy, text=text, former=shared.life.terms)
     except BadConfig as error:
         _log.error("%s; the terms of before stay in force", error)
         metrics.reloaded(False)

@@ -234,13 +234,13 @@ async def test_a_large_teams_file_is_read_in_the_process(tmp_path: Path, bodies:
     }))  # fmt: skip
     (tmp_path / "a.key").write_text("key")
     assert path.stat().st_size > LARGE_BYTES
-    assert load_policy(path) == await bodies.policy(path)
+    assert load_policy(path) == await bodies.policy(path, path.read_text())
     assert bodies._process is not None
     path.write_text(path.read_text() + "more: 1\n")
     with pytest.raises(BadConfig) as want:
         load_policy(path)
     with pytest.raises(BadConfig) as got:
-        await bodies.policy(path)
+        await bodies.policy(path, path.read_text())
     assert str(want.value) == str(got.value)
 
 

@@ -1053,11 +1053,11 @@ async def test_broken_file_changes_nothing(
 async def test_reloads_are_merged_and_keep_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     begun, go_on, threads, plain = threading.Event(), threading.Event(), [], large_bodies.load_policy
 
-    def slow(path: Path) -> Policy:
+    def slow(path: Path, text: str) -> Policy:
         threads.append(threading.current_thread())
         begun.set()
         go_on.wait(20)
-        return plain(path)
+        return plain(path, text)
 
     monkeypatch.setattr(large_bodies, "load_policy", slow)
     async with gateway(tmp_path, policy=policy()) as it:
