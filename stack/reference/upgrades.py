@@ -204,11 +204,36 @@ CHANGED_DEFAULTS = (
         "`max_outputs` of the team",
     ),
     (
+        (
+            "`max_running`, ceilings and floors count slots: a request holds one for each text, and on embedding,"
+            " rerank and score routes one for each 8,192 prompt tokens."
+        ),
+        "a larger `max_running`",
+    ),
+    (
+        (
+            "A client that leaves before the usage has come leaves its team charged with the expected output, in the"
+            " turns of teams; log-probabilities count there as well."
+        ),
+        "none: leaving early was free",
+    ),
+    (
+        (
+            "What clients have not read of replies counts among `limits.bodies_bytes`; beyond it a request keeps its"
+            " slot."
+        ),
+        "a larger `limits.bodies_bytes`",
+    ),
+    (
+        "A body, or its `sampling_params`, with more than 1,000 fields is 400 `bad_body`; large ones were at 200,000.",
+        "none: APIs have some 60",
+    ),
+    (
         "Engines get the headers of a list, and no others of a client.",
         "`pass_headers` in gateway.yaml names further ones",
     ),
     (
-        "`/metrics` through the gateway is the page that its watch has read last, not a new one.",
+        "`/metrics` and `/health` through the gateway are what its watch has read last; no engine is asked.",
         "scrape the engine itself",
     ),
     (
@@ -223,7 +248,7 @@ CHANGED_DEFAULTS = (
         "none: tokens that a client has read are on its bill",
     ),
     (
-        "Requests of one team on routes without a record are bounded.",
+        "At most 16 requests of one team run on routes without a record; one more is 429 `team_limit`.",
         "none: they held the engine's API server from other teams",
     ),
     (
