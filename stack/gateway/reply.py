@@ -277,7 +277,7 @@ class Reply:
                     self._finished.add(index if isinstance(index, int) else None)
                     self._note_finish(finish)
                 part = choice.get("delta") or choice.get("message")
-                shown = _named_tokens(choice)
+                shown = _named_tokens(choice) if choice.get("token_ids") or choice.get("logprobs") else 0
                 if choice.get("text") or (isinstance(part, dict) and any(part.get(key) for key in _DELTAS)):
                     noted, shown = CONTENT, shown or 1
                 elif not (finish is None and isinstance(part, dict) and part.get("role")):

@@ -102,7 +102,7 @@ class ResponseWriter:
     def _settle_slot(self) -> None:
         """Release the slot, unless the client does not read and the budget of bytes has no room for what it has not
         read: then the slot is held until it has."""
-        if self._ticket is None or not self._request.held_back:
+        if not self._request.held_back:
             self.release_slot()
             return
         unread = self._request.transport.get_write_buffer_size()
@@ -338,7 +338,8 @@ class ResponseWriter:
                 if not scanner.reply.shaped:
                     self._breaks_off(upstream, scanner)
                 x.reason, x.complete = self._reason(upstream, scanner.reply), True
-            self._settle_slot()
+            if self._ticket is not None:
+                self._settle_slot()
 
     async def _drained(self) -> None:
         """Waits while the client does not read; should time run out meanwhile, it is the client's."""
@@ -405,9 +406,11 @@ class ResponseWriter:
             self._services.mark(self._request, response)
             response.put_whole(self._request)
             self._response = response
-        self._settle_slot()
+        if self._ticket is not None:
+            self._settle_slot()
         await self._drained()
-        self.release_slot()
+        if self._ticket is not None:
+            self.release_slot()
 
     async def _answer(self, end: RequestEnd) -> None:
         """Report to the client why its request ended: as a status, as an event inside a stream, or by cutting what is
