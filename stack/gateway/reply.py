@@ -142,6 +142,7 @@ class Reply:
         "partly_read",
         "prompt_tokens",
         "shaped",
+        "shown_bytes",
         "shown_tokens",
         "text_bytes",
         "token_ids",
@@ -166,6 +167,7 @@ class Reply:
         self.partly_read = False
         self.unreadable: str | None = None
         self.shown_tokens = 0  # of choices: one for each with text or a step, or those that it names
+        self.shown_bytes = 0  # of their texts
         self.text_bytes = self.token_ids = 0  # of a whole reply without usable usage
 
     @property
@@ -280,6 +282,8 @@ class Reply:
                 shown = _named_tokens(choice) if choice.get("token_ids") or choice.get("logprobs") else 0
                 if choice.get("text") or (isinstance(part, dict) and any(part.get(key) for key in _DELTAS)):
                     noted, shown = CONTENT, shown or 1
+                    text = choice.get("text") or part.get("content")  # nearly always
+                    self.shown_bytes += len(text.encode("utf-8", "replace")) if type(text) is str else text_bytes(part)
                 elif not (finish is None and isinstance(part, dict) and part.get("role")):
                     noted, shown = noted or PROGRESS, shown or 1
                 self.shown_tokens += shown

@@ -322,7 +322,7 @@ class Scanner:
         self.objects += 1
         finished = self.reply.finished
         choices = body.choices
-        shown = self.reply.shown_tokens
+        shown, shown_bytes = self.reply.shown_tokens, self.reply.shown_bytes
         noted = self.reply.note(body)
         if noted == NOTHING and choices and self.first_textless is not None:
             noted = PROGRESS  # some engines repeat the role in every event
@@ -330,7 +330,7 @@ class Scanner:
         if noted == CONTENT:
             self._content(now)
             self._more_tokens -= 1 if choices else 0
-            self.text_bytes += text_bytes(choices or body.delta)
+            self.text_bytes += self.reply.shown_bytes - shown_bytes if choices else text_bytes(body.delta)
         elif self.first_textless is None and (choices or noted == PROGRESS):
             self.first_textless = now
         if noted == PROGRESS:

@@ -301,7 +301,7 @@ def reading(scanner: Scanner) -> dict[str, Any]:
     """Everything that a scanner has read out of its stream, but for the times."""
     names = ("events", "content_events", "progress_events", "tokens", "done", "mid_event")
     return {name: getattr(scanner, name) for name in names} | {
-        name: getattr(scanner.reply, name) for name in Reply.__slots__ if name != "shown_tokens"
+        name: getattr(scanner.reply, name) for name in Reply.__slots__ if not name.startswith("shown")
     }
 
 
