@@ -59,7 +59,7 @@ class Proxy:
             ready = self.services.life.ready
             return text_response("ready\n" if ready else "stopping\n", 200 if ready else 503)
         if path in self._engine_pages and request.method in ("GET", "HEAD"):
-            return self._engine_page(request, path)
+            return await self._engine_page(request, path)
         recorded = request.method == "POST" and path in routes.RECORDED
         if not recorded:
             refused = routes.refusal(request.method, path, self._also_pass)
@@ -110,7 +110,7 @@ class Proxy:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), seconds)
 
-    def _engine_page(self, request: ClientRequest, path: str) -> Response | None:
+    async def _engine_page(self, request: ClientRequest, path: str) -> Response | None:
         """Answer from what the watch knows: without a key nobody makes an engine work. None where it was sent."""
         services = self.services
         if path == "/health":
@@ -124,6 +124,7 @@ class Proxy:
         answer.start(request)
         answer.put(page.text)  # not copied behind the head: many may read it slowly
         answer.end()
+        await request.drain()  # else requests behind it would be answered without end, and nobody reads
         return None
 
     def _not_served(self, request: ClientRequest, path: str, status: int, why: str) -> Response:

@@ -12,6 +12,7 @@ import importlib
 import json
 import logging
 import random
+import socket
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
@@ -812,6 +813,29 @@ async def test_engine_pages_without_a_key_ask_no_engine(tmp_path: Path, monkeypa
             assert (200, body, "text/plain; version=9") == await answers(it, "/metrics", method)
             assert 200 == (await answers(it, "/health", method))[0]
         assert looks == engine.looks
+
+
+async def test_a_page_that_nobody_reads_is_sent_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Requests behind it wait until the client has taken it."""
+    sent: list[health.MetricsPage] = []
+
+    def page(self: health.HealthMonitor) -> health.MetricsPage:
+        sent.append(health.MetricsPage(b"x" * (3 << 20), "text/plain", 0.0))
+        return sent[-1]
+
+    monkeypatch.setattr(health.HealthMonitor, "page", page)
+    async with gateway(tmp_path) as it:
+        wire = socket.socket()
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+        wire.connect(("127.0.0.1", int(it.started.url.rpartition(":")[2])))
+        _, writer = await asyncio.open_connection(sock=wire)
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 4)
+        await until(lambda: bool(sent), "the first page")
+        for _ in range(9):
+            async with it.session.get(it.started.url + "/health") as answer:
+                await answer.read()
+        assert 1 == len(sent)
+        writer.transport.abort()
 
 
 async def test_a_team_is_shown_the_models_that_it_may_ask_for(tmp_path: Path):
