@@ -190,12 +190,13 @@ class RequestHandler(BodyReader):
             )
         if not (ask.logprobs or ask.prompt_logprobs):
             return
-        for key, fields in zip(("max_logprobs", "max_prompt_logprobs"), ask.logprob_fields(), strict=True):
-            limit: int | None = getattr(terms, key)
-            name = max(fields, key=fields.__getitem__, default="")
-            if limit is None or not name or fields[name] <= (limit and limit + 1):
+        for key, limit, name, count in (
+            ("max_logprobs", terms.max_logprobs, ask.logprobs_by, ask.logprobs),
+            ("max_prompt_logprobs", terms.max_prompt_logprobs, ask.prompt_logprobs_by, ask.prompt_logprobs),
+        ):
+            if limit is None or count <= (limit and limit + 1):
                 continue
-            number = "all" if fields[name] >= ALL_LOGPROBS else fields[name] - 1
+            number = "all" if count >= ALL_LOGPROBS else count - 1
             raise RequestEnd(
                 "too_many_logprobs",
                 f"{name} asks for {number} log-probabilities of each token beside its own; team {team} may have"

@@ -70,7 +70,8 @@ class TokenRequest(msgspec.Struct, frozen=True):
     form: how it is read. fields: the body's, each value as it came or as it was changed, and those that were added.
     edited: whether any was changed. respelled: how to restore a body that no strict decoder reads, else
     empty.
-    logprobs, prompt_logprobs: log-probabilities of each token of output, and of the prompt, its own included."""
+    logprobs, prompt_logprobs: log-probabilities of each token of output, and of the prompt, its own included;
+    logprobs_by, prompt_logprobs_by: the fields that ask for them."""
 
     body: bytes
     model: str | None = None
@@ -96,6 +97,8 @@ class TokenRequest(msgspec.Struct, frozen=True):
     respelled: str = ""
     logprobs: int = 0
     prompt_logprobs: int = 0
+    logprobs_by: str = ""
+    prompt_logprobs_by: str = ""
 
     @property
     def sent(self) -> bytes:
@@ -186,10 +189,6 @@ class TokenRequest(msgspec.Struct, frozen=True):
         """Return the same with this id, by which an engine stores the response."""
         return self._with({"request_id": request_id}) if self.fields and self._is_text("request_id") else self
 
-    def logprob_fields(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
-        """Return the log-probabilities of each token of output, and of the prompt, that each field asks for."""
-        return read_logprobs(self.form, _limits(self.form, self.fields), self.n or 1)
-
     def text(self, name: str) -> str | None:
         """Return the value of a field that is a string; None for any other, and for one with a lone surrogate."""
         value = plain_value(self.fields.get(name))
@@ -252,10 +251,9 @@ def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool, r
     settings = _limits(how, fields)
     n, best_of = (_number(settings, "n"), _number(settings, "best_of")) if how.has_n else (0, 0)
     limit, max_tokens = _limit(how, settings)
-    logprobs = prompt_logprobs = 0
+    of_output = of_prompt = "", 0
     if not how.logprobs.isdisjoint(settings):
         of_output, of_prompt = read_logprobs(how, settings, max(n, 1))
-        logprobs, prompt_logprobs = max(of_output.values(), default=0), max(of_prompt.values(), default=0)
     size = PromptSize(dense, how.quoting)
     prompts = size.add_prompt(how, fields)
     if TRANSFERS[0] in fields:
@@ -288,8 +286,10 @@ def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool, r
         added=("stream_options",) if add and new else (),
         edited=(add and not new) or spread,
         respelled=respelled,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
+        logprobs=of_output[1],
+        prompt_logprobs=of_prompt[1],
+        logprobs_by=of_output[0],
+        prompt_logprobs_by=of_prompt[0],
     )
 
 

@@ -5,6 +5,9 @@ Source: entrypoints/**/protocol.py, to_sampling_params of each; sampling_params.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Mapping
+
 import msgspec
 
 from stack.gateway.body_forms import BodyForm
@@ -12,10 +15,12 @@ from stack.gateway.request_fields import LONGEST_NUMBER, RawFields, is_null, is_
 
 ALL_LOGPROBS = 100_000  # of one token: about as many as a vocabulary has
 _INCLUDED = "message.output_text.logprobs"
+_NO_MARKS = bytes(set(range(256)) - set(b",]"))
 
 
-def read_logprobs(form: BodyForm, fields: RawFields, n: int) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the log-probabilities of each token of output, and of the prompt, that each field asks for.
+def read_logprobs(form: BodyForm, fields: RawFields, n: int) -> tuple[tuple[str, int], tuple[str, int]]:
+    """Return the field that asks for most log-probabilities of each token of output, and how many, and that of the
+    prompt; an empty name for none.
 
     The token's own is one of them. n: texts of each prompt, the width of a beam search."""
     top = _count(fields, form.top_logprobs)
@@ -33,10 +38,12 @@ def read_logprobs(form: BodyForm, fields: RawFields, n: int) -> tuple[dict[str, 
     if is_null(fields.get("prompt_logprobs")) and is_true(plain_value(fields.get("echo"))):
         # in a chat without top_logprobs, too: its default of 0 asks for the token's own
         prompt["echo"] = max(_count(fields, form.top_logprobs), form.top_logprobs == "top_logprobs")
-    return (
-        {name: count for name, count in output.items() if name in form.logprobs},
-        {name: count for name, count in prompt.items() if name in form.logprobs},
-    )
+    return _most(form, output), _most(form, prompt)
+
+
+def _most(form: BodyForm, asked: Mapping[str, int]) -> tuple[str, int]:
+    name = max(form.logprobs & asked.keys(), key=lambda name: (asked[name], name), default="")
+    return name, asked.get(name, 0)
 
 
 def _count(fields: RawFields, name: str) -> int:
@@ -53,9 +60,14 @@ def _count(fields: RawFields, name: str) -> int:
 
 
 def _longest(value: msgspec.Raw | None) -> int:
-    """Return the length of a list, or of the longest list in it, and one for the token itself; 0 for an empty one."""
-    rows = [row.strip(b"[], \t\r\n") for row in bytes(value or b"null").split(b"]")]
-    return 0 if is_null(value) else max((row.count(b",") + 2 for row in rows if row), default=0)
+    """Return the length of a list, or of the longest list in it, and one for the token itself; 0 for an empty one.
+
+    No row becomes an object: there may be millions."""
+    data = bytes(value or b"null")
+    if is_null(value) or not data.strip(b"[], \t\r\n"):
+        return 0
+    marks = data.translate(None, _NO_MARKS).replace(b"],", b"]")
+    return 2 + bisect_left(range(ALL_LOGPROBS - 2), True, key=lambda commas: b"," * (commas + 1) not in marks)
 
 
 def _included(value: msgspec.Raw | None) -> bool:

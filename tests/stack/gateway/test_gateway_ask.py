@@ -631,6 +631,7 @@ HOSTILE = {
     "options": b'{"stream":true,"stream_options":{' + b",".join(b'"%x":0' % i for i in range(400_000)) + b"}}",
     "lone surrogates": b'{"a":NaN,"messages":[' + b'"\\ud800",' * (MIB // 3) + b'""]}',
     "a string without an end": b'{"a":NaN,"' + b'\\"' * (MIB // 2),
+    "rows of ids": b'{"logprob_token_ids":[' + b"[]," * MIB + b"[1]]}",
     "a vast model": b'{"model":[' + b"[]," * MIB + b"[]]}",
 }
 
