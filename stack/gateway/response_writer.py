@@ -399,10 +399,10 @@ class ResponseWriter:
         """Sends the end (and for a whole response everything), so that a client that leaves before it is on record."""
         self._stage = "client_stalled"
         self._x.status = response.status
-        self.release_body()
-        if response.started:
+        if response.started:  # its body is gone, and what the client has not read may stand in its place
             response.end()
         else:
+            self.release_body()
             self._services.mark(self._request, response)
             response.put_whole(self._request)
             self._response = response

@@ -12,9 +12,11 @@ import pytest
 from aiohttp import web
 
 from exporters.catalogue.gateway import WAITING
-from stack.gateway import request_body
+from stack.gateway import request_body, response_writer
 from stack.gateway.admission import Admission
 from stack.gateway.admission_state import Ticket
+from stack.gateway.body_budget import BodyBudget
+from stack.gateway.client_request import ClientRequest
 from stack.gateway.config import GatewayLimits
 from tests.support.gateway_scene import (
     ASK,
@@ -174,6 +176,34 @@ async def test_slow_readers_hold_slots_beyond_the_budget(tmp_path: Path, room: b
         first.transport.abort()
         second.transport.abort()
         await it.records(2)
+
+
+async def test_an_unread_end_of_a_stream_stays_on_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Until its client has read it, though nothing waits for the client before the stream has ended."""
+    monkeypatch.setattr(response_writer, "AHEAD_BYTES", 1 << 30)
+    take, drain = BodyBudget.take, ClientRequest.drain
+    budgets: list[BodyBudget] = []
+    waiting: list[ClientRequest] = []
+
+    def takes(self: BodyBudget, team: str | None, size: int, *, alone: bool = False) -> bool:
+        budgets.append(self)
+        return take(self, team, size, alone=alone)
+
+    async def drains(self: ClientRequest) -> None:
+        waiting.append(self)
+        await drain(self)
+
+    monkeypatch.setattr(BodyBudget, "take", takes)
+    monkeypatch.setattr(ClientRequest, "drain", drains)
+    async with gateway(tmp_path, events(ROLE, delta(content="x" * 5_000_000) + LAST + DONE)) as it:
+        reader, writer = await asks(it, STREAM)
+        await until(lambda: bool(waiting), "the end of the stream")
+        assert 0 < budgets[0].held
+        await reader.readexactly(5_000_000)
+        await reader.readuntil(b"\r\n0\r\n\r\n")
+        await it.record()
+        assert 0 == budgets[0].held
+        writer.close()
 
 
 @pytest.mark.parametrize(
