@@ -190,6 +190,11 @@ class Estimator:
         by_text = self.text(model, team, text_bytes) if text_bytes > MOST_BYTES * by_events else None
         return max(by_events, by_text or 0) or None
 
+    def generated_bytes(self, ask: TokenRequest, text_bytes: int) -> int:
+        """Return the bytes of text that was generated: `echo` repeats the prompt before each text."""
+        prompt = int(ask.prompt_bytes + MOST_BYTES * ask.prompt_ids) if ask.echoes else 0
+        return max(0, text_bytes - prompt * ask.outputs // max(1, ask.prompts))
+
     def learn_events(self, team: str | None, model: str | None, events: int, completion_tokens: int) -> None:
         """Learn tokens per token that events show from a stream whose usage arrived.
 

@@ -115,7 +115,8 @@ class ResponseWriter:
         x, estimator, scanner = self._x, self._services.estimator, self._scanner
         if scanner is None:
             return x.reply.token_ids or estimator.text(x.model, x.team, x.reply.text_bytes)
-        return estimator.completion(x.team, x.model, scanner.tokens, 0 if self._ask.echoes else scanner.text_bytes)
+        text_bytes = estimator.generated_bytes(self._ask, scanner.text_bytes)
+        return estimator.completion(x.team, x.model, scanner.tokens, text_bytes)
 
     def release_body(self) -> None:
         """The body, as soon as nothing can be sent again; what its size has taught stays."""
@@ -345,8 +346,7 @@ class ResponseWriter:
         """Waits while the client does not read; should time run out meanwhile, it is the client's."""
         if not self._request.held_back:
             return
-        stage, self._stage = self._stage, "client_stalled"
-        began = self._services.now()
+        stage, self._stage, began = self._stage, "client_stalled", self._services.now()
         try:
             await self._request.drain()
         finally:
@@ -431,8 +431,7 @@ class ResponseWriter:
                 text = endless and "Content-Encoding" not in self._response.headers
                 if self._response.content_type == EVENTS and text and end.reason != "client_stalled":
                     apart = b"\n\n" if self._mid_event else b""  # so that our error event is one of its own
-                    events = error_events(find(self._x.route).dialect, end, self._x.request_id)
-                    self._response.put(apart + events)
+                    self._response.put(apart + error_events(find(self._x.route).dialect, end, self._x.request_id))
                     await self._finish(self._response)
                     return
         self._request.abort()  # a clean end would pass for a complete reply
