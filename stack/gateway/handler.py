@@ -395,7 +395,8 @@ class RequestHandler(BodyReader):
 
     @property
     def busy_s(self) -> float:
-        return busy_s(self._ask, self.prompt_tokens)
+        answered = self._response is not None and not self._ask.stream  # be it with a refusal: then all is done
+        return 0.0 if answered else busy_s(self._ask, self.prompt_tokens)
 
     @property
     def blocking(self) -> bool:

@@ -27,6 +27,7 @@ from stack.gateway.engine_liveness import EngineLiveness, busy_s
 from stack.gateway.load_signals import ENGINE
 from stack.gateway.policy import Upstream
 from stack.gateway.request_body import TokenRequest
+from tests.support import gateway_scene as scene
 from tests.support.wait import LIMIT_S, until
 
 KEY, HASH = make_key("demo")
@@ -379,6 +380,26 @@ def test_logprobs_keep_an_engine_in_rotation_for_their_time(leave: bool):
     for each in open_ones:
         engine.ended(each, answered=True)
     assert 0.0 == engine.evidence(200.0).busy_s
+
+
+@pytest.mark.parametrize(("answer", "left"), [(scene.says({"error": {"code": 400}}, 400), False),
+                                              (scene.then_breaks(None), True)], ids=["refused", "broken"])  # fmt: skip
+async def test_what_an_engine_refused_keeps_it_from_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: scene.Answer, left: bool
+):
+    """Else one refused request a second would explain any silence."""
+    ended, seen = EngineLiveness.ended, []
+
+    def spy(self: EngineLiveness, attempt: Any, *, answered: bool) -> None:
+        ended(self, attempt, answered=answered)
+        seen.append(self.left_s > 0)
+
+    monkeypatch.setattr(EngineLiveness, "ended", spy)
+    async with scene.gateway(tmp_path, answer) as it:
+        async with it.post(scene.ASK | {"prompt_logprobs": -1}) as got:
+            await got.read()
+        await it.record()
+    assert [left] == seen
 
 
 async def test_gateway_without_probes_sends_none(tmp_path: Path):
