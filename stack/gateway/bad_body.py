@@ -43,7 +43,7 @@ def describe(body: bytes, content_type: str) -> str:
         return "the body is nested too deeply"
     except (msgspec.MsgspecError, ValueError) as error:
         return _not_json(body, str(error))
-    return f"the body or its sampling_params has more than {MOST_FIELDS:,} fields; send fewer"
+    return f"the body or its sampling_params has more than {MOST_FIELDS:,} fields, or those have more than 2 MiB"
 
 
 def without_ours(error: bytes, fields: int, ours: int) -> bytes:

@@ -161,8 +161,7 @@ class RequestHandler(BodyReader):
             raise RequestEnd(
                 "output_too_long", f"{ask.max_tokens} tokens of output are asked for; team {team} may have {most}"
             )
-        self._limit_outputs(team, terms)
-        self._apply_limits(most)
+        self._apply_limits(team, terms)
         model = self._terms.policy.models.get(self._asked.model or "")
         context = model.max_model_len if model else None
         # without a limit of its own it wants what the context has left
@@ -203,10 +202,14 @@ class RequestHandler(BodyReader):
                 f" {limit or 'none at all'} ({key} in teams.yaml)",
             )
 
-    def _apply_limits(self, max_output: int | None) -> None:
-        """Limit the output. Raises RequestEnd for a limit or a priority that cannot be read."""
+    def _apply_limits(self, team: str, terms: Team) -> None:
+        """Limit the output. Raises RequestEnd for a limit or a priority that cannot be read, and for too many texts or
+        log-probabilities."""
+        ask, max_output = self._ask, terms.max_output_tokens
+        if ask.outputs > 1 or ask.logprobs or ask.prompt_logprobs:
+            self._limit_outputs(team, terms)
         try:
-            self._ask = self._ask if max_output is None else self._ask.limited(max_output)
+            self._ask = ask if max_output is None else ask.limited(max_output)
             if "priority" in self._ask.fields and (band := self._band()) is not None:
                 self._ask.require_priority(band.engine_priority)
         except ValueError as error:
@@ -241,10 +244,9 @@ class RequestHandler(BodyReader):
             if not turn.done():
                 turn.set_result(refusal)
 
-        asked = services.admission.ask(
-            team, prompt, output, began, decided, decided,
-            wanted_slots(ask, prompt), (ask.prompt_logprobs, ask.logprobs),
-        )  # fmt: skip
+        slots = 1 if ask.outputs == 1 and ask.form.limit else wanted_slots(ask, prompt)
+        logprobs = ask.prompt_logprobs, ask.logprobs
+        asked = services.admission.ask(team, prompt, output, began, decided, decided, slots, logprobs)
         if isinstance(asked, Refusal):
             raise refusal_end(asked, team)
         self._ticket, x.queued_s = asked, 0.0

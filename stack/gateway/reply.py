@@ -282,7 +282,7 @@ class Reply:
                 shown = _named_tokens(choice) if choice.get("token_ids") or choice.get("logprobs") else 0
                 if choice.get("text") or (isinstance(part, dict) and any(part.get(key) for key in _DELTAS)):
                     noted, shown = CONTENT, shown or 1
-                    text = choice.get("text") or part.get("content")  # nearly always
+                    text = choice.get("text") or (part and part.get("content"))  # nearly always
                     self.shown_bytes += len(text.encode("utf-8", "replace")) if type(text) is str else text_bytes(part)
                 elif not (finish is None and isinstance(part, dict) and part.get("role")):
                     noted, shown = noted or PROGRESS, shown or 1

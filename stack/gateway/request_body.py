@@ -40,6 +40,7 @@ from stack.gateway.request_logprobs import read_logprobs
 from stack.gateway.routes import ROUTES, find
 
 _CONTINUOUS = "continuous_usage_stats"
+MOST_SETTINGS = 2 << 20  # bytes of sampling_params, which are written anew on the event loop; a whole vocabulary has 1
 MOST_N = 16_384  # texts of one prompt: what vLLM makes (the default of VLLM_MAX_N_SEQUENCES)
 MOST_TEXTS = 99_999  # of all prompts together: what a record can say
 _CUTS = frozenset(("truncate_prompt_tokens", "max_tokens_per_doc", "max_tokens_per_query"))
@@ -226,7 +227,7 @@ def read(route: str, body: bytes, lenient: bool = True) -> TokenRequest:
 
 def _read(route: str, body: bytes, text: bytes, respelled: str = "") -> TokenRequest:
     """Return the request in a body that is this text in UTF-8. Raises what the decoders raise."""
-    if not begins_as_object(text):
+    if text[:1] != b"{" and not begins_as_object(text):
         raise ValueError("no object")
     dense = len(text) > LARGE_BYTES and is_dense(text, MOST_PIECES)
     if dense and _too_many_fields(text):
@@ -234,8 +235,11 @@ def _read(route: str, body: bytes, text: bytes, respelled: str = "") -> TokenReq
     if len(fields := FIELDS_DECODER.decode(text)) > MOST_FIELDS:
         return TokenRequest(body=body)
     ask = _ask(route, body, fields, dense, respelled)
-    within = ask.form.within
-    return TokenRequest(body=body) if within and len(_object(fields, within)) > MOST_FIELDS else ask
+    if ask.form.within and (settings := fields.get(ask.form.within)) is not None:
+        large = memoryview(settings).nbytes > MOST_SETTINGS
+        if large or len(_object(fields, ask.form.within)) > MOST_FIELDS:
+            return TokenRequest(body=body)
+    return ask
 
 
 def _upload(body: bytes) -> TokenRequest:

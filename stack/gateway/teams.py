@@ -120,7 +120,7 @@ def truncation(former: Policy, former_text: str, policy: Policy, text: str) -> s
         return "teams: there are none left; start the gateway anew to run it without teams"
     if policy != former and text.strip() and former_text.startswith(text.rstrip()):
         return (
-            "it ends in the middle of the former file; to remove what stood behind, change a line before it as well,"
+            "it ends in the middle of the former file; to remove what stood behind, add or change a line as well,"
             " such as a comment with the date"
         )
     if former_text.endswith("\n") and not text.endswith("\n"):

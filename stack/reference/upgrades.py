@@ -225,12 +225,15 @@ CHANGED_DEFAULTS = (
         "a larger `limits.bodies_bytes`",
     ),
     (
-        "A body, or its `sampling_params`, with more than 1,000 fields is 400 `bad_body`; large ones were at 200,000.",
+        (
+            "A body, or its `sampling_params`, with more than 1,000 fields is 400 `bad_body`, and so are"
+            " `sampling_params` of more than 2 MiB."
+        ),
         "none: APIs have some 60",
     ),
     (
         "Engines get the headers of a list, and no others of a client.",
-        "`pass_headers` in gateway.yaml names further ones",
+        "`pass_headers` in gateway.yaml names further ones, such as baggage or idempotency-key",
     ),
     (
         "`/metrics` and `/health` through the gateway are what its watch has read last; no engine is asked.",
@@ -241,7 +244,7 @@ CHANGED_DEFAULTS = (
             "At a reload, a teams.yaml that has no teams, is the beginning of the former one, or lost its last line"
             " break keeps the former policy in force."
         ),
-        "change a line before the removed ones as well; a start takes any file",
+        "add or change a line as well; a start takes any file",
     ),
     (
         "`stream_interval` of a request is sent to the engine as 1.",

@@ -10,11 +10,12 @@ import sys
 import tokenize
 from pathlib import Path
 
-# The size of 2026-11-28 and 2 %, the routes of vLLM in their dialects and on engines, and requests compared with direct
-# ones. A commit that raises a number says why. `tests` includes the recorded outputs' driver.
+# The size of 2026-11-28 and 2 %, the routes of vLLM in their dialects and on engines, requests compared with direct
+# ones, and the weight of a request: slots for each text, limits, log-probabilities, work outside of admission. A commit
+# that raises a number says why. `tests` includes the recorded outputs' driver.
 LIMITS = {
-    "exporters": 161_000, "alerts": 22_900, "dashboards": 50_700, "runbooks": 16_000, "stack": 327_200, "tools": 5_500,
-    "tests": 796_800,
+    "exporters": 161_200, "alerts": 22_900, "dashboards": 50_700, "runbooks": 16_000, "stack": 334_400, "tools": 5_500,
+    "tests": 811_300,
 }  # fmt: skip
 SKIPPED = frozenset((tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
                      tokenize.ENDMARKER))  # fmt: skip
