@@ -129,6 +129,7 @@ class ClientConnection(asyncio.Protocol):
         self._tail = b""  # not parsed yet
         self._heads = self._answered = 0
         self._finishing = False
+        self._closes = False  # the latest response says so
         self._read_paused = False
         self._drained: asyncio.Future[None] | None = None  # while the client does not read
         self.full = False  # the client does not read what was sent to it
@@ -372,10 +373,11 @@ class ClientConnection(asyncio.Protocol):
     def _served(self, request: ClientRequest) -> None:
         """Go on behind a request whose handler has ended."""
         self._answered += 1
+        response, request.response = request.response, None  # else both wait for the collector
         wire = self._wire
         if self._lost or wire is None or wire.is_closing():
             return
-        response = request.response
+        self._closes = response is not None and response.closes
         if response is None or not response.ended:
             self.cut()
         elif request.owes_body:
@@ -392,7 +394,7 @@ class ClientConnection(asyncio.Protocol):
             self._linger.cancel()
             self._linger = self._lingering = None
         self._running = None
-        if request.broken or self._finishing or (request.response is not None and request.response.closes):
+        if request.broken or self._finishing or self._closes:
             self._close()
             return
         if self._tail or self._read_paused:

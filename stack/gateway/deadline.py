@@ -50,6 +50,7 @@ class Deadline:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.clear()
+        self._more_s = None  # it refers to who holds this; a cycle would wait for the collector
         # another cancellation goes before ours, as in asyncio.timeout
         if self._expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise TimeoutError from error
