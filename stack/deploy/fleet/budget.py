@@ -45,7 +45,7 @@ _VALUES: dict[Metric, int] = {
     gpu.TEMPERATURE: 2, gpu.THROTTLE: 5, gpu.THROTTLED_NOW: 6, gpu.ECC_ERRORS: 2, gpu.REMAPPED_ROWS: 2,
     gpu.XID_ERRORS: len(XIDS) + 1,
     gpu.NVLINK_ERRORS: 4, gpu.NVLINK_BYTES: 2, gpu.ABSENT: 8, gpu.MIG_ACTIVITY: 5,
-    gateway.REQUESTS: OUTCOMES * STATUSES, gateway.REJECTED: 20, gateway.ATTEMPTS: REASONS_LIMIT, gateway.RELOADS: 2,
+    gateway.REQUESTS: OUTCOMES * STATUSES, gateway.REJECTED: 22, gateway.ATTEMPTS: REASONS_LIMIT, gateway.RELOADS: 2,
     gateway.UNREADABLE: 24 * len(UNREADABLE),  # recorded routes, with room for some
 }  # fmt: skip
 _BOUNDS: dict[Metric, tuple[float, ...]] = {
