@@ -915,7 +915,9 @@ class TestRunning:
         eventually(lambda: chat(stack)[0] == 200, within_s=30, what="an answer after the restart")
         status, _ = stack.docker.get(f"{GATEWAY}/v1/models", {"Authorization": f"Bearer {key}"})
         assert 200 == status
-        stack.project("run", "--rm", "-T", "--entrypoint", "sh", "init", "-c", f"sed -i /fresh/,+1d {file}")
+        # without its last lines alone, the file would be taken for one whose writing was cut off
+        script = f"sed -i /fresh/,+1d {file} && echo '# fresh is gone' >> {file}"
+        stack.project("run", "--rm", "-T", "--entrypoint", "sh", "init", "-c", script)
         stack.project("exec", "-T", "gateway", "sh", "-c", "kill -HUP 1")
         bearer = {"Authorization": f"Bearer {key}"}
         eventually(
