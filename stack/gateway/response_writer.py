@@ -175,8 +175,8 @@ class ResponseWriter:
 
     async def _read_on(self, upstream: UpstreamResponse, copy: Copy, coding: DecodedCopy | None) -> None:
         """Read the rest of a reply for its usage: the client may have left with all of the text."""
-        if self._services.life.cutting:
-            return
+        if self._services.life.cutting or not self._admitted or self._x.reply.unreadable is not None:
+            return  # nobody waits for it, so the engine stops
         with contextlib.suppress(TimeoutError, RequestEnd):
             async with asyncio.timeout(READ_ON_S):
                 while chunk := await _next(upstream):
