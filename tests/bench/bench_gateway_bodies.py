@@ -2,7 +2,7 @@
 
 An engine stand-in streams an event each 5 ms with the time at which it was sent; the wait of an event is the time from
 there until the client has it. The same stream without the gateway is read beside it, so that what the machine's other
-work costs is told apart. teams.yaml has 1,000 teams and 5,000 keys. A second gateway runs on asyncio's own loop, where
+work costs is known. teams.yaml has 1,000 teams and 5,000 keys. A second gateway runs on asyncio's own loop, where
 every callback goes through one function: there the longest CPU time of one callback is measured under the same load
 (time of its thread, so that neither other processes nor waits for the interpreter's lock count).
 
@@ -350,9 +350,9 @@ def main(seconds: float, only: str, checkout: Path) -> int:
                 waits, floor = (quantiles(found(), began, ended) for found in (through, direct))
             os.kill(watched_pid, signal.SIGUSR1)
             loaded(context, watched, watched_pid, keys[1], row, seconds / 2)
-            (told := at / "longest.json").unlink(missing_ok=True)
+            (report := at / "longest.json").unlink(missing_ok=True)
             os.kill(watched_pid, signal.SIGUSR1)
-            longest = json.loads(eventually(told.read_text, "the longest callback"))
+            longest = json.loads(eventually(report.read_text, "the longest callback"))
             results.append((row.name, waits, floor, longest, statuses))
             print(results[-1], file=sys.stderr, flush=True)
     limit = max(LIMIT_MS, 2 * max(waits[1] for name, waits, *_ in results if name.startswith("idle")))

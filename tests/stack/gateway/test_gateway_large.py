@@ -39,7 +39,7 @@ CASES = {
 }  # fmt: skip
 
 
-def told(ask: token_requests.TokenRequest) -> dict[str, Any]:
+def as_read(ask: token_requests.TokenRequest) -> dict[str, Any]:
     fields = {name: bytes(value) for name, value in ask.fields.items()}
     return {name: getattr(ask, name) for name in ask.__struct_fields__ if name != "fields"} | {
         "fields": fields,
@@ -61,7 +61,7 @@ async def test_another_process_reads_a_huge_body_as_this_one_does(case: str, bod
     assert len(body) > HUGE_BYTES
     want, got = token_requests.read(route, body), await bodies.read("a", route, body)
     assert bodies._process is not None
-    assert told(want) == told(got)
+    assert as_read(want) == as_read(got)
     assert want.limited(3).renamed("x").ranked(5).sent == got.limited(3).renamed("x").ranked(5).sent
 
 
@@ -95,16 +95,16 @@ async def test_ended_process_is_restarted_or_done_without(bodies: LargeBodies, m
     """A process that ended is started anew and one that cannot start is done without."""
     route, content = CASES["text"]
     body = json.dumps(content).encode()
-    want = told(token_requests.read(route, body))
-    assert want == told(await bodies.read("a", route, body))
+    want = as_read(token_requests.read(route, body))
+    assert want == as_read(await bodies.read("a", route, body))
     os.kill((first := bodies._process)._program.pid, signal.SIGKILL)
-    assert want == told(await bodies.read("a", route, body))
+    assert want == as_read(await bodies.read("a", route, body))
     assert bodies._process not in (None, first)
     assert "" == caplog.text
     bodies._process.kill()
     monkeypatch.setattr(large_bodies, "COMMAND", (sys.executable, "-c", "pass"))
     caplog.set_level(logging.WARNING)
-    assert want == told(await bodies.read("a", route, body))
+    assert want == as_read(await bodies.read("a", route, body))
     assert [True] == ["own process" in r.getMessage() for r in caplog.records if r.name == large_bodies._log.name]
 
 
@@ -128,7 +128,7 @@ async def test_dense_bodies_are_read_in_the_process(size: int, bodies: LargeBodi
 
     def known(ask: token_requests.TokenRequest) -> dict[str, Any]:
         """Return all but the marks, which are random, of what only a lenient decoder reads."""
-        return told(ask) | {"sent": ask.sent} | ({"fields": ..., "respelled": ...} if ask.respelled else {})
+        return as_read(ask) | {"sent": ask.sent} | ({"fields": ..., "respelled": ...} if ask.respelled else {})
 
     want = {
         case: (known(ask := token_requests.read(*each)), ask.stream is None and large_bodies.describe(each[1], ""))
@@ -223,7 +223,7 @@ async def test_a_process_that_hangs_is_done_without(bodies: LargeBodies, monkeyp
     monkeypatch.setattr(large_bodies, "COMMAND", (sys.executable, "-c", "import time; time.sleep(600)"))
     monkeypatch.setattr(large_bodies, "PROCESS_S", 0.1)
     route, body = dense(LARGE_BYTES)["messages"]
-    assert told(token_requests.read(route, body)) == told(await bodies.read("a", route, body))
+    assert as_read(token_requests.read(route, body)) == as_read(await bodies.read("a", route, body))
     assert bodies._process is None
 
 
