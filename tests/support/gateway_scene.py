@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from exporters.requests.record import RequestRecord, parse_line
 from stack.gateway import GatewayConfig, Started, make_key, serve
+from stack.gateway.config import LivenessConfig
 from tests.support.wait import until
 
 KEYS = {team: make_key(team) for team in ("demo", "batch")}
@@ -189,7 +190,8 @@ async def gateway(
     tmp_path: Path, answer: Answer | None = None, policy: Any = None, **settings: Any
 ) -> AsyncIterator[Running]:
     """A gateway in front of a fake engine; every socket on a free port, all of it gone afterwards. policy: what
-    teams.yaml says; teams share cached prefixes where it says nothing else, so that bodies pass as they are."""
+    teams.yaml says; teams share cached prefixes where it says nothing else, so that bodies pass as they are. The gateway
+    sends no probes unless settings say so: each one has a record, and a busy engine gets one at any time."""
     engine = FakeEngine(answer=answer)
     runner = await listening(engine)
     teams = tmp_path / "teams.yaml"
@@ -203,6 +205,7 @@ async def gateway(
             "metrics_listen": "127.0.0.1:0",
             "teams": str(teams),
             "requests_log": str(tmp_path / "requests.jsonl"),
+            "liveness": LivenessConfig(probe=False),
         }
         | settings
     )
