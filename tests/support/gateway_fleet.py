@@ -34,9 +34,11 @@ class GatewayFleet:
     ) -> None:
         folder.mkdir(exist_ok=True)
         every = {**dict.fromkeys(("prometheus", "alertmanager"), Path()), **programs}
+        unprobed = {"liveness": {"probe": False}}  # a busy engine is probed at any time, and each probe has a record
         self.config = plan.LabConfig(
             folder, every, engine, offset, teams=("demo", "default"), gateways=gateways,
-            more={"sidecar.yaml": {"patience_s": 3, "engine_interval_s": 1, "gpu": "off"}},
+            more={"sidecar.yaml": {"patience_s": 3, "engine_interval_s": 1, "gpu": "off"}}
+            | {f"gateway-{number}.yaml": unprobed for number in range(gateways)},
         )  # fmt: skip
         self.keys = prepare(self.config)
         with (folder / "teams.yaml").open("a") as teams:

@@ -190,8 +190,8 @@ async def gateway(
     tmp_path: Path, answer: Answer | None = None, policy: Any = None, **settings: Any
 ) -> AsyncIterator[Running]:
     """A gateway in front of a fake engine; every socket on a free port, all of it gone afterwards. policy: what
-    teams.yaml says; teams share cached prefixes where it says nothing else, so that bodies pass as they are. The gateway
-    sends no probes unless settings say so: each one has a record, and a busy engine gets one at any time."""
+    teams.yaml says; teams share cached prefixes where it says nothing else, so that bodies pass as they are. Without
+    probes unless settings say so: each one has a record, and a busy engine gets one at any time."""
     engine = FakeEngine(answer=answer)
     runner = await listening(engine)
     teams = tmp_path / "teams.yaml"
