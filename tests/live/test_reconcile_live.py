@@ -293,8 +293,7 @@ def test_killed_engine_leaves_a_gap_by_cause(watched: Watched):
     missing_in_log = {kind: watched.shown("missing_in_log_total", kind) for kind in KINDS}
     watched.load(*[("demo", SHORT)] * 20)
     killed_s = time.time()
-    os.killpg(watched.engine.process.pid, signal.SIGKILL)
-    watched.engine.process.wait(30)
+    watched.engine.end(signal.SIGKILL)
     watched.again()
     watched.load(*[("demo", SHORT)] * 10)
     watched.settled()

@@ -312,7 +312,8 @@ class Engines:
         return self._start(self._free_port(), *arguments, **more_env)
 
     def again(self, engine: Engine, *arguments: str, **more_env: str) -> Engine:
-        """Another at the same port, after that one has ended."""
+        """Another at the same port, after that one has ended with all its processes: its core has the port as well."""
+        eventually(engine._gone, "the end of the engine before")
         return self._start(int(engine.spec.address.rpartition(":")[2]), *arguments, **more_env)
 
     def _start(self, port: int, *arguments: str, **more_env: str) -> Engine:
