@@ -52,25 +52,37 @@ def engine(real_engines: Engines) -> Engine:
     return real_engines.shared().up()
 
 
-def made(engine: Engine) -> float:
-    return engine.figure(vllm.GENERATION_TOKENS)
+LOOK_S = 0.1  # each look at the engine's page takes time of the core that computes
+
+
+async def made(engine: Engine) -> float:
+    return await asyncio.to_thread(engine.figure, vllm.GENERATION_TOKENS)
+
+
+async def idle(engine: Engine) -> None:
+    await until(lambda: asyncio.to_thread(lambda: engine.running == 0), "an idle engine", every_s=LOOK_S)
 
 
 async def left(it: Running, engine: Engine, route: str, more: dict[str, Any]) -> tuple[RequestRecord, float, float]:
     """The record of a client that leaves once the engine has made so many tokens, how many those were when it left, and
     how many in all."""
-    await until(lambda: engine.running == 0, "an idle engine")
-    before = made(engine)
+    await idle(engine)
+    before = await made(engine)
     body = {"model": plan.MODEL, "stream": True, "temperature": 1, "seed": 1} | BODIES[route] | more
     body |= {} if route == MESSAGES else {"max_output_tokens" if route == RESPONSES else "max_tokens": 30000}
     answer = await it.post(body, route, **{"Content-Type": "application/json"})
     assert 200 == answer.status, await answer.text()
-    while (read := await asyncio.to_thread(made, engine) - before) < READ:
-        await answer.content.readany()
+    reading = asyncio.create_task(answer.content.read())
+
+    async def read() -> float | None:
+        return tokens if (tokens := await made(engine) - before) >= READ else None
+
+    tokens = await until(read, f"{READ} tokens", every_s=LOOK_S)
+    reading.cancel()
     answer.close()
-    record = (await it.records(1))[-1]
-    await until(lambda: engine.running == 0, "the engine being idle again")
-    return record, read, made(engine) - before
+    record = await it.record()
+    await idle(engine)
+    return record, tokens, await made(engine) - before
 
 
 @pytest.mark.parametrize(("route", "more"), SHAPES, ids=lambda value: json.dumps(value)[:40])
