@@ -188,7 +188,7 @@ class Admission:
         for below_floor in self._passes:
             for rank in self._ranks:
                 if self._queues[rank] and (least := self._least(rank, below_floor)) is not None:
-                    if below_floor and least.band.wide and (turn := self._by_rank()) and turn.band is least.band:
+                    if below_floor and least.band.wide and (turn := self._next_by_rank()) and turn.band is least.band:
                         return turn
                     return least
         return None
@@ -456,7 +456,7 @@ class Admission:
             self.running, self.tokens = self.running + held, self.tokens + ticket.tokens
             ticket.granted()
 
-    def _by_rank(self) -> TeamState | None:
+    def _next_by_rank(self) -> TeamState | None:
         return next((team for rank in self._ranks if (team := self._least(rank, below_floor=False))), None)
 
     def _least(self, rank: int, below_floor: bool, passed: tuple[str, ...] = ()) -> TeamState | None:

@@ -85,7 +85,7 @@ class RequestHandler(BodyReader):
         self._ask = token_requests.TokenRequest(body=await self._body())
         self._sticky = sticky = self._terms.router.sticky(team, self._ask.body)
         if not self._admitted:
-            with services.passing.place(team):
+            with services.unrecorded.place(team):
                 self._asked = await self._passed_on(team)
                 await self._answered(self._choice(sticky))
             return
@@ -244,8 +244,7 @@ class RequestHandler(BodyReader):
             if not turn.done():
                 turn.set_result(refusal)
 
-        slots = 1 if ask.outputs == 1 and ask.form.limit else wanted_slots(ask, prompt)
-        logprobs = ask.prompt_logprobs, ask.logprobs
+        slots, logprobs = wanted_slots(ask, prompt), (ask.prompt_logprobs, ask.logprobs)
         asked = services.admission.ask(team, prompt, output, began, decided, decided, slots, logprobs)
         if isinstance(asked, Refusal):
             raise refusal_end(asked, team)

@@ -53,13 +53,13 @@ class LargeBodies:
     """One thread and one process, which start with their first work: two would hold twice the memory."""
 
     def __init__(self) -> None:
-        self._here = Turns("large-body")
-        self._apart = Turns("body-process")  # a thread that waits for the process
+        self._in_thread = Turns("large-body")
+        self._in_process = Turns("body-process")  # a thread that waits for the process
         self._process: _Process | None = None
 
     async def run(self, team: str, size: int, work: Callable[..., T], *arguments: Any) -> T:
         """Return what `work` returns; for a body of more than LARGE_BYTES it runs in the thread."""
-        return work(*arguments) if size <= LARGE_BYTES else await self._here.run(team, work, *arguments)
+        return work(*arguments) if size <= LARGE_BYTES else await self._in_thread.run(team, work, *arguments)
 
     async def read(self, team: str, route: str, body: bytes) -> token_requests.TokenRequest:
         """Return what `request_body.read` makes of a body. Raises RequestEnd where too many bodies of its team wait."""
@@ -67,21 +67,21 @@ class LargeBodies:
             ask = await self.run(team, len(body), _read_if_cheap, route, body)
             if ask is not None:
                 return ask
-        return await self._apart.run(team, self._read_apart, route, body)
+        return await self._in_process.run(team, self._read_apart, route, body)
 
     async def describe(self, team: str, body: bytes, content_type: str) -> str:
         """Return what is wrong with a body. Raises RequestEnd where too many bodies of its team wait."""
         if len(body) <= FREE_BYTES:
             return describe(body, content_type)
-        return await self._apart.run(team, self._describe_apart, body, content_type)
+        return await self._in_process.run(team, self._describe_apart, body, content_type)
 
     async def policy(self, path: Path, text: str) -> Policy:
         """Return what `load_policy` makes of a file's text; in the thread of the process. Raises BadConfig."""
-        return await self._apart.run(None, self._policy_apart, path, text)
+        return await self._in_process.run(None, self._policy_apart, path, text)
 
     def close(self) -> None:
-        self._here.close()
-        self._apart.close()
+        self._in_thread.close()
+        self._in_process.close()
         if self._process is not None:
             self._process.kill()
 

@@ -99,9 +99,12 @@ class ResponseWriter:
             if self._scanner is not None:
                 estimator.learn_events(x.team, x.model, self._scanner.tokens, reply.completion_tokens)
 
-    def _hold_unread(self) -> None:
-        """Release the slot of a client that does not read, if the budget of bytes has room for what it has not read;
-        else the slot is held until it has."""
+    def _settle_slot(self) -> None:
+        """Release the slot, unless the client does not read and the budget of bytes has no room for what it has not
+        read: then the slot is held until it has."""
+        if self._ticket is None or not self._request.held_back:
+            self.release_slot()
+            return
         unread = self._request.transport.get_write_buffer_size()
         if self._services.bodies.take(self._x.team, unread, alone=len(self._terms.policy.teams) == 1):
             self._taken += unread
@@ -336,8 +339,7 @@ class ResponseWriter:
                 if not scanner.reply.shaped:
                     self._breaks_off(upstream, scanner)
                 x.reason, x.complete = self._reason(upstream, scanner.reply), True
-            if self._ticket is not None:
-                (self._hold_unread if self._request.held_back else self.release_slot)()
+            self._settle_slot()
 
     async def _drained(self) -> None:
         """Waits while the client does not read; should time run out meanwhile, it is the client's."""
@@ -403,11 +405,9 @@ class ResponseWriter:
             self._services.mark(self._request, response)
             response.put_whole(self._request)
             self._response = response
-        if self._ticket is not None:
-            (self._hold_unread if self._request.held_back else self.release_slot)()
+        self._settle_slot()
         await self._drained()
-        if self._ticket is not None:
-            self.release_slot()
+        self.release_slot()
 
     async def _answer(self, end: RequestEnd) -> None:
         """Report to the client why its request ended: as a status, as an event inside a stream, or by cutting what is

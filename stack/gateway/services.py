@@ -20,7 +20,7 @@ from stack.gateway.large_bodies import LargeBodies
 from stack.gateway.metrics import GatewayMetrics
 from stack.gateway.runtime_policy import RuntimePolicy
 from stack.gateway.sharing import WHOLE, Share, divide
-from stack.gateway.turns import Passing
+from stack.gateway.turns import UnrecordedRequests
 from stack.gateway.upstream_client import UpstreamClient
 
 JITTER = 0.8, 1.2  # of Retry-After, so that they do not come back all at once
@@ -61,7 +61,7 @@ class Services:
     estimator: Estimator
     bodies: BodyBudget
     large: LargeBodies
-    passing: Passing
+    unrecorded: UnrecordedRequests
     watch: HealthMonitor
     metrics: GatewayMetrics
     limits: GatewayLimits
@@ -115,7 +115,7 @@ def make_services(
     """Return the services with the real clocks and randomness."""
     return Services(
         Lifecycle(terms, shares), Admission(divide(terms.policy, shares), terms.policy), client, Estimator(),
-        BodyBudget(limits.all_bodies_bytes), LargeBodies(), Passing(), watch, metrics, limits,
+        BodyBudget(limits.all_bodies_bytes), LargeBodies(), UnrecordedRequests(), watch, metrics, limits,
         timeouts, cors, now=clock.now, unix_s=time.time,
         new_hex=_hex_of(random.Random(secrets.token_bytes(32))),  # noqa: S311  # ids are no secrets
         jitter=lambda: random.uniform(*JITTER),  # noqa: S311  # no secret

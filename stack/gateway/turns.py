@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from stack.gateway.refusals import RETRY_MESSAGES, RequestEnd
 
 MOST_WAITING = 256  # of a team; what is longer than SMALL_BYTES is held by the budget of bodies as well
-MOST_PASSED = 16  # requests of a team that leave no record, at the engines or on the way there
+MOST_UNRECORDED = 16  # requests of a team that leave no record, at the engines or on the way there
 AGAIN_S = 1.0  # Retry-After of one more: they take milliseconds
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class Turns:
         self._busy = False
 
 
-class Passing:
+class UnrecordedRequests:
     """Requests that leave no record and take no slot, by team."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Passing:
     @contextlib.contextmanager
     def place(self, team: str) -> Iterator[None]:
         """Count one request of a team. Raises RequestEnd where it has as many as it may."""
-        if self._count[team] >= MOST_PASSED:
+        if self._count[team] >= MOST_UNRECORDED:
             raise RequestEnd("team_limit", RETRY_MESSAGES["team_limit"].format(team=team), AGAIN_S)
         self._count[team] += 1
         try:

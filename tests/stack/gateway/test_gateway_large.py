@@ -21,7 +21,7 @@ from stack.gateway import request_body as token_requests
 from stack.gateway.large_bodies import CHEAP_PIECES, FREE_BYTES, HUGE_BYTES, LARGE_BYTES, LargeBodies
 from stack.gateway.refusals import RequestEnd
 from stack.gateway.teams import load_policy
-from stack.gateway.turns import MOST_PASSED, MOST_WAITING, Turns
+from stack.gateway.turns import MOST_UNRECORDED, MOST_WAITING, Turns
 from tests.support.dense_bodies import dense
 from tests.support.gateway_scene import ASK, CHAT, gateway, never, says
 from tests.support.wait import turns, until
@@ -199,14 +199,14 @@ async def test_a_team_waits_with_a_bounded_number():
 
 async def test_a_team_passes_few_requests_without_a_record(tmp_path: Path):
     async with gateway(tmp_path, never) as it:
-        waiting = [asyncio.create_task(it.post(route="/tokenize").__aenter__()) for _ in range(MOST_PASSED)]
-        await until(lambda: len(it.engine.asked) == MOST_PASSED, "as many as may are at the engine")
+        waiting = [asyncio.create_task(it.post(route="/tokenize").__aenter__()) for _ in range(MOST_UNRECORDED)]
+        await until(lambda: len(it.engine.asked) == MOST_UNRECORDED, "as many as may are at the engine")
         async with it.post(route="/v1/messages/count_tokens") as answer:
             said = await answer.json()
             assert (429, "team_limit", "error") == (answer.status, said["error"]["code"], said["type"])
             assert "Retry-After" in answer.headers
         other = asyncio.create_task(it.post(route="/tokenize", team="batch").__aenter__())
-        await until(lambda: len(it.engine.asked) == MOST_PASSED + 1, "another team has places of its own")
+        await until(lambda: len(it.engine.asked) == MOST_UNRECORDED + 1, "another team has places of its own")
         for one in (*waiting, other):
             one.cancel()
         await asyncio.gather(*waiting, other, return_exceptions=True)

@@ -1035,7 +1035,7 @@ async def test_new_terms_hold_for_whoever_comes_next(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("broken", "told"),
+    ("broken", "message"),
     [
         ("teams: {demo: {band: gold}}", "teams.demo.band: 'gold' "),
         ("teams: [", "teams.yaml"),
@@ -1051,9 +1051,9 @@ async def test_new_terms_hold_for_whoever_comes_next(tmp_path: Path):
     ],
 )
 async def test_broken_file_changes_nothing(
-    tmp_path: Path, broken: str | None, told: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, broken: str | None, message: str, caplog: pytest.LogCaptureFixture
 ):
-    """A file with a mistake changes nothing and is told in one sentence."""
+    """A file with a mistake changes nothing and is reported in one sentence."""
     async with gateway(tmp_path, policy=policy({"batch": {"models": ["tiny"]}}), anonymous_team="demo") as it:
         if broken is None:
             (tmp_path / "teams.yaml").unlink()
@@ -1065,7 +1065,7 @@ async def test_broken_file_changes_nothing(
                 await reread(tmp_path, it, broken)
         (only,) = (record for record in caplog.records if record.name == "gateway")
         assert logging.ERROR == only.levelno
-        assert told in only.message
+        assert message in only.message
         assert "\n" not in only.message.strip()
         assert (200, 403) == (
             (await ask(it, "one")).status,
